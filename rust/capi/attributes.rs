@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Attributes for drivers in C.
+//! C interface: attributes.
 
 use super::{declared, mirror::this, number, PageRange};
 use crate::{
@@ -15,14 +15,18 @@ declared! {
     rust_hmm_attributes_get,
 }
 
-/// Those that can be set.
+/// Attributes that drivers can set.
 const SETTABLE: u32 = bindings::RUST_HMM_HAS_PREFERRED
     | bindings::RUST_HMM_HAS_ACCESSED_BY
     | bindings::RUST_HMM_HAS_READ_MOSTLY
     | bindings::RUST_HMM_HAS_NEVER_MIGRATE
     | bindings::RUST_HMM_HAS_GRANULARITY;
 
-/// What is to change, from what C says.
+/// Converts the C structure to a [`Change`].
+///
+/// # Errors
+///
+/// - `EINVAL` if a value is invalid.
 fn change(raw: &bindings::rust_hmm_attributes) -> Result<Change> {
     if raw.valid & !SETTABLE != 0 || raw.reserved != [0; 3] {
         return Err(EINVAL);
@@ -55,7 +59,7 @@ fn change(raw: &bindings::rust_hmm_attributes) -> Result<Change> {
     })
 }
 
-/// All of what memory has of which nothing was said.
+/// Returns the change that resets all attributes to their defaults.
 fn nothing() -> Change {
     let Common {
         preferred,
@@ -73,7 +77,7 @@ fn nothing() -> Change {
     }
 }
 
-/// What holds for a range, as C says it.
+/// Converts the attributes of a range to the C structure.
 fn common(common: &Common) -> bindings::rust_hmm_attributes {
     let mut valid = 0;
     let mut flag = |which, value: Option<bool>| {
@@ -85,7 +89,7 @@ fn common(common: &Common) -> bindings::rust_hmm_attributes {
     let accessed_by = flag(bindings::RUST_HMM_HAS_ACCESSED_BY, common.accessed_by);
     let read_mostly = flag(bindings::RUST_HMM_HAS_READ_MOSTLY, common.read_mostly);
     let never_migrate = flag(bindings::RUST_HMM_HAS_NEVER_MIGRATE, common.never_migrate);
-    // CAST: Small constants, and an order.
+    // CAST: The values are small constants, and an order.
     let preferred = common.preferred.map_or(0, |location| {
         valid |= bindings::RUST_HMM_HAS_PREFERRED;
         match location {
@@ -112,7 +116,7 @@ fn common(common: &Common) -> bindings::rust_hmm_attributes {
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_attributes_set(
     mirror: *mut bindings::rust_hmm_mirror,
@@ -120,7 +124,8 @@ unsafe extern "C" fn rust_hmm_attributes_set(
     end: ffi::c_ulong,
     attributes: *const bindings::rust_hmm_attributes,
 ) -> ffi::c_int {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed, and `attributes` is
+    // valid.
     let (mirror, attributes) = unsafe { (this(mirror).mirror(), &*attributes) };
     let set = || mirror.set_attributes(PageRange::new(start, end)?, &change(attributes)?);
     number(set())
@@ -128,21 +133,21 @@ unsafe extern "C" fn rust_hmm_attributes_set(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_attributes_clear(
     mirror: *mut bindings::rust_hmm_mirror,
     start: ffi::c_ulong,
     end: ffi::c_ulong,
 ) -> ffi::c_int {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     let mirror = unsafe { this(mirror) }.mirror();
     number(PageRange::new(start, end).and_then(|range| mirror.set_attributes(range, &nothing())))
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_attributes_get(
     mirror: *mut bindings::rust_hmm_mirror,
@@ -150,11 +155,11 @@ unsafe extern "C" fn rust_hmm_attributes_get(
     end: ffi::c_ulong,
     attributes: *mut bindings::rust_hmm_attributes,
 ) -> ffi::c_int {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     let mirror = unsafe { this(mirror) }.mirror();
     let found = PageRange::new(start, end).and_then(|range| mirror.attributes(range));
     number(found.map(|found| {
-        // SAFETY: The driver's, to be written.
+        // SAFETY: By the function's requirements, `attributes` can be written.
         unsafe { attributes.write(common(&found)) };
     }))
 }

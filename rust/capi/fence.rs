@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Fences for drivers in C. `struct rust_hmm_fence` is the object behind a [`Fence`]; `rust/fence.c` has the functions that
-//! need nothing of the library: `rust_hmm_fence_get()`, `rust_hmm_fence_put()`,
-//! `rust_hmm_fence_eventfd()`, `rust_hmm_fence_watch()` and `rust_hmm_fence_unwatch()`.
+//! C interface: fences. `struct rust_hmm_fence` is the object behind a [`Fence`].
+//!
+//! `rust/fence.c` has the functions that do not need the library: `rust_hmm_fence_get()`,
+//! `rust_hmm_fence_put()`, `rust_hmm_fence_eventfd()`, `rust_hmm_fence_watch()` and
+//! `rust_hmm_fence_unwatch()`.
 
 use super::{declared, kind, number, pointer};
 use crate::{
@@ -24,20 +26,21 @@ declared! {
     rust_hmm_fence_from_file,
 }
 
-/// A driver's fence, whose reference stays the driver's.
+/// Borrows a driver's fence, without taking its reference.
 ///
 /// # Safety
 ///
-/// `raw` must be a fence that is alive as long as the result is used.
+/// `raw` must be NULL, or a fence that is valid while the result is used.
 unsafe fn borrow(raw: *mut bindings::rust_hmm_fence) -> Result<ManuallyDrop<Fence>> {
     let raw = NonNull::new(raw).ok_or(EINVAL)?;
-    // SAFETY: By the function's requirements; never dropped.
+    // SAFETY: By the function's requirements, the fence is valid. The driver's reference is not
+    // dropped, because of `ManuallyDrop`.
     Ok(ManuallyDrop::new(unsafe { Fence::from_raw(raw) }))
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_fence_create(
     what: *const ffi::c_void,
@@ -47,22 +50,22 @@ unsafe extern "C" fn rust_hmm_fence_create(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_fence_signal_once(
     fence: *mut bindings::rust_hmm_fence,
     error: ffi::c_int,
 ) -> ffi::c_int {
     let signal = || {
-        // CAST: A small constant.
+        // CAST: `MAX_ERRNO` is a small constant.
         if fence.is_null() || error > 0 || error < -(bindings::MAX_ERRNO as ffi::c_int) {
             return Err(EINVAL);
         }
-        // SAFETY: The driver has a reference.
+        // SAFETY: By the function's requirements, the driver has a reference to `fence`.
         if !unsafe { bindings::rust_hmm_fence_by_driver(fence) } {
             return Err(EPERM);
         }
-        // SAFETY: As above.
+        // SAFETY: By the function's requirements, the driver has a reference to `fence`.
         match unsafe { bindings::rust_hmm_fence_signal(fence, error) } {
             true => Ok(()),
             false => Err(EINVAL),
@@ -73,7 +76,7 @@ unsafe extern "C" fn rust_hmm_fence_signal_once(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_fence_wait_for(
     fence: *mut bindings::rust_hmm_fence,
@@ -83,19 +86,19 @@ unsafe extern "C" fn rust_hmm_fence_wait_for(
         return 0;
     }
     let limit = (ms >= 0).then(|| Delta::from_millis(ms as i64));
-    // SAFETY: The driver has a reference.
+    // SAFETY: By the function's requirements, the driver has a reference to `fence`.
     number(unsafe { borrow(fence) }.and_then(|fence| fence.synchronize(limit)))
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_fence_from_dma(
     dma: *mut bindings::dma_fence,
 ) -> *mut bindings::rust_hmm_fence {
     let made = NonNull::new(dma).ok_or(EINVAL).and_then(|dma| {
-        // SAFETY: The driver has a reference.
+        // SAFETY: By the function's requirements, the driver has a reference to `dma`.
         Fence::of(&unsafe { DmaFence::get(dma) })
     });
     pointer(made.map(Fence::into_raw))
@@ -103,7 +106,7 @@ unsafe extern "C" fn rust_hmm_fence_from_dma(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_fence_from_file(fd: ffi::c_int) -> *mut bindings::rust_hmm_fence {
     let made = SyncFile::fence(fd).and_then(|dma| Fence::of(&dma));

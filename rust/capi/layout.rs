@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The layout of what `include/rust_hmm.h` defines, in bytes. `rust/capi.c` says the same in C: a header that was
-//! changed on one side only does not compile.
+//! Layout of the structures that `include/rust_hmm.h` defines, in bytes. `rust/capi.c` asserts the
+//! same in C. If only one side is changed, the build fails.
 
 use crate::bindings;
 use core::mem::offset_of;
 
-/// Size of a structure, and the offset of each field.
+/// Asserts the size of a structure, and the offset of each field.
 macro_rules! layout {
     ($($name:ident: $size:literal { $($field:ident: $offset:literal),* $(,)? })*) => {
         $(const _: () = {
             assert!(size_of::<bindings::$name>() == $size);
             $(assert!(offset_of!(bindings::$name, $field) == $offset);)*
-            // No field that is not named here.
+            // Fails to compile if a field is not listed.
             let _ = |all: bindings::$name| {
                 let bindings::$name { $($field: _),* } = all;
             };

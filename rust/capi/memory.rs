@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The memory of a device whose driver is in C.
+//! C interface: device memory.
 
 use super::{declared, from_driver, number, pointer, to_destroy, Data, Memory, MemoryOps};
 use crate::{
@@ -27,7 +27,7 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
-/// Time for which an injected delay widens a window.
+/// Duration of an injected delay.
 const DELAY: Delta = Delta::from_millis(100);
 
 declared! {
@@ -41,13 +41,13 @@ declared! {
     rust_hmm_copy_cancelled,
 }
 
-/// The driver's side.
+/// Operations and data of a driver for its device memory.
 pub(super) struct CVram {
     ops: bindings::rust_hmm_memory_ops,
     data: Data,
 }
 
-/// Pages as the driver sees them.
+/// Converts one end of a copy to the C structure.
 fn place(end: End, pages: usize) -> bindings::rust_hmm_place {
     let (kind, first) = match end {
         End::Cpu(pfn) => (bindings::rust_hmm_where_RUST_HMM_CPU, pfn),
@@ -64,7 +64,7 @@ fn place(end: End, pages: usize) -> bindings::rust_hmm_place {
 impl MemoryOps for CVram {
     fn copy(&self, job: CopyJob) {
         let Some(copy) = self.ops.copy else {
-            // Refused when the memory was made.
+            // Unreachable: `create()` refuses operations without `copy`.
             return job.complete(Err(EINVAL));
         };
         let raw = job.into_raw();
@@ -80,33 +80,34 @@ impl MemoryOps for CVram {
             state: raw.state.cast_mut(),
             index: raw.index,
         };
-        // SAFETY: The driver gave both; the job is its own from here on.
+        // SAFETY: `copy` and its data are valid until the driver destroys the memory. The driver
+        // becomes the owner of the job.
         unsafe { copy(self.data.0, &mut job) };
     }
 
     fn kick(&self) {
         if let Some(kick) = self.ops.kick {
-            // SAFETY: The driver gave both.
+            // SAFETY: `kick` and its data are valid until the driver destroys the memory.
             unsafe { kick(self.data.0) };
         }
     }
 
     fn cancelled(&self) {
         if let Some(cancelled) = self.ops.cancelled {
-            // SAFETY: The driver gave both.
+            // SAFETY: `cancelled` and its data are valid until the driver destroys the memory.
             unsafe { cancelled(self.data.0) };
         }
     }
 
     fn freed(&self, range: DeviceRange) {
         if let Some(freed) = self.ops.freed {
-            // SAFETY: The driver gave both.
+            // SAFETY: `freed` and its data are valid until the driver destroys the memory.
             unsafe { freed(self.data.0, range.first, range.count) };
         }
     }
 }
 
-/// A `struct rust_hmm_memory`: the driver has one reference, and each mirror has one.
+/// A `struct rust_hmm_memory`. The driver and each mirror hold a reference to it.
 #[pin_data]
 pub(super) struct CMemory {
     mirrors: Arc<Mirrors>,
@@ -114,10 +115,10 @@ pub(super) struct CMemory {
     memory: Memory<CVram>,
 }
 
-/// The number of mirrors that use a memory.
+/// Number of mirrors that use a memory.
 struct Mirrors(Atomic<usize>);
 
-/// A mirror that is counted as long as this exists.
+/// A mirror's contribution to the number. Dropping it decrements the number.
 struct Counted(Arc<Mirrors>);
 
 impl Counted {
@@ -137,11 +138,12 @@ impl Drop for Counted {
     }
 }
 
-/// The memory, as a mirror has it.
+/// A mirror's reference to a device memory.
 pub(super) struct Lent {
     memory: Arc<CMemory>,
-    // After `memory`: the count is the driver's permission to free what the memory uses. With the count at 0 only the
-    // driver has a reference, so that the memory is gone when `rust_hmm_memory_destroy()` returns.
+    // Dropped after `memory`. When the number is 0, the driver may free the resources of the
+    // memory, and only the driver has a reference to it. Therefore `rust_hmm_memory_destroy()`
+    // frees the memory before it returns.
     _counted: Counted,
 }
 
@@ -150,7 +152,7 @@ impl Lent {
     ///
     /// `raw` must be a memory that was not destroyed.
     pub(super) unsafe fn from_raw(raw: *mut bindings::rust_hmm_memory) -> Self {
-        // SAFETY: By the function's requirements the driver's reference is there.
+        // SAFETY: By the function's requirements, the driver still has its reference.
         let theirs = core::mem::ManuallyDrop::new(unsafe { Arc::from_raw(raw.cast::<CMemory>()) });
         Self {
             _counted: Counted::new(&theirs.mirrors),
@@ -165,9 +167,10 @@ impl Lent {
 
 /// # Safety
 ///
-/// `raw` must be a memory that is not destroyed for `'a`.
+/// `raw` must be a memory that is not destroyed during `'a`.
 unsafe fn this<'a>(raw: *mut bindings::rust_hmm_memory) -> &'a CMemory {
-    // SAFETY: By the function's requirements; made by `Arc::into_raw`.
+    // SAFETY: By the function's requirements, the memory is valid. `create()` returned the pointer,
+    // from `Arc::into_raw`.
     unsafe { &*raw.cast::<CMemory>() }
 }
 
@@ -194,39 +197,40 @@ fn create(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_memory_create(
     ops: *const bindings::rust_hmm_memory_ops,
     data: *mut ffi::c_void,
     pages: ffi::c_ulong,
 ) -> *mut bindings::rust_hmm_memory {
-    // SAFETY: The driver's table.
+    // SAFETY: By the function's requirements, `ops` points to a valid table.
     pointer(create(unsafe { ops.read() }, Data(data), pages))
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_memory_destroy(memory: *mut bindings::rust_hmm_memory) -> ffi::c_int {
     let Some(memory) = to_destroy(memory) else {
         return 0;
     };
     number(within::may_wait().and_then(|()| {
-        // SAFETY: The driver's, until we return 0.
+        // SAFETY: By the function's requirements, `memory` is valid until this returns 0.
         if unsafe { this(memory) }.mirrors.0.load(Acquire) != 0 {
             return Err(EBUSY);
         }
-        // SAFETY: The driver gives its reference back. It is the last, since no mirror has any.
+        // SAFETY: The driver passes back its reference. It is the last one, because no mirror has
+        // any.
         drop(unsafe { Arc::from_raw(memory.cast::<CMemory>()) });
         Ok(())
     }))
 }
 
-/// A number of pages, as C wants it.
+/// Converts a number of pages, or an error, to the C result.
 fn pages(result: Result<usize>) -> ffi::c_long {
-    // CAST: Of a device, or small.
+    // CAST: A number of device pages, or an errno.
     match result {
         Ok(pages) => pages as ffi::c_long,
         Err(error) => error.to_errno() as ffi::c_long,
@@ -235,52 +239,52 @@ fn pages(result: Result<usize>) -> ffi::c_long {
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_memory_evict(memory: *mut bindings::rust_hmm_memory) -> ffi::c_long {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `memory` was not destroyed.
     pages(unsafe { this(memory) }.memory.evict_all_killable())
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_memory_unplug(memory: *mut bindings::rust_hmm_memory) -> ffi::c_long {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `memory` was not destroyed.
     let result = unsafe { this(memory) }.memory.unplug();
     pages(result.map(|(_, lost)| lost))
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_memory_usage(
     memory: *mut bindings::rust_hmm_memory,
     usage: *mut bindings::rust_hmm_usage,
 ) {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `memory` was not destroyed.
     let memory = &unsafe { this(memory) }.memory;
     let (used, total) = memory.usage();
     let limit = memory.limit();
-    // SAFETY: The driver's, to be written.
+    // SAFETY: By the function's requirements, `usage` can be written.
     unsafe { usage.write(bindings::rust_hmm_usage { used, total, limit }) };
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_memory_counter(
     memory: *mut bindings::rust_hmm_memory,
     counter: u32,
 ) -> u64 {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `memory` was not destroyed.
     count(unsafe { this(memory) }.memory.stats(), counter)
 }
 
-/// The value of a counter by its number in C.
+/// Returns the value of a counter by its number in C.
 pub(super) fn count(stats: &Stats, counter: u32) -> u64 {
     let counter = match counter {
         bindings::rust_hmm_counter_RUST_HMM_MAPPED_PAGES => Counter::MappedPages,
@@ -301,31 +305,32 @@ pub(super) fn count(stats: &Stats, counter: u32) -> u64 {
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_copy_done(
     job: *mut bindings::rust_hmm_copy_job,
     error: ffi::c_int,
 ) -> ffi::c_int {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `job` points to a valid job, and the driver is its
+    // only user.
     let job = unsafe { &mut *job };
     let state = core::mem::replace(&mut job.state, core::ptr::null_mut());
     if state.is_null() {
         return EINVAL.to_errno();
     }
-    // SAFETY: From `copy` above. Once: the driver has only one copy of the structure completed, and that one's
-    // state was just taken.
+    // SAFETY: `CVram::copy` set `state`. The job is completed only once, because `state` was just
+    // cleared, and the driver must complete only one copy of the structure.
     unsafe { RawJob::complete(state, job.index, from_driver(error)) };
     0
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_copy_cancelled(job: *const bindings::rust_hmm_copy_job) -> bool {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `job` points to a valid job.
     let state = unsafe { (*job).state };
-    // SAFETY: From `copy` above, and not completed, which the driver sees to.
+    // SAFETY: `CVram::copy` set `state`. By the function's requirements, the job was not completed.
     !state.is_null() && unsafe { RawJob::is_cancelled(state) }
 }

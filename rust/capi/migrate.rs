@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Migration for drivers in C.
+//! C interface: migration.
 
 use super::{declared, mirror::this, number, queue::stop_of, PageRange};
 use crate::{
@@ -11,7 +11,7 @@ use kernel::{ffi, prelude::*};
 
 declared! { rust_hmm_migrate }
 
-/// That an outcome has the number in C that it has here.
+/// Asserts that an outcome has the same value in C.
 macro_rules! same {
     ($($here:ident = $there:ident;)*) => {
         $(const _: () = assert!(PageOutcome::$here as u32 == bindings::$there);)*
@@ -32,7 +32,7 @@ const _: () = assert!(size_of::<PageOutcome>() == 1);
 
 /// # Safety
 ///
-/// As the header has it, of [`rust_hmm_migrate`].
+/// The caller must meet the requirements that `include/rust_hmm.h` states for [`rust_hmm_migrate`].
 unsafe fn migrate(
     mirror: *mut bindings::rust_hmm_mirror,
     range: PageRange,
@@ -42,21 +42,22 @@ unsafe fn migrate(
     if how.flags & !known != 0 {
         return Err(EINVAL);
     }
-    // SAFETY: By the function's requirements.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     let mirror = unsafe { this(mirror) }.mirror();
     let mut migration = mirror
         .migrate(range)
         .faultless(how.flags & bindings::RUST_HMM_ORDINARY == 0)
         .evict(how.flags & bindings::RUST_HMM_NO_EVICTION == 0);
     if !how.pages.is_null() {
-        // SAFETY: The driver's, so many and nobody else's. A byte of 0 is an outcome.
+        // SAFETY: By the function's requirements, `pages` has `npages` elements, and nothing else
+        // accesses them. A byte of 0 is a valid `PageOutcome`.
         migration = migration.outcomes(unsafe {
             how.pages.write_bytes(0, how.npages);
             core::slice::from_raw_parts_mut(how.pages.cast::<PageOutcome>(), how.npages)
         });
     }
     if !how.stop.is_null() {
-        // SAFETY: By the function's requirements it is that of the operation that we are in.
+        // SAFETY: By the function's requirements, `stop` belongs to the operation that calls this.
         migration = migration.stop(unsafe { stop_of(how.stop) }.clone());
     }
     match how.target {
@@ -68,7 +69,7 @@ unsafe fn migrate(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_migrate(
     mirror: *mut bindings::rust_hmm_mirror,
@@ -78,7 +79,8 @@ unsafe extern "C" fn rust_hmm_migrate(
     outcome: *mut bindings::rust_hmm_outcome,
 ) -> ffi::c_int {
     let start_migration = |range| {
-        // SAFETY: The driver's mirror, structure, and what that names.
+        // SAFETY: By the function's requirements, `mirror`, `migration` and the pointers in it are
+        // valid.
         unsafe { migrate(mirror, range, &*migration) }
     };
     let result = PageRange::new(start, end).and_then(start_migration);
@@ -99,7 +101,7 @@ unsafe extern "C" fn rust_hmm_migrate(
             no_memory,
             copy_failed,
         };
-        // SAFETY: The driver's, to be written.
+        // SAFETY: By the function's requirements, `outcome` can be written.
         unsafe { outcome.write(what) };
     }
     number(result.map(|_| ()))

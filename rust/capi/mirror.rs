@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Mirrors of a device whose driver is in C.
+//! C interface: mirrors.
 
 use super::{
     declared, is_write,
@@ -40,7 +40,7 @@ declared! {
     rust_hmm_snapshot,
 }
 
-/// The driver's side.
+/// Operations and data of a driver for the device of a mirror.
 pub(super) struct CDevice {
     ops: bindings::rust_hmm_mirror_ops,
     data: Data,
@@ -62,7 +62,7 @@ impl Device for CDevice {
     }
 
     fn flush_start(&self, range: PageRange) -> ffi::c_ulong {
-        // SAFETY: The driver gave both.
+        // SAFETY: `start` and its data are valid until the driver destroys the mirror.
         self.ops.flush_start.map_or(0, |start| unsafe {
             start(self.data.0, range.start(), range.end())
         })
@@ -70,19 +70,20 @@ impl Device for CDevice {
 
     fn flush_wait(&self, flush: ffi::c_ulong) {
         if let Some(wait) = self.ops.flush_wait {
-            // SAFETY: The driver gave both.
+            // SAFETY: `wait` and its data are valid until the driver destroys the mirror.
             unsafe { wait(self.data.0, flush) };
         }
     }
 }
 
-/// What a `struct rust_hmm_mirror` is.
+/// A `struct rust_hmm_mirror`.
 ///
 /// # Invariants
 ///
-/// `guard` is only touched by the task that holds the table lock; it is there while `holder` names that task.
+/// `guard` is only touched by the task that holds the table lock; it is there while `holder` names
+/// that task.
 pub(super) struct CMirror {
-    // Before `mirror`, which it borrows.
+    // Dropped before `mirror`, which it borrows.
     guard: UnsafeCell<Option<TableGuard<'static, CDevice>>>,
     holder: Atomic<usize>,
     density: SetOnce<Pin<KBox<Density>>>,
@@ -94,19 +95,26 @@ impl CMirror {
         &self.mirror
     }
 
-    /// The table lock, if the current task holds it.
+    /// Returns the table guard, if the current task holds the table lock.
     fn held(&self) -> Option<*mut Option<TableGuard<'static, CDevice>>> {
         (self.holder.load(Relaxed) == current_task()).then(|| self.guard.get())
     }
 
-    /// A policy by its number in C.
+    /// Returns a policy by its number in C.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there is no such policy.
+    /// - `EBUSY` if a concurrent task is creating the policy.
+    /// - `ENOMEM`
     fn policy(&self, policy: u32) -> Result<&dyn Policy> {
         Ok(match policy {
             bindings::rust_hmm_policy_RUST_HMM_ATTRIBUTES => &InPlace,
             bindings::rust_hmm_policy_RUST_HMM_TOUCHED => &OnePage,
             bindings::rust_hmm_policy_RUST_HMM_DENSITY => {
                 if self.density.as_ref().is_none() {
-                    // Another task may be faster; then this one's goes at once.
+                    // A concurrent task may have stored its policy first. Then this one is dropped
+                    // immediately.
                     self.density.populate(Density::new(Parameters::DEFAULT)?);
                 }
                 &**self.density.as_ref().ok_or(EBUSY)?
@@ -118,15 +126,16 @@ impl CMirror {
 
 /// # Safety
 ///
-/// `raw` must be a mirror that is not destroyed for `'a`.
+/// `raw` must be a mirror that is not destroyed during `'a`.
 pub(super) unsafe fn this<'a>(raw: *mut bindings::rust_hmm_mirror) -> &'a CMirror {
-    // SAFETY: By the function's requirements; made by `KBox::into_raw`.
+    // SAFETY: By the function's requirements, the mirror is valid. `create()` returned the pointer,
+    // from `KBox::into_raw`.
     unsafe { &*raw.cast::<CMirror>() }
 }
 
 /// # Safety
 ///
-/// `mm` must be NULL or have a user, and `memory` be NULL or not destroyed.
+/// `mm` must be NULL or have a user. `memory` must be NULL or not be destroyed during the call.
 unsafe fn create(
     mm: *mut bindings::mm_struct,
     ops: bindings::rust_hmm_mirror_ops,
@@ -141,7 +150,8 @@ unsafe fn create(
     {
         return Err(EINVAL);
     }
-    // SAFETY: By the function's requirements.
+    // SAFETY: By the function's requirements, `mm`, which is not NULL, has a user, and `memory` was
+    // not destroyed.
     let (mm, memory) = unsafe {
         let memory = (!memory.is_null()).then(|| Lent::from_raw(memory));
         (MmWithUser::from_raw(mm), memory)
@@ -162,7 +172,7 @@ unsafe fn create(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_mirror_create(
     mm: *mut bindings::mm_struct,
@@ -170,43 +180,45 @@ unsafe extern "C" fn rust_hmm_mirror_create(
     data: *mut ffi::c_void,
     memory: *mut bindings::rust_hmm_memory,
 ) -> *mut bindings::rust_hmm_mirror {
-    // SAFETY: The driver's table, address space and memory.
+    // SAFETY: By the function's requirements, `ops` points to a valid table, `mm` is NULL or has a
+    // user, and `memory` is NULL or was not destroyed.
     pointer(unsafe { create(mm, ops.read(), Data(data), memory) })
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_mirror_destroy(mirror: *mut bindings::rust_hmm_mirror) -> ffi::c_int {
     let Some(mirror) = to_destroy(mirror) else {
         return 0;
     };
     number(within::may_wait().map(|()| {
-        // SAFETY: The driver gives it back, and nothing else uses it: so nobody holds its table lock, but the
-        // current task, which would have been refused.
+        // SAFETY: The driver passes back its pointer, and does not use the mirror concurrently. So
+        // no other task holds the table lock, and if the current one did, `may_wait()` would have
+        // failed.
         drop(unsafe { KBox::from_raw(mirror.cast::<CMirror>()) });
     }))
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_mirror_alive(mirror: *mut bindings::rust_hmm_mirror) -> bool {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     unsafe { this(mirror) }.mirror.is_alive()
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_mirror_counter(
     mirror: *mut bindings::rust_hmm_mirror,
     counter: u32,
 ) -> u64 {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     count(unsafe { this(mirror) }.mirror.stats(), counter)
 }
 
@@ -219,7 +231,7 @@ fn access(flags: u32) -> Result<Access> {
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_fault(
     mirror: *mut bindings::rust_hmm_mirror,
@@ -227,7 +239,7 @@ unsafe extern "C" fn rust_hmm_fault(
     end: ffi::c_ulong,
     flags: u32,
 ) -> ffi::c_int {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     let mirror = &unsafe { this(mirror) }.mirror;
     let fault = || mirror.fault(PageRange::new(start, end)?, access(flags)?);
     number(fault())
@@ -235,7 +247,7 @@ unsafe extern "C" fn rust_hmm_fault(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_serve(
     mirror: *mut bindings::rust_hmm_mirror,
@@ -245,7 +257,7 @@ unsafe extern "C" fn rust_hmm_serve(
     policy: u32,
     served: *mut bindings::rust_hmm_served,
 ) -> ffi::c_int {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     let this = unsafe { this(mirror) };
     let serve = || {
         let policy = this.policy(policy)?;
@@ -259,7 +271,7 @@ unsafe extern "C" fn rust_hmm_serve(
             moved: what.moved,
             in_place: what.in_place.into(),
         };
-        // SAFETY: The driver's, to be written.
+        // SAFETY: By the function's requirements, `served` can be written.
         unsafe { served.write(what) };
     }
     number(result.map(|_| ()))
@@ -267,51 +279,52 @@ unsafe extern "C" fn rust_hmm_serve(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_discard(
     mirror: *mut bindings::rust_hmm_mirror,
     start: ffi::c_ulong,
     end: ffi::c_ulong,
 ) -> ffi::c_int {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     let mirror = &unsafe { this(mirror) }.mirror;
     number(PageRange::new(start, end).and_then(|range| mirror.discard(range)))
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_table_lock(mirror: *mut bindings::rust_hmm_mirror) -> ffi::c_int {
-    // SAFETY: The driver's. It stays until the lock is released, for who holds that cannot destroy it.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed. It stays valid until the
+    // lock is released, because a task that holds the lock cannot destroy it.
     let this: &'static CMirror = unsafe { this(mirror) };
     number(this.mirror.lock_table().map(|guard| {
-        // SAFETY: We hold the table lock.
+        // SAFETY: This task holds the table lock.
         unsafe { *this.guard.get() = Some(guard) };
-        // INVARIANT: It is there.
+        // INVARIANT: `guard` was set, and this task holds the table lock.
         this.holder.store(current_task(), Relaxed);
     }))
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_table_unlock(mirror: *mut bindings::rust_hmm_mirror) -> ffi::c_int {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     let this = unsafe { this(mirror) };
     let Some(guard) = this.held() else {
         return EPERM.to_errno();
     };
     this.holder.store(0, Relaxed);
-    // SAFETY: We hold the table lock, until what is taken out is dropped.
+    // SAFETY: This task holds the table lock until `guard` is dropped below.
     let guard = unsafe { (*guard).take() };
     drop(guard);
     0
 }
 
-/// One page, as the driver sees it.
+/// Returns a C structure that describes one page.
 fn page(kind: ffi::c_uint, first: usize) -> bindings::rust_hmm_place {
     bindings::rust_hmm_place {
         kind,
@@ -323,7 +336,7 @@ fn page(kind: ffi::c_uint, first: usize) -> bindings::rust_hmm_place {
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_table_lookup(
     mirror: *mut bindings::rust_hmm_mirror,
@@ -331,11 +344,11 @@ unsafe extern "C" fn rust_hmm_table_lookup(
     flags: u32,
     place: *mut bindings::rust_hmm_place,
 ) -> ffi::c_int {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     let this = unsafe { this(mirror) };
     let lookup = || {
         let guard = this.held().ok_or(EPERM)?;
-        // SAFETY: We hold the table lock as long as this is borrowed.
+        // SAFETY: This task holds the table lock while `guard` is borrowed.
         let table = unsafe { (*guard).as_ref() }.ok_or(EPERM)?;
         let cpu =
             |pages: &CpuPages<'_>| page(bindings::rust_hmm_where_RUST_HMM_CPU, pages.first_pfn());
@@ -352,12 +365,12 @@ unsafe extern "C" fn rust_hmm_table_lookup(
         })
     };
     number(lookup().map(|found| {
-        // SAFETY: The driver's, to be written.
+        // SAFETY: By the function's requirements, `place` can be written.
         unsafe { place.write(found) };
     }))
 }
 
-/// A page, as the driver sees it.
+/// Converts the state of a page to the C structure.
 fn residency(state: Snapshot) -> bindings::rust_hmm_residency {
     let nothing = |location| bindings::rust_hmm_residency {
         location,
@@ -365,7 +378,7 @@ fn residency(state: Snapshot) -> bindings::rust_hmm_residency {
         order: 0,
         reserved: 0,
     };
-    // CAST: Small constants, and an order.
+    // CAST: The values are small constants, and an order.
     match state {
         Snapshot::Error => nothing(bindings::rust_hmm_location_RUST_HMM_IS_ERROR as u8),
         Snapshot::None => nothing(bindings::rust_hmm_location_RUST_HMM_IS_NONE as u8),
@@ -389,7 +402,7 @@ fn residency(state: Snapshot) -> bindings::rust_hmm_residency {
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_snapshot(
     mirror: *mut bindings::rust_hmm_mirror,
@@ -397,11 +410,12 @@ unsafe extern "C" fn rust_hmm_snapshot(
     end: ffi::c_ulong,
     pages: *mut bindings::rust_hmm_residency,
 ) -> ffi::c_int {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `mirror` was not destroyed.
     let mirror = &unsafe { this(mirror) }.mirror;
     let snapshot = || {
         let range = PageRange::new(start, end)?;
-        // SAFETY: The driver's, so many and nobody else's; zeros are valid.
+        // SAFETY: By the function's requirements, `pages` has an element for each page, and nothing
+        // else accesses them. Zero is a valid value.
         let all = unsafe {
             pages.write_bytes(0, range.pages());
             core::slice::from_raw_parts_mut(pages, range.pages())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queues for drivers in C.
+//! C interface: queues.
 
 use super::{declared, from_driver, kind, number, pointer, to_destroy, Data};
 use crate::{
@@ -28,21 +28,21 @@ declared! {
     rust_hmm_stopped,
 }
 
-/// Most items of a queue.
+/// Maximum number of items of a queue.
 const DEEPEST: u32 = 1 << 16;
 
 type Run =
     Option<unsafe extern "C" fn(*mut ffi::c_void, *const bindings::rust_hmm_stop) -> ffi::c_int>;
 type Release = Option<unsafe extern "C" fn(*mut ffi::c_void)>;
 
-/// What a `struct rust_hmm_queue` is.
+/// A `struct rust_hmm_queue`.
 struct CQueue {
     queue: Queue,
-    /// The task that is within one of its operations; 0: none.
+    /// The task that is executing an operation of this queue, or 0.
     worker: Arc<Atomic<usize>>,
 }
 
-/// What a driver wants done.
+/// An operation of a driver.
 struct Work {
     run: Run,
     release: Release,
@@ -52,7 +52,8 @@ struct Work {
 impl Work {
     fn run(&self, stop: &Stop) -> Result {
         let run = self.run.ok_or(EINVAL)?;
-        // SAFETY: The driver gave both, and looks at `stop` as long as it runs.
+        // SAFETY: `run` and its data are valid until `release` is called. `stop` is valid while
+        // `run` is executing, and the driver uses it only then.
         from_driver(unsafe { run(self.data.0, core::ptr::from_ref(stop).cast()) })
     }
 }
@@ -60,7 +61,8 @@ impl Work {
 impl Drop for Work {
     fn drop(&mut self) {
         if let Some(release) = self.release {
-            // SAFETY: The driver gave both; once, since this is dropped once.
+            // SAFETY: `release` and its data are valid until this call. It is the only one, because
+            // this is dropped once.
             unsafe { release(self.data.0) };
         }
     }
@@ -68,17 +70,19 @@ impl Drop for Work {
 
 /// # Safety
 ///
-/// `raw` must be that of an operation that runs, which it does for `'a`.
+/// `raw` must belong to an operation that is executing during `'a`.
 pub(super) unsafe fn stop_of<'a>(raw: *const bindings::rust_hmm_stop) -> &'a Stop {
-    // SAFETY: By the function's requirements; made in `Work::run`.
+    // SAFETY: By the function's requirements, the operation is executing. `Work::run` passed the
+    // pointer, from a `Stop`.
     unsafe { &*raw.cast::<Stop>() }
 }
 
 /// # Safety
 ///
-/// `raw` must be a queue that is not destroyed for `'a`.
+/// `raw` must be a queue that is not destroyed during `'a`.
 unsafe fn this<'a>(raw: *mut bindings::rust_hmm_queue) -> &'a CQueue {
-    // SAFETY: By the function's requirements; made by `KBox::into_raw`.
+    // SAFETY: By the function's requirements, the queue is valid. `create()` returned the pointer,
+    // from `KBox::into_raw`.
     unsafe { &*raw.cast::<CQueue>() }
 }
 
@@ -86,7 +90,7 @@ fn create(what: *const ffi::c_void, depth: u32) -> Result<*mut bindings::rust_hm
     if depth == 0 || depth > DEEPEST {
         return Err(EINVAL);
     }
-    // CAST: At most 65536.
+    // CAST: `depth` is at most 65536.
     let queue = Queue::new(kind(what), depth as usize)?;
     let worker = Arc::new(Atomic::new(0), GFP_KERNEL)?;
     Ok(KBox::into_raw(KBox::new(CQueue { queue, worker }, GFP_KERNEL)?).cast())
@@ -94,7 +98,7 @@ fn create(what: *const ffi::c_void, depth: u32) -> Result<*mut bindings::rust_hm
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_queue_create(
     kind: *const ffi::c_void,
@@ -105,39 +109,39 @@ unsafe extern "C" fn rust_hmm_queue_create(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_queue_destroy(queue: *mut bindings::rust_hmm_queue) -> ffi::c_int {
     let Some(queue) = to_destroy(queue) else {
         return 0;
     };
     number(within::may_wait().and_then(|()| {
-        // SAFETY: The driver's, until we return 0.
+        // SAFETY: By the function's requirements, `queue` is valid until this returns 0.
         if unsafe { this(queue) }.worker.load(Relaxed) == current_task() {
             return Err(within::deadlock());
         }
-        // SAFETY: The driver gives it back, and nothing else uses it.
+        // SAFETY: The driver passes back its pointer, and does not use the queue concurrently.
         drop(unsafe { KBox::from_raw(queue.cast::<CQueue>()) });
         Ok(())
     }))
 }
 
-/// References of the fences of an array.
+/// Returns references to the fences of an array.
 ///
 /// # Safety
 ///
-/// There must be `count` pointers to fences that are alive, or NULL.
+/// `after` must have `count` elements, each of which is NULL or a valid fence.
 unsafe fn fences(
     after: *const *mut bindings::rust_hmm_fence,
     count: ffi::c_uint,
 ) -> Result<KVec<Fence>> {
-    // CAST: 32 bits.
+    // CAST: `count` has 32 bits.
     let mut all = KVec::with_capacity(count as usize, GFP_KERNEL)?;
     for index in 0..count as usize {
-        // SAFETY: By the function's requirements.
+        // SAFETY: By the function's requirements, the array has this element.
         let raw = unsafe { *after.add(index) };
         if let Some(raw) = NonNull::new(raw) {
-            // SAFETY: By the function's requirements.
+            // SAFETY: By the function's requirements, the fence is valid.
             all.push(unsafe { Fence::get(raw) }, GFP_KERNEL)?;
         }
     }
@@ -146,7 +150,7 @@ unsafe fn fences(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_queue_submit(
     queue: *mut bindings::rust_hmm_queue,
@@ -156,25 +160,26 @@ unsafe extern "C" fn rust_hmm_queue_submit(
     release: Release,
     data: *mut ffi::c_void,
 ) -> *mut bindings::rust_hmm_fence {
-    // From here on it is released, whatever comes.
+    // From here on, `release` is called even if this function fails.
     let work = Work {
         run,
         release,
         data: Data(data),
     };
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `queue` was not destroyed.
     let this = unsafe { this(queue) };
     let submit = move || {
         if work.run.is_none() {
             return Err(EINVAL);
         }
-        // SAFETY: The driver's.
+        // SAFETY: By the function's requirements, `after` has `count` elements, each NULL or a
+        // valid fence.
         let after = unsafe { fences(after, count) }?;
         let worker = this.worker.clone();
         let fence = this.queue.submit(after, move |stop| {
             worker.store(current_task(), Relaxed);
             let result = work.run(stop);
-            // Before the task is said to be elsewhere.
+            // Call `release` while `worker` still identifies this task.
             drop(work);
             worker.store(0, Relaxed);
             result
@@ -186,18 +191,18 @@ unsafe extern "C" fn rust_hmm_queue_submit(
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_queue_record(
     queue: *mut bindings::rust_hmm_queue,
 ) -> *mut bindings::rust_hmm_fence {
-    // SAFETY: The driver's.
+    // SAFETY: By the function's requirements, `queue` was not destroyed.
     pointer(unsafe { this(queue) }.queue.record().map(Fence::into_raw))
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_queue_wait(
     queue: *mut bindings::rust_hmm_queue,
@@ -206,15 +211,15 @@ unsafe extern "C" fn rust_hmm_queue_wait(
     let Some(fence) = NonNull::new(fence) else {
         return EINVAL.to_errno();
     };
-    // SAFETY: The driver's, both.
+    // SAFETY: By the function's requirements, `queue` was not destroyed, and `fence` is valid.
     number(unsafe { this(queue).queue.wait(Fence::get(fence)) })
 }
 
 /// # Safety
 ///
-/// As the header has it.
+/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_stopped(stop: *const bindings::rust_hmm_stop) -> bool {
-    // SAFETY: The driver's, within the operation.
+    // SAFETY: By the function's requirements, this is called within the operation.
     unsafe { stop_of(stop) }.is_set()
 }

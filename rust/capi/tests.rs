@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The functions for drivers in C, called as C does, in KUnit. `samples/c_mirror` shows that they do in C what they
-//! should; here is what a driver must not do, and who owns what.
+//! KUnit tests of the C interface, called like a driver in C. `samples/c_mirror` tests the regular
+//! use. These tests cover misuse, and the ownership of objects.
 
 use super::PageRange;
 use crate::{
@@ -57,22 +57,25 @@ mod attributes;
 mod queue;
 mod suite;
 
-/// A driver: what its callbacks get, and what they saw.
+/// A driver: data of its callbacks, and counters of their calls.
 struct Driver {
     vram: SharedBytes,
     memory: Atomic<usize>,
     mirror: Atomic<usize>,
     queue: Atomic<usize>,
-    /// Whether callbacks call what they must not, and how often that was refused, and not.
+    /// Whether callbacks call functions that they must not call, and how many of these calls were
+    /// refused, and how many were not.
     reenter: Atomic<usize>,
     refused: Atomic<usize>,
     granted: Atomic<usize>,
     fail_copies: Atomic<usize>,
-    /// Whether the next copy is kept instead of done; then what it is known by.
+    /// Whether the next copy is kept instead of completed, and then the state and the index of its
+    /// job.
     keep: Atomic<usize>,
     kept: Atomic<usize>,
     kept_index: Atomic<usize>,
-    /// Where an operation of the queue migrates, and what that said.
+    /// Start of the range that an operation of the queue migrates, and the number of pages that
+    /// moved.
     start: Atomic<usize>,
     moved: Atomic<usize>,
     cancels: Atomic<usize>,
@@ -141,7 +144,7 @@ impl Driver {
         };
     }
 
-    /// Calls what waits.
+    /// Calls blocking functions.
     fn misbehave(&self) {
         if self.reenter.load(Relaxed) == 0 {
             return;
@@ -149,7 +152,7 @@ impl Driver {
         let (mirror, end) = (self.mirror(), PAGE_SIZE);
         let how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         let mut said = said();
-        // SAFETY: All are alive, and what is refused does nothing.
+        // SAFETY: The objects are not destroyed before `detach`. A refused call has no effect.
         unsafe {
             self.note(rust_hmm_fault(mirror, 0, end, 0));
             self.note(rust_hmm_serve(mirror, 0, end, 0, 0, null_mut()));
@@ -167,26 +170,28 @@ impl Driver {
     }
 }
 
-/// Calls above.
+/// Number of calls in `misbehave`.
 const CALLS: usize = 12;
 
 /// # Safety
 ///
-/// `data` must be what [`Driver::data`] gave.
+/// `data` must be a pointer from [`Driver::data`].
 unsafe fn driver<'a>(data: *mut ffi::c_void) -> &'a Driver {
-    // SAFETY: By the function's requirements; it outlives what it has made.
+    // SAFETY: By the function's requirements, this is a `Driver`. It outlives its memory, mirror
+    // and queue.
     unsafe { &*data.cast::<Driver>() }
 }
 
 /// # Safety
 ///
-/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+/// Must be called by the library, with the pointer from [`Driver::data`] and arguments as the
+/// header describes.
 unsafe extern "C" fn flush_start(
     data: *mut ffi::c_void,
     _start: ffi::c_ulong,
     _end: ffi::c_ulong,
 ) -> ffi::c_ulong {
-    // SAFETY: Called with it.
+    // SAFETY: The library passes the pointer from `Driver::data`.
     let driver = unsafe { driver(data) };
     driver.misbehave();
     driver.flushes.fetch_add(1, Relaxed)
@@ -194,12 +199,13 @@ unsafe extern "C" fn flush_start(
 
 /// # Safety
 ///
-/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+/// Must be called by the library, with the pointer from [`Driver::data`] and arguments as the
+/// header describes.
 unsafe extern "C" fn flush_wait(data: *mut ffi::c_void, flush: ffi::c_ulong) {
-    // SAFETY: Called with it.
+    // SAFETY: The library passes the pointer from `Driver::data`.
     let driver = unsafe { driver(data) };
     driver.misbehave();
-    // It is the one that was started: there is one at a time here.
+    // The flush must be the one that was started last: here, only one is in progress at a time.
     if flush == driver.waits.load(Relaxed) {
         driver.waits.fetch_add(1, Relaxed);
     }
@@ -213,12 +219,13 @@ fn transfer(driver: &Driver, job: &rust_hmm_copy_job) -> Result {
             driver.vram.clear(at(to), to.pages * PAGE_SIZE)
         }
         (bindings::rust_hmm_where_RUST_HMM_CPU, bindings::rust_hmm_where_RUST_HMM_DEVICE) => {
-            // SAFETY: The job names them until it is done.
+            // SAFETY: The job keeps the source pages valid until it is completed.
             let from = unsafe { CpuPages::new(from.first, from.pages) };
             driver.vram.load(at(to), &from)
         }
         (bindings::rust_hmm_where_RUST_HMM_DEVICE, bindings::rust_hmm_where_RUST_HMM_CPU) => {
-            // SAFETY: As above; nobody else writes the destination.
+            // SAFETY: The job keeps the destination pages valid until it is completed, and nothing
+            // else writes them.
             let to = unsafe { CpuPagesMut::new(to.first, to.pages) };
             driver.vram.store(at(from), &to)
         }
@@ -228,9 +235,10 @@ fn transfer(driver: &Driver, job: &rust_hmm_copy_job) -> Result {
 
 /// # Safety
 ///
-/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+/// Must be called by the library, with the pointer from [`Driver::data`] and arguments as the
+/// header describes.
 unsafe extern "C" fn copy(data: *mut ffi::c_void, job: *mut rust_hmm_copy_job) {
-    // SAFETY: Called with both.
+    // SAFETY: The library passes the pointer from `Driver::data`, and a valid job.
     let (driver, job) = unsafe { (driver(data), &mut *job) };
     driver.misbehave();
     driver.copies.fetch_add(1, Relaxed);
@@ -246,7 +254,7 @@ unsafe extern "C" fn copy(data: *mut ffi::c_void, job: *mut rust_hmm_copy_job) {
         true => EIO.to_errno(),
         false => super::number(transfer(driver, job)),
     };
-    // SAFETY: Ours to end, once; then it is refused.
+    // SAFETY: This driver owns the job and completes it once. The other calls are refused.
     unsafe {
         assert_eq!(rust_hmm_copy_done(job, error), 0);
         assert_eq!(rust_hmm_copy_done(job, 0), EINVAL.to_errno());
@@ -256,9 +264,10 @@ unsafe extern "C" fn copy(data: *mut ffi::c_void, job: *mut rust_hmm_copy_job) {
 
 /// # Safety
 ///
-/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+/// Must be called by the library, with the pointer from [`Driver::data`] and arguments as the
+/// header describes.
 unsafe extern "C" fn kick(data: *mut ffi::c_void) {
-    // SAFETY: Called with it.
+    // SAFETY: The library passes the pointer from `Driver::data`.
     let driver = unsafe { driver(data) };
     driver.misbehave();
     driver.kicks.fetch_add(1, Relaxed);
@@ -266,19 +275,21 @@ unsafe extern "C" fn kick(data: *mut ffi::c_void) {
 
 /// # Safety
 ///
-/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+/// Must be called by the library, with the pointer from [`Driver::data`] and arguments as the
+/// header describes.
 unsafe extern "C" fn freed(data: *mut ffi::c_void, _first: ffi::c_ulong, pages: ffi::c_ulong) {
-    // SAFETY: Called with it.
+    // SAFETY: The library passes the pointer from `Driver::data`.
     unsafe { driver(data) }.freed.fetch_add(pages, Relaxed);
 }
 
-/// Ends the copy that was kept.
+/// Completes the copy that was kept.
 ///
 /// # Safety
 ///
-/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+/// Must be called by the library, with the pointer from [`Driver::data`] and arguments as the
+/// header describes.
 unsafe extern "C" fn cancelled(data: *mut ffi::c_void) {
-    // SAFETY: Called with it.
+    // SAFETY: The library passes the pointer from `Driver::data`.
     let driver = unsafe { driver(data) };
     driver.misbehave();
     driver.cancels.fetch_add(1, Relaxed);
@@ -289,7 +300,8 @@ unsafe extern "C" fn cancelled(data: *mut ffi::c_void) {
         state: state.cast(),
         index: driver.kept_index.load(Relaxed) as _,
     };
-    // SAFETY: Ours to end, once, if there is one; else it is refused.
+    // SAFETY: If there is a job, this driver owns it and completes it once. Otherwise the call is
+    // refused.
     unsafe {
         assert_eq!(rust_hmm_copy_cancelled(&job), !state.is_null());
         rust_hmm_copy_done(&mut job, ECANCELED_);
@@ -368,18 +380,18 @@ fn mm() -> *mut mm_struct {
     current.mm().map_or(null_mut(), |mm| mm.as_raw())
 }
 
-/// Fresh memory of so many pages, and a driver with memory, mirror and queue.
+/// Maps `pages` new pages, and creates a driver with memory, mirror and queue.
 fn attached(pages: usize) -> Result<(PageRange, Arc<Driver>)> {
-    // SAFETY: No preconditions; in a test.
+    // SAFETY: The function has no preconditions. The test has an address space.
     let addr = unsafe { bindings::rust_hmm_kunit_mmap(pages * PAGE_SIZE) };
     let range = PageRange::from_pages(addr, pages).map_err(|_| ENOMEM)?;
     Ok((range, attach()?))
 }
 
-/// A driver with memory, mirror and queue.
+/// Creates a driver with memory, mirror and queue.
 fn attach() -> Result<Arc<Driver>> {
     let driver = Driver::new()?;
-    // SAFETY: The driver outlives them.
+    // SAFETY: The driver outlives the objects.
     unsafe {
         let memory = rust_hmm_memory_create(&MEMORY_OPS, driver.data(), PAGES);
         let mirror = rust_hmm_mirror_create(mm(), &MIRROR_OPS, driver.data(), memory);
@@ -391,9 +403,9 @@ fn attach() -> Result<Arc<Driver>> {
     Ok(driver)
 }
 
-/// Ends all, in order.
+/// Destroys the objects of a driver, in the proper order.
 fn detach(driver: &Driver) {
-    // SAFETY: Nothing uses them any more.
+    // SAFETY: No other code uses the objects.
     unsafe {
         assert_eq!(rust_hmm_queue_destroy(driver.queue()), 0);
         assert_eq!(rust_hmm_mirror_destroy(driver.mirror()), 0);
@@ -402,7 +414,7 @@ fn detach(driver: &Driver) {
 }
 
 fn unmap(range: PageRange) -> Result {
-    // SAFETY: The range is a mapping of the test's own.
+    // SAFETY: The test has mapped the range, and nothing else uses it.
     kernel::error::to_result(unsafe {
         bindings::rust_hmm_kunit_munmap(range.start(), range.pages() * PAGE_SIZE)
     })
@@ -420,12 +432,13 @@ fn load(addr: usize) -> Result<u64> {
 
 /// # Safety
 ///
-/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+/// Must be called by the library, with the pointer from [`Driver::data`] and arguments as the
+/// header describes.
 unsafe extern "C" fn run(data: *mut ffi::c_void, stop: *const rust_hmm_stop) -> ffi::c_int {
-    // SAFETY: Called with both.
+    // SAFETY: The library passes the pointer from `Driver::data`, and the `stop` of this operation.
     let (driver, stopped) = unsafe { (driver(data), rust_hmm_stopped(stop)) };
     driver.runs.fetch_add(1, Relaxed);
-    // SAFETY: It is refused from here.
+    // SAFETY: The queue is valid, and the call is refused within its operation.
     let errno = unsafe { rust_hmm_queue_destroy(driver.queue()) };
     driver.note(errno);
     match stopped {
@@ -434,29 +447,30 @@ unsafe extern "C" fn run(data: *mut ffi::c_void, stop: *const rust_hmm_stop) -> 
     }
 }
 
-/// Ends with what is no error number.
+/// Returns a value that is not an errno.
 ///
 /// # Safety
 ///
-/// None.
+/// No requirements.
 unsafe extern "C" fn mumbles(_data: *mut ffi::c_void, _stop: *const rust_hmm_stop) -> ffi::c_int {
     7
 }
 
-/// Migrates two pages to the device, as a part of the operation.
+/// Migrates two pages to the device, as a part of an operation of the queue.
 ///
 /// # Safety
 ///
-/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+/// Must be called by the library, with the pointer from [`Driver::data`] and arguments as the
+/// header describes.
 unsafe extern "C" fn migrates(data: *mut ffi::c_void, stop: *const rust_hmm_stop) -> ffi::c_int {
-    // SAFETY: Called with it.
+    // SAFETY: The library passes the pointer from `Driver::data`.
     let driver = unsafe { driver(data) };
     let start = driver.start.load(Relaxed);
     let mut how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
     how.stop = stop;
     let mut outcome = outcome();
     let end = start + 2 * PAGE_SIZE;
-    // SAFETY: The mirror is alive as long as its queue is, and the operation is ours.
+    // SAFETY: The mirror outlives the queue, and `stop` belongs to this operation.
     let errno = unsafe { rust_hmm_migrate(driver.mirror(), start, end, &how, &mut outcome) };
     driver.moved.store(outcome.moved, Relaxed);
     errno
@@ -466,8 +480,9 @@ const ECANCELED_: ffi::c_int = -(bindings::ECANCELED as ffi::c_int);
 
 /// # Safety
 ///
-/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+/// Must be called by the library, with the pointer from [`Driver::data`] and arguments as the
+/// header describes.
 unsafe extern "C" fn release(data: *mut ffi::c_void) {
-    // SAFETY: Called with it.
+    // SAFETY: The library passes the pointer from `Driver::data`.
     unsafe { driver(data) }.releases.fetch_add(1, Relaxed);
 }

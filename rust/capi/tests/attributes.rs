@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Attributes: what is told, and what is refused.
+//! KUnit tests of the C interface: attributes.
 
 use super::*;
 
@@ -29,7 +29,7 @@ mod tests {
                 granularity,
                 ..said()
             };
-            // SAFETY: All are alive.
+            // SAFETY: The objects are not destroyed before `detach`.
             unsafe {
                 assert_eq!(rust_hmm_attributes_set(mirror, start, end, &set), 0);
                 assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);
@@ -39,12 +39,12 @@ mod tests {
             assert_eq!(what, (preferred as u8, flag, 1 - flag));
             assert_eq!((got.granularity, got.read_mostly), (granularity, 0));
         }
-        // Of pages that differ nothing is said.
+        // An attribute that differs within the range is not reported.
         let mut set = said();
         set.valid = RUST_HMM_HAS_PREFERRED | RUST_HMM_HAS_ACCESSED_BY;
         set.preferred = RUST_HMM_PREFER_SYSTEM as u8;
         let second = range.address(1);
-        // SAFETY: All are alive.
+        // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             assert_eq!(rust_hmm_attributes_set(mirror, second, end, &set), 0);
             assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);
@@ -68,7 +68,7 @@ mod tests {
         };
         let mut got = [said(), said()];
         let [own, others] = &mut got;
-        // SAFETY: All are alive.
+        // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             assert_eq!(
                 rust_hmm_attributes_set(driver.mirror(), start, end, &set),
@@ -83,10 +83,10 @@ mod tests {
         let all = [RUST_HMM_PREFER_DEVICE, RUST_HMM_PREFER_OTHER].map(|preferred| preferred as u8);
         assert_eq!(got.each_ref().map(|got| got.preferred), all);
         assert_eq!(got.each_ref().map(|got| got.accessed_by), [1, 0]);
-        // When its device has gone, nothing prefers the memory.
+        // After its device is closed, the memory has no preferred location.
         detach(&driver);
         let mut got = said();
-        // SAFETY: All are alive.
+        // SAFETY: The objects are not destroyed before `detach`.
         let errno = unsafe { rust_hmm_attributes_get(other.mirror(), start, end, &mut got) };
         assert_eq!((errno, got.preferred), (0, RUST_HMM_PREFER_ANY as u8));
         detach(&other);
@@ -100,7 +100,7 @@ mod tests {
         let refused = |change: fn(&mut rust_hmm_attributes)| {
             let mut set = said();
             change(&mut set);
-            // SAFETY: All are alive.
+            // SAFETY: The objects are not destroyed before `detach`.
             let errno = unsafe { rust_hmm_attributes_set(mirror, start, end, &set) };
             assert_eq!(errno, EINVAL.to_errno());
         };
@@ -115,9 +115,9 @@ mod tests {
         refused(|set| set.valid = RUST_HMM_HAS_GRANULARITY << 1);
         refused(|set| set.valid = 1 << 31);
         refused(|set| set.reserved = [0, 0, 1]);
-        // Nothing of it was kept.
+        // No part of a refused change was applied.
         let mut got = said();
-        // SAFETY: All are alive.
+        // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queues and fences: what is released, refused and ended.
+//! KUnit tests of the C interface: queues and fences.
 
 use super::*;
 
@@ -27,22 +27,22 @@ mod tests {
         }
         let (queue, data) = (driver.queue(), driver.data());
         let submit = || {
-            // SAFETY: All are alive.
+            // SAFETY: The objects are not destroyed before `detach`.
             unsafe { rust_hmm_queue_submit(queue, null(), 0, Some(migrates), Some(release), data) }
         };
         let known = |counter| {
-            // SAFETY: Alive.
+            // SAFETY: The mirror is not destroyed before `detach`.
             unsafe { rust_hmm_mirror_counter(driver.mirror(), counter) }
         };
         driver.start.store(range.start(), Relaxed);
         let first = submit();
-        // SAFETY: The reference is ours.
+        // SAFETY: The test has the reference to the fence.
         unsafe {
             assert_eq!(rust_hmm_fence_wait_for(first, -1), 0);
             rust_hmm_fence_put(first);
         }
         assert_eq!(driver.moved.load(Relaxed), 2);
-        // The copy does not end, until the queue goes away.
+        // The copy does not complete until the queue is destroyed.
         driver.keep.store(1, Relaxed);
         driver.start.store(range.address(2), Relaxed);
         let second = submit();
@@ -50,7 +50,7 @@ mod tests {
             fsleep(Delta::from_millis(1));
         }
         assert_eq!(driver.cancels.load(Relaxed), 0);
-        // SAFETY: All are alive; the reference is ours.
+        // SAFETY: The queue is destroyed only here, and the test has the reference to the fence.
         unsafe {
             assert_eq!(rust_hmm_queue_destroy(queue), 0);
             driver.queue.store(0, Relaxed);
@@ -73,7 +73,8 @@ mod tests {
         let (_range, driver) = attached(1)?;
         let (queue, data) = (driver.queue(), driver.data());
         let count = |what: &Atomic<usize>| what.load(Relaxed);
-        // SAFETY: All are alive; references are given back.
+        // SAFETY: The objects are valid until they are destroyed here or in `detach`. The test has
+        // the references to the fences, and drops each once.
         unsafe {
             let gate = rust_hmm_fence_create(null());
             let none = [null_mut()];
@@ -82,7 +83,7 @@ mod tests {
             assert_eq!(rust_hmm_fence_wait_for(done, -1), 0);
             rust_hmm_fence_put(done);
             assert_eq!((count(&driver.runs), count(&driver.releases)), (1, 1));
-            // Within an operation of its own a queue is not destroyed.
+            // A queue cannot be destroyed within its own operation.
             assert_eq!((count(&driver.refused), count(&driver.granted)), (1, 0));
             assert_eq!(rust_hmm_queue_wait(queue, null_mut()), EINVAL.to_errno());
             let mumbled =
@@ -90,29 +91,29 @@ mod tests {
             let invalid = EINVAL.to_errno();
             assert_eq!(rust_hmm_fence_wait_for(mumbled, -1), invalid);
             rust_hmm_fence_put(mumbled);
-            // A record tells of it, and then it is over.
+            // A record reports the error, and clears it.
             let record = rust_hmm_queue_record(queue);
             assert_eq!(rust_hmm_fence_wait_for(record, -1), invalid);
             rust_hmm_fence_put(record);
-            // Nothing to run: released all the same.
+            // An operation without a function is released, too.
             let bad = rust_hmm_queue_submit(queue, null(), 0, None, Some(release), data);
             assert_eq!(bad as isize, EINVAL.to_errno() as isize);
             assert_eq!(count(&driver.releases), 3);
-            // One waits, two stand behind it, and the next finds no room.
+            // One operation waits, two are queued behind it, and the next one finds the queue full.
             let after = [gate];
             let submit =
                 || rust_hmm_queue_submit(queue, after.as_ptr(), 1, Some(run), Some(release), data);
             let held = submit();
             let mut others = [submit(), submit(), submit()];
             let full = EBUSY.to_errno() as isize;
-            // The thread may have taken the first one out by now, or not.
+            // The thread may have removed the first one from the queue already.
             while others[2] as isize != full {
                 rust_hmm_fence_put(others[2]);
                 others[2] = submit();
             }
             let before = count(&driver.releases);
             assert!(before >= 4);
-            // What it depends on fails.
+            // The fence on which the operations depend fails.
             assert_eq!(rust_hmm_fence_signal_once(gate, EIO.to_errno()), 0);
             assert_eq!(rust_hmm_fence_wait_for(held, 10_000), EIO.to_errno());
             for fence in others {
@@ -125,7 +126,7 @@ mod tests {
             assert!(count(&driver.releases) > before);
             let record = rust_hmm_queue_record(queue);
             assert_eq!(rust_hmm_fence_wait_for(record, 10_000), EIO.to_errno());
-            // Cancelled with the queue.
+            // The operations are cancelled when the queue is destroyed.
             let gate_again = rust_hmm_fence_create(data);
             assert_eq!(rust_hmm_queue_wait(queue, gate_again), 0);
             let never = submit();
@@ -147,7 +148,7 @@ mod tests {
     #[test]
     fn a_fence_is_signalled_once() -> Result {
         let invalid = EINVAL.to_errno();
-        // SAFETY: The references are ours.
+        // SAFETY: The test has the references to the fences.
         unsafe {
             let fence = rust_hmm_fence_create(null());
             assert_eq!(rust_hmm_fence_wait_for(fence, 10), ETIMEDOUT.to_errno());
@@ -172,7 +173,8 @@ mod tests {
         let refused = EPERM.to_errno();
         let room = DmaFenceRoom::new()?;
         let dma = room.make(&Timeline::new(), Cookie::NONE);
-        // SAFETY: All are alive; references are given back.
+        // SAFETY: The objects are valid until they are destroyed here or in `detach`. The test has
+        // the references to the fences, and drops each once.
         unsafe {
             let gate = rust_hmm_fence_create(null());
             assert_eq!(rust_hmm_queue_wait(driver.queue(), gate), 0);
@@ -180,7 +182,7 @@ mod tests {
             assert_eq!(rust_hmm_fence_signal_once(queued, 0), refused);
             assert_eq!(rust_hmm_fence_wait_for(queued, 10), ETIMEDOUT.to_errno());
             assert_eq!(rust_hmm_fence_signal_once(gate, 0), 0);
-            // No error from the end that comes now, though somebody tried.
+            // The fence signals without an error, although the driver tried to signal it earlier.
             assert_eq!(rust_hmm_fence_wait_for(queued, 10_000), 0);
             let imported = rust_hmm_fence_from_dma(dma.fence().as_raw());
             assert_eq!(rust_hmm_fence_signal_once(imported, 0), refused);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a driver must not do, and who owns what.
+//! KUnit tests of the C interface: misuse, and the ownership of objects.
 
 use super::*;
 
@@ -21,7 +21,7 @@ mod tests {
         (how.pages, how.npages) = (outcomes.as_mut_ptr(), outcomes.len());
         let mut outcome = outcome();
         driver.fail_copies.store(1, Relaxed);
-        // SAFETY: All are alive.
+        // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             assert_eq!(rust_hmm_fault(mirror, start, range.address(4), 0), 0);
             assert_eq!(rust_hmm_table_lock(mirror), 0);
@@ -30,7 +30,7 @@ mod tests {
             assert_eq!((place.kind, place.pages), (rust_hmm_where_RUST_HMM_CPU, 1));
             assert_eq!(rust_hmm_migrate(mirror, start, end, &how, &mut outcome), 0);
         }
-        // The first copy failed, four had an entry, two were holes.
+        // The first copy failed, four pages had an entry, and two were holes.
         assert_eq!((outcome.moved, outcome.copy_failed), (5, 1));
         assert_eq!(outcomes, [3, 5, 5, 5, 4, 4, 0, 0]);
         assert_eq!(driver.copies.load(Relaxed), 6);
@@ -41,7 +41,7 @@ mod tests {
             total: 0,
             limit: 0,
         };
-        // SAFETY: All are alive.
+        // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             assert_eq!(rust_hmm_table_lock(mirror), 0);
             let second = range.address(1);
@@ -60,10 +60,10 @@ mod tests {
         assert!(place.first < PAGES);
         assert_eq!(states.map(|state| state.location), [1, 3, 3, 3]);
         assert_eq!((usage.used, usage.limit), (5, PAGES));
-        // A CPU touch brings them back.
+        // A CPU fault migrates them back.
         assert_eq!(load(range.address(1))?, 51);
         assert_eq!(load(range.address(4))?, 0);
-        // SAFETY: All are alive; the mirror still uses the memory.
+        // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             let faults = rust_hmm_counter_RUST_HMM_CPU_FAULTS;
             assert_ne!(rust_hmm_memory_counter(driver.memory(), faults), 0);
@@ -79,22 +79,22 @@ mod tests {
         assert_ne!(flushes, 0);
         assert_eq!(driver.waits.load(Relaxed), flushes);
         assert_ne!(driver.freed.load(Relaxed), 0);
-        // All have come back.
+        // All pages are in system memory.
         for index in 0..4 {
             assert_eq!(load(range.address(index))?, 50 + index as u64);
         }
         Ok(())
     }
 
-    /// The window in which a mirror's reference is dropped and its use of the memory is still counted, or the other
-    /// way round, is widened.
+    /// Between the drop of a mirror's reference to the memory and the decrement of the memory's
+    /// user count, a delay is injected.
     #[test]
     fn memory_is_busy_until_its_mirror_has_dropped_it() -> Result {
         let (_, driver) = attached(1)?;
         let armed = Armed::new(Point::Window, 1, false)?;
         let destroyer = driver.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
-            // SAFETY: Nothing uses it any more.
+            // SAFETY: No other code uses the mirror.
             unsafe { rust_hmm_mirror_destroy(destroyer.mirror()) };
         })?;
         for _ in 0..10_000 {
@@ -104,11 +104,12 @@ mod tests {
             fsleep(Delta::from_millis(1));
         }
         assert!(!armed.is_left());
-        // SAFETY: It was not destroyed yet.
+        // SAFETY: The memory was not destroyed yet.
         let first = unsafe { rust_hmm_memory_destroy(driver.memory()) };
         drop(thread);
         assert_eq!(first, EBUSY.to_errno());
-        // SAFETY: As above; the queue has nothing to do.
+        // SAFETY: The memory was not destroyed, because the first call failed. The queue has no
+        // operations.
         unsafe {
             assert_eq!(rust_hmm_memory_destroy(driver.memory()), 0);
             assert_eq!(rust_hmm_queue_destroy(driver.queue()), 0);
@@ -126,7 +127,7 @@ mod tests {
         let mut how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         let migrate = |start, end, how: &rust_hmm_migration| {
             let mut outcome = outcome();
-            // SAFETY: All are alive.
+            // SAFETY: The objects are not destroyed before `detach`.
             let errno = unsafe { rust_hmm_migrate(mirror, start, end, how, &mut outcome) };
             (errno, outcome.moved, outcome.no_memory)
         };
@@ -136,7 +137,7 @@ mod tests {
                 total: 0,
                 limit: 0,
             };
-            // SAFETY: Alive.
+            // SAFETY: The memory is not destroyed before `detach`.
             unsafe { rust_hmm_memory_usage(driver.memory(), &mut usage) };
             usage.used
         };
@@ -161,7 +162,7 @@ mod tests {
         let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
         let how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         driver.reenter.store(1, Relaxed);
-        // SAFETY: All are alive.
+        // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             assert_eq!(rust_hmm_fault(mirror, start, end, RUST_HMM_WRITE), 0);
             assert_eq!(rust_hmm_migrate(mirror, start, end, &how, null_mut()), 0);
@@ -169,7 +170,7 @@ mod tests {
         }
         driver.reenter.store(0, Relaxed);
         assert_eq!(driver.granted.load(Relaxed), 0);
-        // A flush, its end, a copy and a kick at least.
+        // At least a flush, a wait for it, a copy and a kick have called all of them.
         assert!(driver.refused.load(Relaxed) >= 4 * CALLS);
         assert_ne!(driver.copies.load(Relaxed), 0);
         detach(&driver);
@@ -183,17 +184,17 @@ mod tests {
         let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
         let (busy, not_ours) = (within::deadlock().to_errno(), EPERM.to_errno());
         let mut place = place();
-        // It is made before, since memory is not allocated with the lock held.
+        // The thread is created first, because memory cannot be allocated with the table lock held.
         let (seen, theirs) = (driver.clone(), mirror as usize);
         let thread = Thread::spawn(c"hmm-test", move || {
             while seen.kicks.load(Relaxed) == 0 {
                 fsleep(Delta::from_millis(1));
             }
-            // SAFETY: It is alive until this thread has ended.
+            // SAFETY: The mirror is not destroyed before this thread has ended.
             let errno = unsafe { rust_hmm_table_unlock(theirs as *mut _) };
             seen.runs.store(1 + errno.unsigned_abs() as usize, Relaxed);
         })?;
-        // SAFETY: All are alive; what is refused does nothing.
+        // SAFETY: The objects are not destroyed before `detach`. A refused call has no effect.
         unsafe {
             assert_eq!(
                 rust_hmm_table_lookup(mirror, start, 0, &mut place),
@@ -213,7 +214,7 @@ mod tests {
         }
         let theirs = driver.runs.load(Relaxed) - 1;
         assert_eq!(theirs, not_ours.unsigned_abs() as usize);
-        // SAFETY: We hold it.
+        // SAFETY: This task holds the table lock. The second call is refused.
         unsafe {
             assert_eq!(rust_hmm_table_unlock(mirror), 0);
             assert_eq!(rust_hmm_table_unlock(mirror), not_ours);
@@ -232,7 +233,7 @@ mod tests {
         };
         let (data, end) = (driver.data(), range.end());
         let (mirror, start) = (driver.mirror(), range.start());
-        // SAFETY: What is refused does nothing.
+        // SAFETY: Refused calls have no effect.
         unsafe {
             let memory = |ops: rust_hmm_memory_ops, pages| {
                 is(rust_hmm_memory_create(&ops, data, pages).cast(), invalid);
@@ -287,7 +288,7 @@ mod tests {
             set.accessed_by = 2;
             assert_eq!(rust_hmm_attributes_set(mirror, start, end, &set), invalid);
             assert_eq!(rust_hmm_fence_signal_once(null_mut(), 0), invalid);
-            // What was never made can be destroyed.
+            // NULL and error pointers can be destroyed.
             assert_eq!(rust_hmm_mirror_destroy(null_mut()), 0);
             assert_eq!(rust_hmm_memory_destroy(ENOMEM.to_ptr()), 0);
             assert_eq!(rust_hmm_queue_destroy(EINTR.to_ptr()), 0);
@@ -307,7 +308,7 @@ mod tests {
         };
         let mut states = [residency(), residency(), residency()];
         let second = range.address(1);
-        // SAFETY: All are alive.
+        // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             assert_eq!(
                 rust_hmm_snapshot(mirror, start, end, states.as_mut_ptr()),
@@ -316,11 +317,12 @@ mod tests {
             let nowhere = RUST_HMM_IS_NONE as u8;
             assert_eq!(states[1].location, nowhere);
             assert_eq!(states[2].location, nowhere);
-            // Where it is, unless attributes say otherwise.
+            // The page stays in place, because no attribute says otherwise.
             let asked = rust_hmm_serve(mirror, start, second, 0, 0, &mut served);
             assert_eq!(asked, 0);
             assert_eq!((served.moved, served.in_place), (0, 1));
-            // The page, and no other; one of which nothing was known, with its neighbours or not.
+            // The first policy migrates the page only. The second one migrates a page without
+            // history with or without its neighbours.
             for policy in [1, 2] {
                 let write = RUST_HMM_WRITE;
                 let asked = rust_hmm_serve(mirror, start, second, write, policy, &mut served);
@@ -331,14 +333,14 @@ mod tests {
                 0
             );
             assert_eq!(states[0].location, RUST_HMM_IS_DEVICE as u8);
-            // What cannot be served tells of nothing.
+            // A refused call clears the result.
             let refused = rust_hmm_serve(mirror, end, start, 0, 0, &mut served);
             assert_eq!(refused, EINVAL.to_errno());
             assert_eq!((served.moved, served.in_place), (0, 0));
         }
-        // Of what is not mapped there is nothing to tell.
+        // A page that is not mapped has no state.
         unmap(PageRange::from_pages(second, 1)?)?;
-        // SAFETY: Alive.
+        // SAFETY: The mirror is not destroyed before `detach`.
         unsafe {
             let third = range.address(2);
             assert_eq!(rust_hmm_snapshot(mirror, second, third, &mut states[1]), 0);
@@ -359,7 +361,7 @@ mod tests {
         let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
         let how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         let gone = ENODEV.to_errno();
-        // SAFETY: All are alive.
+        // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             assert_eq!(rust_hmm_migrate(mirror, start, end, &how, null_mut()), 0);
             assert_eq!(rust_hmm_memory_unplug(driver.memory()), 0);
@@ -381,7 +383,7 @@ mod tests {
         let second = range.address(1);
         let how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         let mut states = [residency(), residency()];
-        // SAFETY: All are alive.
+        // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             assert_eq!(
                 rust_hmm_migrate(other.mirror(), start, second, &how, null_mut()),

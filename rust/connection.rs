@@ -319,7 +319,7 @@ impl<D: Device> Mirror<D> {
         })?;
         let mut no_huge = false;
         let mut short = 0;
-        let allocator = mine.allocator();
+        let mut allocator = mine.allocator(isolated.count());
         isolated.fill(|entry| {
             if entry.source == Source::Hole {
                 // The core offers these, too, but there is nothing to move.

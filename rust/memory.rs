@@ -10,20 +10,17 @@ use crate::{
     locks,
     mirror::Peer,
     mm::{
-        addr::{PMD_ORDER, PMD_PAGES},
+        addr::PMD_PAGES,
         device_pages::{DevicePages, DeviceRange, Kind, Owner, MAX_PAGES},
         mask::Mask,
         migrate::{Isolated, Origin},
         notifier::Cookie,
-        page::LockedFolio,
         trace,
     },
     policy::window::Windows,
     stats::Stats,
     watch::{self, Seat},
-    within::Within,
 };
-use core::cell::Cell;
 use kernel::{
     prelude::*,
     sync::{
@@ -33,6 +30,7 @@ use kernel::{
     },
 };
 
+mod allocator;
 mod arrivals;
 mod chores;
 mod copy;
@@ -54,6 +52,7 @@ mod unplug;
 mod victims;
 mod watched;
 
+pub(crate) use allocator::Allocator;
 pub(crate) use arrivals::Arrival;
 use arrivals::Arrivals;
 use chores::{Chores, Worker};
@@ -338,8 +337,12 @@ impl<M: MemoryOps> Memory<M> {
 
     /// One allocation, see [`Self::allocator`].
     #[cfg(CONFIG_KUNIT = "y")]
-    pub(crate) fn alloc(&self, arrival: &Arrival<'_>, order: u32) -> Option<LockedFolio> {
-        self.allocator().alloc(arrival, order)
+    pub(crate) fn alloc(
+        &self,
+        arrival: &Arrival<'_>,
+        order: u32,
+    ) -> Option<crate::mm::page::LockedFolio> {
+        self.allocator(1).alloc(arrival, order)
     }
 
     /// As a fault has the huge page that begins at device page `number` split.
@@ -354,14 +357,11 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().data().splits.is_splitting(number)
     }
 
-    /// For some allocations in a row. The caller keeps the folios as long as this exists: only so
-    /// does a block of which one was taken stay a candidate for eviction.
-    pub(crate) fn allocator(&self) -> Allocator<'_, M> {
-        Allocator {
-            pages: self.pages(),
-            last: Cell::new(None),
-            _within: Within::enter(),
-        }
+    /// For some allocations in a row, of at most `ahead` small pages, which are taken before they
+    /// are needed. The caller keeps the folios as long as this exists: only so does a block of
+    /// which one was taken stay a candidate for eviction.
+    pub(crate) fn allocator(&self, ahead: usize) -> Allocator<'_, M> {
+        Allocator::new(self.pages(), ahead)
     }
 
     /// Whether the CPU cannot address it.
@@ -413,50 +413,6 @@ impl<M: MemoryOps> Memory<M> {
     /// one.
     pub(crate) fn is_asynchronous(&self) -> bool {
         self.pages().data().is_asynchronous.load(Relaxed)
-    }
-}
-
-/// Allocates pages of a device's memory. The task is within a callback as long as this exists.
-pub(crate) struct Allocator<'m, M: MemoryOps> {
-    pages: &'m DevicePages<Ops<M>>,
-    /// The first page of the folio that was allocated last.
-    last: Cell<Option<usize>>,
-    _within: Within,
-}
-
-impl<M: MemoryOps> Allocator<'_, M> {
-    /// Whether a test wants the next allocation to fail.
-    pub(crate) fn driver_fails(&self, order: u32) -> bool {
-        self.pages.data().driver.fail_allocation(order)
-    }
-
-    /// A folio of `order`, if there is one. The arrival is one of this memory.
-    pub(crate) fn alloc(&self, arrival: &Arrival<'_>, order: u32) -> Option<LockedFolio> {
-        let ops = self.pages.data();
-        if arrival.is_late() || self.driver_fails(order) {
-            return None;
-        }
-        // What the driver says is a wish: only free pages are taken.
-        let chosen = |number| Some((number, self.pages.alloc_at(number, order)?));
-        let (number, folio) =
-            ops.driver
-                .choose(order)
-                .and_then(chosen)
-                .or_else(|| match self.last.get() {
-                    Some(last) if order != PMD_ORDER => self.pages.alloc_near(last, order),
-                    _ => self.pages.alloc_numbered(order),
-                })?;
-        // What is in the same block makes no difference: the block is in use since the last one.
-        let block = number / PMD_PAGES;
-        if self.last.get().map(|last| last / PMD_PAGES) != Some(block) {
-            ops.lru.touch(block);
-            ops.lru.allocated(block, order == PMD_ORDER);
-        }
-        self.last.set(Some(number));
-        if order == PMD_ORDER {
-            ops.splits.forget(number);
-        }
-        Some(folio)
     }
 }
 

@@ -274,7 +274,7 @@ fn fill<M: MemoryOps, R>(
     let mut no_huge = false;
     match arrival {
         Some(arrival) => {
-            let allocator = memory.allocator();
+            let mut allocator = memory.allocator(isolated.count());
             isolated.fill(|entry| {
                 let folio = allocator.alloc(arrival, entry.order());
                 if folio.is_none() {
@@ -285,7 +285,7 @@ fn fill<M: MemoryOps, R>(
             });
         }
         None => {
-            let (asked, refused) = (memory.allocator(), &mut *pages);
+            let (asked, refused) = (memory.allocator(0), &mut *pages);
             isolated.fill_small(Some(vma), move |entry| {
                 let fails = asked.driver_fails(0);
                 if fails {

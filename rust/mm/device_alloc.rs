@@ -176,6 +176,25 @@ impl FreeMap {
         true
     }
 
+    /// Takes free pages in a row, the first at `index`: at most `most`, and at most 64. Returns how
+    /// many; 0 if the page at `index` is not free. Context: any.
+    pub(in crate::mm) fn take_row(&self, index: usize, most: usize) -> usize {
+        let Some(word) = self.words.get(index / WORD_PAGES) else {
+            return 0;
+        };
+        let bit = index % WORD_PAGES;
+        // CAST: At most 64.
+        let row = |value: u64| most.min((value >> bit).trailing_ones() as usize);
+        let taken = take_bits(word, |value| match row(value) {
+            0 => 0,
+            pages => bits(bit, pages),
+        });
+        // CAST: As above.
+        let pages = taken.count_ones() as usize;
+        self.used.fetch_add(pages, Relaxed);
+        pages
+    }
+
     /// Makes `pages` pages from `index` on, free by now, ours. `pages` is a power of 2 and `index` a
     /// multiple of it.
     fn claim(&self, index: usize, pages: usize) -> bool {
@@ -184,17 +203,9 @@ impl FreeMap {
             return false;
         };
         let mask = bits(index % WORD_PAGES, pages.min(WORD_PAGES));
-        let claim = |word: &Atomic<u64>| {
-            let mut value = peek_u64(word);
-            while value & mask == mask {
-                match word.cmpxchg(value, value & !mask, Acquire) {
-                    Ok(_) => return true,
-                    Err(now) => value = now,
-                }
-            }
-            false
-        };
-        let taken = words.iter().take_while(|word| claim(word)).count();
+        let all = |value: u64| if value & mask == mask { mask } else { 0 };
+        let taken = words.iter().take_while(|word| take_bits(word, all) != 0);
+        let taken = taken.count();
         if taken == words.len() {
             return true;
         }
@@ -224,7 +235,7 @@ impl FreeMap {
     fn best(&self, order: u32) -> Option<usize> {
         let mut best = None;
         for (number, words) in self.words.chunks_exact(BLOCK_WORDS).enumerate() {
-            let free: u32 = words.iter().map(|word| peek_u64(word).count_ones()).sum();
+            let free: u32 = words.iter().map(|word| count(peek_u64(word))).sum();
             if free == 0 || best.is_some_and(|(fewest, _)| fewest <= free) {
                 continue;
             }
@@ -306,21 +317,30 @@ impl FreeMap {
 
     /// Gives `pages` pages back, of any number and at any index. Returns whether others were in
     /// use. Context: any.
+    #[inline]
     pub(in crate::mm) fn give_back(&self, index: usize, pages: usize) -> bool {
         // Before: who finds no page in use may count on it that they can be taken.
         let used = self.used.fetch_sub(pages, Relaxed);
-        for_each_word(index, pages, |at, mask| {
-            let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
-            if let (Some(word), Some(out), Some(hidden)) = words {
-                let gone = peek_u64(out) & mask;
-                if gone == 0 {
-                    set(word, mask);
-                } else {
-                    self.give_back_out((word, out, hidden), mask, gone);
-                }
-            }
-        });
+        match pages {
+            // Most often.
+            1 => self.give_back_bits(index / WORD_PAGES, 1 << (index % WORD_PAGES)),
+            _ => for_each_word(index, pages, |at, mask| self.give_back_bits(at, mask)),
+        }
         used > pages
+    }
+
+    /// Gives back the pages of `mask` in word `at`.
+    #[inline]
+    fn give_back_bits(&self, at: usize, mask: u64) {
+        let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
+        if let (Some(word), Some(out), Some(hidden)) = words {
+            let gone = peek_u64(out) & mask;
+            if gone == 0 {
+                set(word, mask);
+            } else {
+                self.give_back_out((word, out, hidden), mask, gone);
+            }
+        }
     }
 
     /// Gives back the pages of `mask` of which those of `gone` are to be taken out of use.
@@ -395,20 +415,44 @@ impl FreeMap {
 
 /// Takes the first free page of `words`: what is asked for most often.
 fn take_page(words: &[Atomic<u64>]) -> Option<usize> {
-    for (index, word) in words.iter().enumerate() {
-        let mut value = peek_u64(word);
-        while value != 0 {
-            match word.cmpxchg(value, value & (value - 1), Acquire) {
-                // CAST: At most 64.
-                Ok(_) => return Some(index * WORD_PAGES + value.trailing_zeros() as usize),
-                Err(now) => value = now,
-            }
+    words.iter().enumerate().find_map(|(index, word)| {
+        let lowest = |value: u64| value & value.wrapping_neg();
+        let taken = take_bits(word, lowest);
+        // CAST: At most 64.
+        (taken != 0).then(|| index * WORD_PAGES + taken.trailing_zeros() as usize)
+    })
+}
+
+/// Clears the bits of `word` that `choose` selects of those that are set, unless it selects none.
+/// Returns them.
+#[inline]
+fn take_bits(word: &Atomic<u64>, choose: impl Fn(u64) -> u64) -> u64 {
+    let mut value = peek_u64(word);
+    loop {
+        let mask = choose(value);
+        if mask == 0 {
+            return 0;
+        }
+        match word.cmpxchg(value, value & !mask, Acquire) {
+            Ok(_) => return mask,
+            Err(now) => value = now,
         }
     }
-    None
+}
+
+/// Number of bits that are set. The kernel is compiled for processors without an instruction for
+/// that; most words are all clear or all set.
+#[inline]
+fn count(word: u64) -> u32 {
+    match word {
+        0 => 0,
+        u64::MAX => u64::BITS,
+        word => word.count_ones(),
+    }
 }
 
 /// Sets the bits of `mask`, with a full barrier.
+#[inline]
 pub(crate) fn set(word: &Atomic<u64>, mask: u64) {
     let mut value = peek_u64(word);
     while let Err(now) = word.cmpxchg(value, value | mask, Full) {

@@ -45,6 +45,7 @@ mod region;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
+pub(crate) use alloc::Row;
 pub use cpu_fault::{CpuFault, FaultError};
 use hints::{Class, Hints};
 pub use mapped::MmapLocks;

@@ -233,6 +233,12 @@ impl<'a, R> Isolated<'a, R> {
         self.pages.0.pages
     }
 
+    /// Pages that can migrate, at most: those that the core has isolated.
+    pub(crate) fn count(&self) -> usize {
+        // CAST: From a count of pages.
+        self.pages.0.raw.cpages as usize
+    }
+
     /// The first entry at or after page `index` of the range.
     #[inline]
     pub fn entry_from(&self, index: usize) -> Option<Entry> {

@@ -40,41 +40,51 @@ impl<T: DevicePageOps> DevicePages<T> {
         if order > PMD_ORDER {
             return None;
         }
+        let (piece, index) = self.take_index(order)?;
+        let number = piece.index * PIECE_PAGES + index;
+        Some((number, self.taken(piece, index, order)))
+    }
+
+    /// Takes free pages of `order`. They are not counted yet.
+    fn take_index(&self, order: u32) -> Option<(&Piece<T>, usize)> {
         self.hinted(Class::Room(order)).find_map(|piece| {
             let index = piece.take(order, |may_have| match may_have {
                 true => self.hints.set(Class::Room(order), piece.index),
                 false => self.hints.clear(Class::Room(order), piece.index),
             })?;
-            Some((
-                piece.index * PIECE_PAGES + index,
-                self.taken(piece, index, order),
-            ))
+            Some((piece, index))
         })
     }
 
-    /// As [`Self::alloc_numbered`], first the page behind device page `near`, which is one that was
-    /// taken just now, then from its piece.
-    pub(crate) fn alloc_near(&self, near: usize, order: u32) -> Option<(usize, LockedFolio)> {
-        // One use, also where the search goes on in other pieces.
-        if fails(Point::DevicePage) {
-            return None;
-        }
-        let taken = self.piece(near).and_then(|piece| {
-            // Most pages of a migration follow each other: the block need not be searched.
-            let next = near % PIECE_PAGES + 1;
-            let is_next = order == 0 && next % PMD_PAGES != 0 && piece.free.take_at(next, 0);
-            let index = match is_next {
-                true => next,
-                false => piece.free.take(order)?,
-            };
-            Some((piece, index))
+    /// Takes free pages in a row into use, at most `most`: first those behind device page `near`,
+    /// which was taken just now, then of its piece, then of any piece.
+    pub(crate) fn take_row(&self, near: Option<usize>, most: usize) -> Option<Row<'_, T>> {
+        let most = most.max(1);
+        let near = near.and_then(|near| Some((self.piece(near)?, near % PIECE_PAGES + 1)));
+        // Most pages of a migration follow each other: the block need not be searched.
+        let behind = near.and_then(|(piece, next)| {
+            let count = piece.free.take_row(next, most.min(left_in_block(next)));
+            (count != 0).then(|| self.row(piece, next, count))
         });
-        match taken {
-            Some((piece, index)) => Some((
-                piece.index * PIECE_PAGES + index,
-                self.taken(piece, index, order),
-            )),
-            None => self.take(order),
+        behind.or_else(|| {
+            let found = near.and_then(|(piece, _)| Some((piece, piece.free.take(0)?)));
+            let (piece, first) = found.or_else(|| self.take_index(0))?;
+            let more = left_in_block(first + 1).min(most - 1);
+            let count = 1 + piece.free.take_row(first + 1, more);
+            Some(self.row(piece, first, count))
+        })
+    }
+
+    /// `count` pages from `first` on of `piece`, which were just taken.
+    fn row<'a>(&'a self, piece: &'a Piece<T>, first: usize, count: usize) -> Row<'a, T> {
+        // Full: what follows is ordered after the pages are in use.
+        self.used.fetch_add(count, Full);
+        // INVARIANT: They are the caller's.
+        Row {
+            owner: self,
+            piece,
+            next: first,
+            end: first + count,
         }
     }
 
@@ -132,6 +142,59 @@ impl<T: DevicePageOps> DevicePages<T> {
                 break;
             }
             each(piece, from - base, to - from);
+        }
+    }
+}
+
+/// Pages from `index` of a piece on in the same block; 0 if a block begins there.
+fn left_in_block(index: usize) -> usize {
+    (PMD_PAGES - index % PMD_PAGES) % PMD_PAGES
+}
+
+/// Device pages in a row that are in use, and become folios one by one. Dropping it gives back the
+/// others.
+///
+/// # Invariants
+///
+/// Pages `next..end` of `piece` were taken, and belong to this value. They are in one block.
+pub(crate) struct Row<'a, T: DevicePageOps> {
+    owner: &'a DevicePages<T>,
+    piece: &'a Piece<T>,
+    next: usize,
+    end: usize,
+}
+
+impl<T: DevicePageOps> Row<'_, T> {
+    /// Number of pages that are left.
+    #[inline]
+    pub(crate) fn pages(&self) -> usize {
+        self.end - self.next
+    }
+
+    /// Device page number of the next page.
+    #[inline]
+    pub(crate) fn number(&self) -> usize {
+        self.piece.index * PIECE_PAGES + self.next
+    }
+
+    /// The next page: locked, with one reference. Context: as for [`DevicePages::alloc`].
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<LockedFolio> {
+        if self.pages() == 0 || fails(Point::DevicePage) {
+            return None;
+        }
+        let index = self.next;
+        // INVARIANT: That page is the folio's now.
+        self.next += 1;
+        Some(self.piece.folio(index, 0))
+    }
+}
+
+impl<T: DevicePageOps> Drop for Row<'_, T> {
+    fn drop(&mut self) {
+        for index in self.next..self.end {
+            let is_used = self.piece.free.give_back(index, 1);
+            self.owner.given_back(self.piece, index, 0, is_used);
         }
     }
 }

@@ -73,9 +73,38 @@ mod suite {
         assert!(device.alloc_at(3, 0).is_some());
         drop(armed);
         let armed = Armed::new(Point::DevicePage, 1, false)?;
-        assert!(device.alloc_near(0, 0).is_none() && !armed.is_left());
-        assert!(device.alloc_near(0, 0).is_some());
-        drop(pages);
+        let mut row = device.take_row(Some(0), 1).ok_or(ENOMEM)?;
+        assert!(row.take().is_none() && !armed.is_left());
+        assert!(row.take().is_some() && row.take().is_none());
+        drop((row, pages));
+        assert_eq!(device.used(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn rows_end_at_pages_in_use_and_blocks() -> Result {
+        let device = device(2 * PMD_PAGES)?;
+        device.grow(1)?;
+        let row = |near, most| device.take_row(near, most).ok_or(ENOMEM);
+        // A row has pages of one word of the map only.
+        let mut first = row(None, PMD_PAGES)?;
+        assert_eq!((first.number(), device.used()), (0, 64));
+        let page = first.take().ok_or(ENOMEM)?;
+        assert_eq!(device.lookup(page.pfn()), Some(0));
+        drop(first);
+        assert_eq!(device.used(), 1);
+        let taken = device.alloc_at(5, 0).ok_or(ENOMEM)?;
+        let mut behind = row(Some(0), 10)?;
+        assert_eq!((behind.number(), device.used()), (1, 6));
+        let pages = [0; 4].map(|_| behind.take());
+        assert!(
+            pages.iter().all(Option::is_some) && behind.pages() == 0 && behind.take().is_none()
+        );
+        // The next page is in use.
+        assert_eq!(row(Some(4), 3)?.number(), 6);
+        // A block begins behind the last page: small folios come from the block that is in use.
+        assert_eq!(row(Some(PMD_PAGES - 1), 3)?.number(), 6);
+        drop((behind, pages, page, taken));
         assert_eq!(device.used(), 0);
         Ok(())
     }

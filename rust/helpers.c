@@ -432,23 +432,22 @@ EXPORT_SYMBOL_GPL(rust_hmm_folio_alloc_locked);
 /*
  * Gives each marked place of @dst, all bits of which are set, a new locked dirty
  * page, as far as there are any without an effort; the others become 0, and so
- * do all where a memory policy asks for pages of its own choice.
+ * do all where a memory policy asks for pages of its own choice. @marked of the
+ * @npages places are marked. Returns whether each of these has a page.
  */
-void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
-			  unsigned long npages)
+bool rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
+			  unsigned long npages, unsigned long marked)
 {
 	const gfp_t gfp = GFP_HIGHUSER_MOVABLE | __GFP_NORETRY | __GFP_NOWARN;
-	unsigned long marked = 0, i;
 	struct page *pages[BULK];
 	unsigned int next = 0, got = 0;
-	bool more = true;
+	bool more = true, all = true;
+	unsigned long i;
 
 #ifdef CONFIG_NUMA
 	more = !current->mempolicy && !(vma && vma_policy(vma));
 #endif
-	for (i = 0; i < npages; i++)
-		marked += dst[i] == ULONG_MAX;
-	for (i = 0; i < npages; i++) {
+	for (i = 0; i < npages && marked; i++) {
 		if (dst[i] != ULONG_MAX)
 			continue;
 		if (next == got && more) {
@@ -462,6 +461,7 @@ void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 		marked--;
 		if (next == got) {
 			dst[i] = 0;
+			all = false;
 			continue;
 		}
 		/* Nobody else knows of it, so that its lock is free. */
@@ -469,6 +469,7 @@ void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 		SetPageDirty(pages[next]);
 		dst[i] = migrate_pfn(page_to_pfn(pages[next++]));
 	}
+	return all;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fill_marked);
 

@@ -186,8 +186,8 @@ void rust_hmm_folio_unlock_put(unsigned long pfn);
 unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 					  unsigned long addr,
 					  unsigned int order, bool must);
-void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
-			  unsigned long npages);
+bool rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
+			  unsigned long npages, unsigned long marked);
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order);
 unsigned long rust_hmm_device_folio_reset(struct folio *folio,

@@ -60,6 +60,7 @@ pub struct Copy<'a> {
 
 impl Copy<'_> {
     /// Bytes to copy: 4 KiB or 2 MiB.
+    #[inline]
     pub fn bytes(&self) -> usize {
         match &self.destination {
             PlaceMut::Cpu(pages) => pages.bytes(),
@@ -219,7 +220,7 @@ impl Batch<'_> {
     /// # Safety
     ///
     /// As for [`Self::job`].
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn hand_out<M: MemoryOps>(
         &mut self,
         driver: &M,

@@ -163,30 +163,31 @@ fn attempt<M: MemoryOps>(
     })
     .map_err(|_| FaultError::Lost)?;
     lap.end(Phase::Unmap);
-    isolated.fill_small(Some(vma), |_| true);
-    isolated.fill(|entry| {
-        if entry.source == Source::Hole {
-            // The core offers these, too, but there is nothing to bring back.
-            return None;
-        }
-        let needed = covers(entry.index, entry.pages);
-        let order = entry.order();
-        let effort = if needed && order == 0 {
-            Effort::Must
-        } else {
-            Effort::Try
-        };
-        let folio = if order == PMD_ORDER && ops.fails(order) {
-            Err(ENOMEM)
-        } else {
-            LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)
-        };
-        if folio.is_err() && needed {
-            no_huge |= order == PMD_ORDER;
-            no_memory |= order == 0;
-        }
-        folio.ok()
-    });
+    if isolated.fill_small(Some(vma), |_| true) {
+        isolated.fill(|entry| {
+            if entry.source == Source::Hole {
+                // The core offers these, too, but there is nothing to bring back.
+                return None;
+            }
+            let needed = covers(entry.index, entry.pages);
+            let order = entry.order();
+            let effort = if needed && order == 0 {
+                Effort::Must
+            } else {
+                Effort::Try
+            };
+            let folio = if order == PMD_ORDER && ops.fails(order) {
+                Err(ENOMEM)
+            } else {
+                LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)
+            };
+            if folio.is_err() && needed {
+                no_huge |= order == PMD_ORDER;
+                no_memory |= order == 0;
+            }
+            folio.ok()
+        });
+    }
     lap.end(Phase::Allocate);
     ops.copy_all(pages, &mut isolated, copies);
     lap.end(Phase::Copy);
@@ -198,7 +199,7 @@ fn attempt<M: MemoryOps>(
     let lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
 
     let migrated = isolated.migrate();
-    let moved = migrated.moved().entries().map(|entry| entry.pages).sum();
+    let moved = migrated.moved().pages();
     lap.end(Phase::Switch);
     migrated.finalize(|readers, moved| {
         let settled = readers.switch(moved);

@@ -234,20 +234,21 @@ impl<M: MemoryOps> Parts<M> {
         lap: &mut Lap,
     ) -> usize {
         lap.end(Phase::Unmap);
-        isolated.fill_small(None, |_| true);
-        isolated.fill(|entry| match (entry.source, entry.order()) {
-            // Of other migrations: a page of the device is there, or its entry is empty.
-            (Source::Hole, _) => None,
-            (_, PMD_ORDER) => huge.take(),
-            (_, order) => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
-        });
+        if isolated.fill_small(None, |_| true) {
+            isolated.fill(|entry| match (entry.source, entry.order()) {
+                // Of other migrations: a page of the device is there, or its entry is empty.
+                (Source::Hole, _) => None,
+                (_, PMD_ORDER) => huge.take(),
+                (_, order) => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
+            });
+        }
         lap.end(Phase::Allocate);
         self.pages
             .data()
             .copy_all(&self.pages, &mut isolated, copies);
         lap.end(Phase::Copy);
         let migrated = isolated.migrate();
-        let moved = migrated.moved().entries().map(|entry| entry.pages).sum();
+        let moved = migrated.moved().pages();
         lap.end(Phase::Switch);
         // The notifiers of the isolation have removed what devices had.
         migrated.finalize(|(), _| ());

@@ -135,7 +135,8 @@ impl<M: MemoryOps> Ops<M> {
         // Pages move between the system and this device. Memory that the CPU can address is
         // addressed.
         let private = matches!(pages.kind(), Kind::Private);
-        let from_private = private && !isolated.has_cpu_sources();
+        let cpu_sources = isolated.has_cpu_sources();
+        let to_device = private && cpu_sources;
         let mut find = pages.finder();
         let mut device = |pfn| find(pfn).map(End::Device);
         let mut find_other = other.map(DevicePages::finder);
@@ -145,20 +146,16 @@ impl<M: MemoryOps> Ops<M> {
             count += 1;
             let source = match entry.source {
                 Source::Hole => Some(None),
-                Source::Page(pfn) if from_private => device(pfn).map(Some),
-                Source::Page(pfn) => isolated
-                    .source(entry.index)
-                    .map(|cpu| End::Cpu(cpu.first_pfn()))
-                    .or_else(|| device(pfn))
-                    .map(Some),
+                Source::Page(pfn) if cpu_sources => Some(Some(End::Cpu(pfn))),
+                Source::Page(pfn) => device(pfn).map(Some),
             };
             let cpu = || {
-                let cpu = isolated.destination(entry.index);
-                cpu.map(|cpu| End::Cpu(cpu.first_pfn()))
+                let is_cpu = isolated.is_addressable(&entry);
+                is_cpu.then_some(End::Cpu(entry.destination))
             };
             let destination = if let Some(find) = &mut find_other {
                 cpu().or_else(|| find(entry.destination).map(End::Device))
-            } else if private && !from_private {
+            } else if to_device {
                 device(entry.destination).or_else(cpu)
             } else {
                 cpu().or_else(|| device(entry.destination))

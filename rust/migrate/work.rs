@@ -77,9 +77,13 @@ pub(super) enum Attempt {
 }
 
 /// Notes the outcome of the pages of `entry`.
+#[inline]
 fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
-    for page in pages.iter_mut().skip(entry.index).take(entry.pages) {
+    // Most entries are small, and a loop becomes a call.
+    if let (1, Some(page)) = (entry.pages, pages.get_mut(entry.index)) {
         *page = outcome;
+    } else if let Some(pages) = pages.get_mut(entry.index..entry.index + entry.pages) {
+        pages.fill(outcome);
     }
 }
 
@@ -286,13 +290,16 @@ fn fill<M: MemoryOps, R>(
         }
         None => {
             let (asked, refused) = (memory.allocator(0), &mut *pages);
-            isolated.fill_small(Some(vma), move |entry| {
+            let left = isolated.fill_small(Some(vma), move |index| {
                 let fails = asked.driver_fails(0);
-                if fails {
-                    set(refused, entry, PageOutcome::NoMemory);
+                if let Some(page) = refused.get_mut(index).filter(|_| fails) {
+                    *page = PageOutcome::NoMemory;
                 }
                 !fails
             });
+            if !left {
+                return false;
+            }
             isolated.fill(|entry| {
                 let order = entry.order();
                 let refused = pages.get(entry.index) == Some(&PageOutcome::NoMemory);

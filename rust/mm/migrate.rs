@@ -235,8 +235,13 @@ impl<'a, R> Isolated<'a, R> {
 
     /// Pages that can migrate, at most: those that the core has isolated.
     pub(crate) fn count(&self) -> usize {
-        // CAST: From a count of pages.
-        self.pages.0.raw.cpages as usize
+        self.pages.0.raw.cpages
+    }
+
+    /// Whether the CPU can address the destination of `entry`, which has one.
+    #[inline]
+    pub(crate) fn is_addressable(&self, entry: &Entry) -> bool {
+        self.pages.0.is_addressable(entry)
     }
 
     /// The first entry at or after page `index` of the range.
@@ -245,43 +250,28 @@ impl<'a, R> Isolated<'a, R> {
         self.pages.0.entry_from(index)
     }
 
-    /// Gives new system memory to the small pages among the entries for which `wanted` says so, many at
-    /// once. Best effort: those that get none, also for the sake of a memory policy, are left to
-    /// [`Self::fill`]. Holes get none. As with [`LockedFolio::alloc_system`] they are dirty.
+    /// Gives new system memory to the small pages for which `wanted` says so of their index, many at
+    /// once. Holes get none. As with [`LockedFolio::alloc_system`] they are dirty.
+    ///
+    /// Returns whether entries that are no holes have no destination by now, also for the sake of a
+    /// memory policy: these are left to [`Self::fill`].
     ///
     /// Context: may sleep; the notifier's lock must not be held.
-    pub fn fill_small(&mut self, vma: Option<Vma<'_>>, mut wanted: impl FnMut(&Entry) -> bool) {
+    pub fn fill_small(&mut self, vma: Option<Vma<'_>>, wanted: impl FnMut(usize) -> bool) -> bool {
         if is_injecting() {
             // One by one, each of which may fail.
-            return;
+            return true;
         }
-        let mut any = false;
-        let mut index = 0;
-        while let Some(entry) = self.pages.0.entry_from(index) {
-            index = entry.index + entry.pages;
-            let fits = entry.order() == 0 && entry.destination == 0;
-            let is_hole = entry.source == Source::Hole;
-            if !fits || is_hole || !wanted(&entry) {
-                continue;
-            }
-            if let Some(dst) = self.pages.0.batch.dst.get_mut(entry.index) {
-                *dst = usize::MAX;
-                any = true;
-            }
+        // `wanted` is dropped: it may hold what must not be held over an allocation.
+        let (marked, left) = self.pages.0.mark_small(wanted);
+        if marked == 0 {
+            return left;
         }
-        // It may hold what must not be held over an allocation.
-        drop(wanted);
-        if any {
-            let vma = vma.map_or(ptr::null_mut(), |vma| vma.as_ptr());
-            // SAFETY: The array is that long; `vma` is null or valid, with its mmap lock held.
-            unsafe {
-                bindings::rust_hmm_fill_marked(
-                    vma,
-                    self.pages.0.batch.dst.as_mut_ptr(),
-                    self.pages.0.pages,
-                )
-            };
-        }
+        let vma = vma.map_or(ptr::null_mut(), |vma| vma.as_ptr());
+        let (dst, pages) = (self.pages.0.batch.dst.as_mut_ptr(), self.pages.0.pages);
+        // SAFETY: The array is that long; `vma` is null or valid, with its mmap lock held.
+        let filled = unsafe { bindings::rust_hmm_fill_marked(vma, dst, pages, marked) };
+        left || !filled
     }
 
     /// Asks `choose` for the destination of each entry. An entry without one stays where it is.

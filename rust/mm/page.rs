@@ -64,7 +64,14 @@ impl<'a> CpuPages<'a> {
         self.first
     }
 
+    /// The frame numbers.
+    #[inline]
+    fn frames(&self) -> core::ops::Range<usize> {
+        self.first..self.first + self.count
+    }
+
     /// Bytes of the pages.
+    #[inline]
     pub(crate) fn bytes(&self) -> usize {
         self.count.saturating_mul(PAGE_SIZE)
     }
@@ -347,34 +354,24 @@ impl SharedBytes {
 
     /// Copies all of `pages` to `offset`. `EINVAL` if that goes beyond the block.
     pub fn load(&self, offset: usize, pages: &CpuPages<'_>) -> Result {
-        let dst = self.pointer(offset, pages.bytes())?;
-        pages.for_each_part(0, pages.bytes(), |pfn, at, part| {
+        let mut dst = self.pointer(offset, pages.bytes())?;
+        for pfn in pages.frames() {
             // SAFETY: Checked above; the frames are alive by the invariant of `pages`.
-            unsafe {
-                bindings::rust_hmm_read_page(
-                    dst.wrapping_add(part.start).cast(),
-                    pfn,
-                    at,
-                    part.len(),
-                )
-            };
-        })
+            unsafe { bindings::rust_hmm_read_page(dst.cast(), pfn, 0, PAGE_SIZE) };
+            dst = dst.wrapping_add(PAGE_SIZE);
+        }
+        Ok(())
     }
 
     /// Fills all of `pages` from `offset` on. `EINVAL` if that goes beyond the block.
     pub fn store(&self, offset: usize, pages: &CpuPagesMut<'_>) -> Result {
-        let src = self.pointer(offset, pages.bytes())?;
-        pages.for_each_part(0, pages.bytes(), |pfn, at, part| {
+        let mut src = self.pointer(offset, pages.bytes())?;
+        for pfn in pages.frames() {
             // SAFETY: As in `load`, and the pages may be written.
-            unsafe {
-                bindings::rust_hmm_write_page(
-                    pfn,
-                    at,
-                    src.wrapping_add(part.start).cast(),
-                    part.len(),
-                )
-            };
-        })
+            unsafe { bindings::rust_hmm_write_page(pfn, 0, src.cast(), PAGE_SIZE) };
+            src = src.wrapping_add(PAGE_SIZE);
+        }
+        Ok(())
     }
 
     /// Copies `len` bytes at `from` of `other` to `offset`. `EINVAL` if that goes beyond either block, or they

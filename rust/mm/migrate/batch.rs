@@ -70,14 +70,18 @@ impl Inner<'_> {
     #[inline]
     pub(super) fn entry(&self, index: usize) -> Option<Entry> {
         let src = *self.batch.src.get(..self.pages)?.get(index)?;
-        self.entry_of(index, src)
+        // Only for one that can migrate.
+        if src & MIGRATE == 0 {
+            return None;
+        }
+        Self::entry_of(index, src, *self.batch.dst.get(index)?)
     }
 
-    /// What `src` at `index` says.
+    /// What `src` and `dst` at `index` say.
     #[inline]
-    fn entry_of(&self, index: usize, src: usize) -> Option<Entry> {
+    fn entry_of(index: usize, src: usize, dst: usize) -> Option<Entry> {
         let pages = if src & COMPOUND != 0 { PMD_PAGES } else { 1 };
-        (src & MIGRATE != 0).then(|| Entry {
+        (src & MIGRATE != 0).then_some(Entry {
             index,
             pages,
             source: if src & VALID != 0 {
@@ -86,7 +90,7 @@ impl Inner<'_> {
                 Source::Hole
             },
             writable: src & WRITE != 0,
-            destination: self.batch.dst.get(index).map_or(0, |dst| *dst >> SHIFT),
+            destination: dst >> SHIFT,
         })
     }
 
@@ -105,17 +109,47 @@ impl Inner<'_> {
     pub(super) fn entry_from(&self, index: usize) -> Option<Entry> {
         let rest = self.batch.src.get(index..self.pages)?;
         let found = rest.iter().position(|src| src & MIGRATE != 0)?;
-        self.entry_of(index + found, *rest.get(found)?)
+        self.entry(index + found)
+    }
+
+    /// Places in which there may be entries: a huge one begins with the range, and is the only one.
+    #[inline]
+    fn places(&self) -> usize {
+        match self.batch.src.first() {
+            Some(src) if src & COMPOUND != 0 => 1,
+            _ => self.pages,
+        }
     }
 
     #[inline]
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
-        let mut next = 0;
-        core::iter::from_fn(move || {
-            let found = self.entry_from(next)?;
-            next = found.index + found.pages;
-            Some(found)
-        })
+        let both = self.batch.src.iter().zip(&self.batch.dst);
+        both.take(self.places())
+            .enumerate()
+            .filter_map(|(index, (src, dst))| Self::entry_of(index, *src, *dst))
+    }
+
+    /// Marks the places of small pages that have no destination, if `wanted` says so of their
+    /// index. Returns the number of these, and whether entries that are no holes have none.
+    #[inline]
+    pub(super) fn mark_small(&mut self, mut wanted: impl FnMut(usize) -> bool) -> (usize, bool) {
+        let (mut marked, mut left) = (0, false);
+        let places = self.places();
+        let Batch { src, dst, .. } = &mut *self.batch;
+        let both = src.iter().zip(dst.iter_mut()).take(places);
+        for (index, (src, dst)) in both.enumerate() {
+            let is_page = src & (MIGRATE | VALID) == MIGRATE | VALID;
+            if !is_page || *dst != 0 {
+                continue;
+            }
+            if src & COMPOUND == 0 && wanted(index) {
+                *dst = usize::MAX;
+                marked += 1;
+            } else {
+                left = true;
+            }
+        }
+        (marked, left)
     }
 
     /// Whether `entry` has a destination, and that is memory which the CPU can address.

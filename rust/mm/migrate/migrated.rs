@@ -21,6 +21,11 @@ impl Moved<'_> {
         self.0.entries().filter(|entry| entry.destination != 0)
     }
 
+    /// Number of pages that moved.
+    pub(crate) fn pages(&self) -> usize {
+        self.entries().map(|entry| entry.pages).sum()
+    }
+
     /// Whether the CPU can address what `entry` has moved to.
     #[inline]
     pub fn is_addressable(&self, entry: &Entry) -> bool {

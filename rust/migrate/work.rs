@@ -216,6 +216,10 @@ fn migrate_and_switch<D: Device>(
     lap.end(Phase::Switch);
     for entry in migrated.moved().entries() {
         *entries += usize::from(entry.source != Source::Hole);
+        // Until the device turns out to have an entry.
+        if target == Target::System {
+            set(pages, &entry, PageOutcome::Moved);
+        }
     }
     let mut lost = false;
     let mut each = |index: usize, what: Switched| {

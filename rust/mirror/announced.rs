@@ -70,7 +70,7 @@ impl<'m, D: Device> Announced<'m, D> {
     }
 
     /// Lets the device use what moved to system memory, where it had an entry. Calls `each` for
-    /// pages that had one or have moved.
+    /// pages that had one.
     pub(crate) fn switch_to_system(
         self,
         moved: &Moved<'_>,

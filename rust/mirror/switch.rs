@@ -173,6 +173,8 @@ struct Switching<'a, D: Device> {
     /// The device's memory, if that is where the pages are now: all of a migration are in one memory.
     memory: Option<&'a Memory<D::Memory>>,
     own: Option<&'a Transaction>,
+    /// The pages of the piece that still belong to it.
+    owned: Mask,
 }
 
 impl<D: Device> Switching<'_, D> {
@@ -194,11 +196,13 @@ impl<D: Device> Switching<'_, D> {
     #[inline]
     fn small(&self, span: PageRange, first: usize, later: &mut Mask) -> Option<Entry> {
         let (pfn, writable) = self.moved.small_at(first)?;
-        let is_own = span.pages() == 1 && self.own?.is_marked(span.start());
-        if is_own && writable {
+        if span.pages() != 1 || !self.owned.has(first) {
+            return None;
+        }
+        if writable {
             later.insert(first);
         }
-        is_own.then(|| Entry::system(pfn, false))
+        Some(Entry::system(pfn, false))
     }
 
     /// What becomes of any other one.
@@ -257,8 +261,8 @@ impl<D: Device> Switching<'_, D> {
     }
 }
 
-/// Lets the device use what has moved, where it had an entry. Calls `each` for pages that had one or have moved. Without
-/// `with_write` the entries stay read-only.
+/// Lets the device use what has moved, where it had an entry. Calls `each` for pages that had one. Without `with_write`
+/// the entries stay read-only.
 // A stack frame of its own.
 #[inline(never)]
 pub(super) fn switch_present<D: Device>(
@@ -270,11 +274,6 @@ pub(super) fn switch_present<D: Device>(
 ) -> Flushed {
     let piece = moved.range();
     let mut lap = Lap::start();
-    for entry in moved.entries() {
-        for index in entry.index..entry.index + entry.pages {
-            each(index, Switched::NoEntry);
-        }
-    }
     let first = moved.entries().next().map(|first| first.destination);
     let home = inner.device.memory();
     let home = home.filter(|home| first.is_some_and(|pfn| home.lookup(pfn).is_some()));
@@ -292,7 +291,8 @@ pub(super) fn switch_present<D: Device>(
     let own = transactions.get(name, piece.start());
     // Under the lock: see `Inner::elsewhere`.
     let memory = home.or(tile.filter(|tile| !tile.is_gone()));
-    let (mut switched, mut later) = (0, Mask::EMPTY);
+    let (mut switched, mut later, mut all) = (0, Mask::EMPTY, Mask::EMPTY);
+    all.add(0..piece.pages());
     let mut unwritten = None;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
         let mut dirty = DirtyBatch::new();
@@ -301,6 +301,7 @@ pub(super) fn switch_present<D: Device>(
             moved,
             memory,
             own,
+            owned: own.map_or(Mask::EMPTY, |own| own.owned_of(piece.start(), &all)),
         };
         // A huge leaf whose pages do not share one fate cannot stay one.
         let split = |span: PageRange| switching.divides(span);
@@ -308,14 +309,13 @@ pub(super) fn switch_present<D: Device>(
             let Some(first) = piece.index_of(span.start()) else {
                 return;
             };
+            if let Some(new) = switching.small(span, first, &mut later) {
+                *slot = new;
+                switched += 1;
+                return each(first, Switched::Yes { was_valid: true });
+            }
             let pages = span.pages();
-            let what = match switching.small(span, first, &mut later) {
-                Some(new) => {
-                    *slot = new;
-                    Switched::Yes { was_valid: true }
-                }
-                None => switching.other(span, first, slot, &mut dirty, &mut later),
-            };
+            let what = switching.other(span, first, slot, &mut dirty, &mut later);
             if let Switched::Yes { .. } = what {
                 switched += pages;
             }

@@ -2,9 +2,9 @@
 /*
  * The C interfaces for which the kernel crate has no bindings.
  *
- * Everything that `kernel::bindings` already holds is left out (see the
+ * Everything that `kernel::bindings` already has is left out (see the
  * allow list in Kbuild), so that types such as `struct vm_area_struct` are
- * the very types of the kernel crate.
+ * those of the kernel crate.
  */
 #include <linux/hmm.h>
 #include <linux/migrate.h>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Contents of pages: engines, processors and copies may touch them at the same
- * time, as the program that uses the device wants it. That is no race of ours.
+ * Access to the contents of pages that devices, CPUs and copies may access
+ * concurrently. Ordering such accesses is up to the program that uses the
+ * device, so the data races are not reported.
  *
- * Copies go by words: memcpy() and copy_to_user() may choose "rep movsb", which
- * not every processor, and no emulator, makes fast.
+ * Copies move whole words, because memcpy() and copy_to_user() may use
+ * "rep movsb", which is slow on some processors and in all emulators.
  */
 #include <linux/atomic.h>
 #include <linux/compiler.h>
@@ -21,7 +22,7 @@
 
 #include "helpers.h"
 
-/* Who else touches them does so on purpose, see above. */
+/* An access whose data races are intended, see above. */
 #define CONTENTS(statement) data_race(({ statement; 0; }))
 
 static __always_inline void copy_words(void *dst, const void *src, size_t len)
@@ -51,7 +52,7 @@ static __always_inline void clear_words(void *dst, size_t len)
 }
 
 #ifdef CONFIG_X86_64
-/* One side is user memory. Returns the words that are left. */
+/* Copies to or from user memory. Returns the number of words not copied. */
 static __always_inline size_t user_words(void *dst, const void *src,
 					 size_t words)
 {
@@ -64,7 +65,9 @@ static __always_inline size_t user_words(void *dst, const void *src,
 }
 #endif
 
-/* Returns what was not copied; the end of an area may be missing, or all. */
+/*
+ * Returns the number of bytes not copied, which are the last ones of the area.
+ */
 static size_t to_user(unsigned long user, const void *src, size_t len)
 {
 	void __user *dst = (void __user *)user;
@@ -170,7 +173,7 @@ void rust_hmm_clear_bytes(void *dst, size_t len)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_clear_bytes);
 
-/* To or from user memory that is there; page faults are not served. */
+/* Copies to or from present user memory: page faults are disabled. */
 size_t rust_hmm_page_to_user(unsigned long user, unsigned long pfn,
 			     size_t offset, size_t len)
 {
@@ -205,7 +208,7 @@ size_t rust_hmm_bytes_from_user(void *dst, unsigned long user, size_t len)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_bytes_from_user);
 
-/* Brings user memory in, without changing it. Returns what cannot be had. */
+/* Faults user memory in. Returns the number of bytes not faulted in. */
 size_t rust_hmm_fault_in_user(unsigned long user, size_t len, bool write)
 {
 	if (write)
@@ -214,7 +217,10 @@ size_t rust_hmm_fault_in_user(unsigned long user, size_t len, bool write)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fault_in_user);
 
-/* Atomic also against the CPU; @offset is a multiple of 8 within the page. */
+/*
+ * Atomic with respect to the CPU, too; @offset is a multiple of 8 within the
+ * page.
+ */
 u64 rust_hmm_fetch_add_page(unsigned long pfn, size_t offset, u64 value)
 {
 	void *at = kmap_local_page(pfn_to_page(pfn));

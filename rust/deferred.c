@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Drops objects in a workqueue whose owner dropped them where waiting would
- * never end. A worker runs code of the driver that the object belongs to, so
- * a module is only freed when no object is left.
+ * Drops objects in a workqueue, for owners that must not wait for the drop: it
+ * would wait for the caller itself. The worker runs code of the driver that
+ * owns the object. Therefore a module is freed only when no object is pending.
  */
 #include <linux/atomic.h>
 #include <linux/errno.h>
@@ -15,12 +15,12 @@
 #include "deferred.h"
 
 /*
- * Not one worker for all objects: the drop of one may wait for another one's,
- * as that of device memory does for the end of the pages in it.
+ * Not ordered: the drop of one object may wait for the drop of another one. For
+ * example, dropping device memory waits until its pages are freed.
  */
 static struct workqueue_struct *queue;
 
-/* Objects that were queued and are not dropped yet */
+/* Number of queued objects that are not dropped yet */
 static atomic_t pending = ATOMIC_INIT(0);
 
 static void drop_object(struct work_struct *work)
@@ -29,11 +29,14 @@ static void drop_object(struct work_struct *work)
 
 	object = container_of(work, struct rust_hmm_deferred, work);
 	object->drop(object);
-	/* Last: rust_hmm_deferred_flush() lets the driver's code be freed. */
+	/*
+	 * Last: after this, rust_hmm_deferred_flush() returns and the driver's
+	 * code may be freed. Pairs with the acquire there.
+	 */
 	atomic_dec_return_release(&pending);
 }
 
-/* Has a worker drop @object. Context: any but NMI. */
+/* Queues @object, which a worker drops. Context: any but NMI. */
 void rust_hmm_deferred_queue(struct rust_hmm_deferred *object)
 {
 	atomic_inc(&pending);
@@ -42,18 +45,18 @@ void rust_hmm_deferred_queue(struct rust_hmm_deferred *object)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_deferred_queue);
 
-/* Waits until all objects that were queued are dropped. */
+/* Waits until all queued objects are dropped. Context: may sleep. */
 void rust_hmm_deferred_flush(void)
 {
-	/* Dropping one may queue another, which a single flush does not cover. */
+	/* A drop may queue another object, which a single flush does not cover. */
 	while (atomic_read_acquire(&pending))
 		flush_workqueue(queue);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_deferred_flush);
 
 /*
- * The module's exit function has returned, so it queues nothing from here on.
- * Its code is freed when this has returned.
+ * MODULE_STATE_GOING: the exit function of the module has returned, so that the
+ * module queues no more objects. Its code is freed after this returns.
  */
 static int module_changes(struct notifier_block *block, unsigned long state,
 			  void *module)
@@ -65,7 +68,7 @@ static int module_changes(struct notifier_block *block, unsigned long state,
 
 static struct notifier_block modules = {
 	.notifier_call = module_changes,
-	/* Before other notifiers free anything that the module's code uses. */
+	/* Runs before other notifiers free memory that the module's code uses. */
 	.priority = INT_MAX,
 };
 

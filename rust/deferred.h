@@ -6,12 +6,12 @@
 #include <linux/workqueue.h>
 
 /*
- * A member of an object that a worker may drop, or for which it does the rest of the work. In
+ * A member of an object that a worker drops, or for which it runs deferred work. In
  * rust/deferred.rs it is the first member.
  */
 struct rust_hmm_deferred {
 	struct work_struct work;
-	/* Called by the worker, once, with this structure, which it may free. */
+	/* Called once by the worker with this structure, which the function may free. */
 	void (*drop)(void *object);
 };
 

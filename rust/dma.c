@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* DMA addresses of a real device, see dma.h. */
+/* DMA mappings for hardware devices, see dma.h. */
 #include <linux/device.h>
 #include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
@@ -15,14 +15,15 @@
 #define WINDOW_PAGES 512
 
 /*
- * The addresses of 2 MiB of a process. Behind an IOMMU they are one range of IOVA, into which pages are linked
- * one by one; elsewhere each page has its own.
+ * DMA addresses of the pages of 2 MiB of a process. Behind an IOMMU, one range of IOVA is allocated
+ * for all of them, into which pages are linked one by one. Without an IOMMU each page has an
+ * address of its own.
  */
 struct rust_hmm_dma_window {
 	struct hmm_dma_map map;
 };
 
-/* What a page table of DMA addresses cannot serve is refused here. */
+/* Refuses devices that a page table of DMA addresses does not support. */
 int rust_hmm_dma_adopt(struct device *dev, unsigned int bits)
 {
 	int err;
@@ -43,8 +44,8 @@ int rust_hmm_dma_adopt(struct device *dev, unsigned int bits)
 		return -EOPNOTSUPP;
 	}
 	/*
-	 * The device uses pages for as long as the process has them, so that there is no time to copy them
-	 * to where a narrow device reaches.
+	 * Pages stay mapped for the device as long as the process has them. So there is no time at
+	 * which they could be copied to memory that a device with fewer address bits reaches.
 	 */
 	if (dma_addressing_limited(dev)) {
 		dev_err(dev, "rust_hmm: refused: the device reaches %u bits of address, the memory needs %u; bouncing is not possible\n",
@@ -90,8 +91,8 @@ void rust_hmm_dma_window_free(struct device *dev,
 EXPORT_SYMBOL_GPL(rust_hmm_dma_window_free);
 
 /*
- * The place must be free (@fresh), or this very page be mapped there. Does not sleep. @fail, here and below: there is
- * to be no address (rust/inject.rs).
+ * Maps the page at @index of the window. With @fresh, no page is mapped there; otherwise this same
+ * page is. Does not sleep. @fail: injects a failure of the mapping, see rust/inject.rs.
  */
 int rust_hmm_dma_window_map(struct device *dev,
 			    struct rust_hmm_dma_window *window,
@@ -115,7 +116,7 @@ int rust_hmm_dma_window_map(struct device *dev,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_window_map);
 
-/* All pages must be mapped. Does not sleep. */
+/* Unmaps @count pages, all of which must be mapped. Does not sleep. */
 void rust_hmm_dma_window_unmap(struct device *dev,
 			       struct rust_hmm_dma_window *window,
 			       unsigned int first, unsigned int count)
@@ -127,7 +128,7 @@ void rust_hmm_dma_window_unmap(struct device *dev,
 	for (i = first; i < first + count; i++)
 		peers |= pfns[i] & (HMM_PFN_P2PDMA | HMM_PFN_P2PDMA_BUS);
 	if (dma_use_iova(&window->map.state) && !peers)
-		/* One flush of the IOMMU's TLB for all of them. */
+		/* One flush of the IOTLB for all pages. */
 		dma_iova_unlink(dev, &window->map.state, (size_t)first << PAGE_SHIFT,
 				(size_t)count << PAGE_SHIFT, DMA_BIDIRECTIONAL,
 				DMA_ATTR_REQUIRE_COHERENT);
@@ -143,8 +144,8 @@ static const enum dma_data_direction directions[] = {
 };
 
 /*
- * Maps @npages adjacent pages for a copy. @coherent: fail where the pages would
- * be bounced; see rust_hmm_dma_map().
+ * Maps @npages contiguous pages for a copy. @coherent: fail if the pages would
+ * be bounced; see rust_hmm_dma_map(). @fail: injects a failure.
  */
 int rust_hmm_dma_map_run(struct device *dev, unsigned long pfn,
 			 unsigned long npages, int direction, bool coherent,
@@ -171,7 +172,7 @@ void rust_hmm_dma_unmap_run(struct device *dev, u64 addr, unsigned long npages,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_unmap_run);
 
-/* Memory that device and CPU share, of zeros. */
+/* Allocates zeroed memory that is coherent between device and CPU. */
 void *rust_hmm_dma_buffer(struct device *dev, size_t size, u64 *addr)
 {
 	dma_addr_t dma = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * DMA fences of hardware that works on memory which cannot move, and sync files: the parts of the
- * kernel's interfaces that are inline.
+ * DMA fences of hardware that accesses pinned memory only, and sync files: wrappers of the kernel's
+ * inline functions.
  *
- * A fence has neither a release nor a wait operation. Once it is signalled nothing of it needs this
+ * A fence has neither a release nor a wait operation. A signalled fence uses no code of this
  * module, so that it may outlive the module.
  */
 #include <linux/dma-fence.h>
@@ -15,7 +15,7 @@
 
 #include "fence.h"
 
-/* @base first: the kernel's default release frees it by that address. */
+/* @base is first, because the kernel's default release frees the fence by its address. */
 struct hmm_dma_fence {
 	struct dma_fence base;
 	const void *kind;
@@ -39,7 +39,7 @@ struct dma_fence *rust_hmm_dma_fence_alloc(void)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_fence_alloc);
 
-/* For one that was never initialized. */
+/* Frees a fence that was never initialized. */
 void rust_hmm_dma_fence_free(struct dma_fence *fence)
 {
 	kfree(container_of(fence, struct hmm_dma_fence, base));
@@ -65,7 +65,10 @@ void rust_hmm_dma_fence_signal(struct dma_fence *fence, int error)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_fence_signal);
 
-/* NULL if it is not one of this library, or is signalled: then @ops may be cleared. */
+/*
+ * Returns the type of device that signals @fence. NULL if the fence is not one of this library, or
+ * is signalled, because @ops may be cleared then.
+ */
 const void *rust_hmm_dma_fence_kind(struct dma_fence *fence)
 {
 	if (rcu_access_pointer(fence->ops) != &fence_ops)
@@ -97,7 +100,10 @@ void rust_hmm_dma_fence_end_signalling(bool cookie)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_fence_end_signalling);
 
-/* Returns a file descriptor that is reserved, and its file; -errno. */
+/*
+ * Creates a sync file of @fence and reserves a file descriptor for it, which is not installed yet.
+ * Returns the descriptor or -errno.
+ */
 int rust_hmm_sync_file_reserve(struct dma_fence *fence, struct file **file)
 {
 	struct sync_file *sync;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Exports the Rust symbols of the library, so that generic and inlined code
- * in drivers links against it. The list is made from the object file.
+ * in drivers links against it. The list is generated from the object file.
  */
 #include <linux/export.h>
 

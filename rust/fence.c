@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Fences of operations that may fault, take an mmap lock or wait for user space. They are no DMA
- * fences, and none can be made of them: Documentation/driver-api/dma-buf.rst, "Indefinite DMA
- * Fences". The other direction is allowed: a fence may stand for a DMA fence.
+ * Fences of operations that may fault, take an mmap lock or wait for user space. They are not DMA
+ * fences and cannot be converted to DMA fences: see "Indefinite DMA Fences" in
+ * Documentation/driver-api/dma-buf.rst. The reverse is allowed: a fence may follow a DMA fence.
  *
  * Lock order: the lock of a DMA fence, then @lock of a fence, then the locks of an eventfd and of
- * those who wait. The lock of a DMA fence is never taken under @lock.
+ * a completion. The lock of a DMA fence is never taken under @lock.
  *
- * User space decides how many watch a fence. So a signal calls only some of them with interrupts
- * off; a worker calls the others, some at a time.
+ * User space determines the number of watches of a fence. Therefore a signal calls a bounded number
+ * of them with interrupts disabled. A worker calls the others in bounded batches.
  */
 #include <linux/atomic.h>
 #include <linux/completion.h>
@@ -26,7 +26,7 @@
 #include "deferred.h"
 #include "fence.h"
 
-/* Most eventfds of a fence: a signal walks them with interrupts off. */
+/* Most eventfds of a fence: a signal walks them with interrupts disabled. */
 #define EVENTFDS 4
 
 /* Most watches that are called under one hold of the lock. */
@@ -38,16 +38,16 @@ struct rust_hmm_fence {
 	int status;
 	/* Made by rust_hmm_fence_create(). */
 	bool by_driver;
-	/* Names the type of device that signals it. Only compared. */
+	/* Identifies the type of device that signals the fence. Compared, but not dereferenced. */
 	const void *kind;
-	/* Protects all below but @dma and @cb. */
+	/* Protects all members below except @dma and @cb. */
 	spinlock_t lock;
-	/* Not called yet, in the order in which they came. None is added after the signal. */
+	/* Watches to be called, in the order of registration. None is added after the signal. */
 	struct list_head watches;
-	/* Calls those that the signal did not call. Has a reference. */
+	/* Work item for the watches that the signal did not call. Has a reference to the fence. */
 	struct rust_hmm_deferred rest;
 	struct eventfd_ctx *eventfds[EVENTFDS];
-	/* The DMA fence that it stands for, or NULL. */
+	/* The DMA fence that this fence follows, or NULL. */
 	struct dma_fence *dma;
 	struct dma_fence_cb cb;
 };
@@ -80,8 +80,8 @@ void rust_hmm_fence_put(struct rust_hmm_fence *fence)
 		return;
 	if (fence->dma) {
 		/*
-		 * After this the callback neither runs nor will run: both hold the lock of the
-		 * DMA fence.
+		 * After this the callback neither runs nor can run, because it is called and
+		 * removed under the lock of the DMA fence.
 		 */
 		dma_fence_remove_callback(fence->dma, &fence->cb);
 		dma_fence_put(fence->dma);
@@ -93,7 +93,7 @@ void rust_hmm_fence_put(struct rust_hmm_fence *fence)
 
 int rust_hmm_fence_status(const struct rust_hmm_fence *fence)
 {
-	/* What was written before the signal is visible after this; pairs with the release. */
+	/* Pairs with rust_hmm_fence_signal(): writes before the signal are visible. */
 	return smp_load_acquire(&fence->status);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_status);
@@ -109,7 +109,7 @@ const void *rust_hmm_fence_kind(const struct rust_hmm_fence *fence)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_kind);
 
-/* Most watches that any fence has called under one hold of its lock. For tests. */
+/* Most watches that were called under one hold of the lock of any fence. For tests. */
 static atomic_t longest_lot = ATOMIC_INIT(0);
 
 unsigned int rust_hmm_fence_longest_lot(void)
@@ -118,7 +118,8 @@ unsigned int rust_hmm_fence_longest_lot(void)
 }
 
 /*
- * Calls up to LOT watches of @fence, which is signalled and locked. Returns whether any are left.
+ * Calls up to LOT watches of @fence, which is signalled. Returns whether any are left. The caller
+ * holds @lock.
  */
 static bool fence_call_some(struct rust_hmm_fence *fence)
 {
@@ -151,7 +152,7 @@ static void fence_call_rest(void *object)
 	rust_hmm_fence_put(fence);
 }
 
-/* Returns whether this call has signalled it. Context: any but NMI. */
+/* Signals @fence. Returns false if it was signalled before. Context: any but NMI. */
 bool rust_hmm_fence_signal(struct rust_hmm_fence *fence, int error)
 {
 	unsigned long flags;
@@ -161,7 +162,10 @@ bool rust_hmm_fence_signal(struct rust_hmm_fence *fence, int error)
 	spin_lock_irqsave(&fence->lock, flags);
 	first = !fence->status;
 	if (first) {
-		/* Makes the result visible; pairs with rust_hmm_fence_status(). */
+		/*
+		 * Orders the operation's writes before the signal; pairs with
+		 * rust_hmm_fence_status().
+		 */
 		smp_store_release(&fence->status, error ?: 1);
 		for (i = 0; i < EVENTFDS && fence->eventfds[i]; i++)
 			eventfd_signal(fence->eventfds[i]);
@@ -180,13 +184,13 @@ static void fence_dma_signalled(struct dma_fence *dma, struct dma_fence_cb *cb)
 {
 	struct rust_hmm_fence *fence = container_of(cb, struct rust_hmm_fence, cb);
 
-	/* Its lock is held: dma_fence_get_status() would take it. */
+	/* Not dma_fence_get_status(), which takes the lock of @dma: the caller holds it. */
 	rust_hmm_fence_signal(fence, dma->error);
 }
 
 /*
- * Has @fence signal when @dma does, of which it takes a reference. The caller's reference of @fence
- * is the only one.
+ * Signals @fence when @dma is signalled. Takes a reference to @dma. The caller must have the only
+ * reference to @fence.
  */
 void rust_hmm_fence_follow(struct rust_hmm_fence *fence, struct dma_fence *dma)
 {
@@ -201,7 +205,7 @@ void rust_hmm_fence_follow(struct rust_hmm_fence *fence, struct dma_fence *dma)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_follow);
 
-/* Adds @watch, which has its function. Returns false if the fence is signalled. */
+/* Adds @watch, whose function is set. Returns false, and adds nothing, if @fence is signalled. */
 static bool fence_add(struct rust_hmm_fence *fence, struct rust_hmm_fence_watch *watch)
 {
 	unsigned long flags;
@@ -222,9 +226,9 @@ static void fence_ring(void *bell)
 }
 
 /*
- * Sleeps until @fence signals, @bell is completed, or @timeout jiffies have passed. Returns 1 if
- * the fence is signalled, 0 if not, -ERESTARTSYS if the task was killed or, unless @killable, has a
- * signal.
+ * Sleeps until @fence is signalled, @bell is completed, or @timeout jiffies have passed. Returns 1
+ * if the fence is signalled, 0 if it is not, -ERESTARTSYS if a fatal signal is pending or, unless
+ * @killable, any signal.
  */
 int rust_hmm_fence_wait(struct rust_hmm_fence *fence, struct completion *bell,
 			unsigned long timeout, bool killable)
@@ -233,8 +237,9 @@ int rust_hmm_fence_wait(struct rust_hmm_fence *fence, struct completion *bell,
 	long left;
 
 	/*
-	 * Annotates the wait for a DMA fence for lockdep. Not interruptible: with a pending signal
-	 * it would return an error at once, and a positive value alone says that it is signalled.
+	 * Annotates the wait for a DMA fence for lockdep. Not interruptible, because it would
+	 * return an error if a signal is pending. Only a positive value means that @dma is
+	 * signalled.
 	 */
 	if (fence->dma && dma_fence_wait_timeout(fence->dma, false, 0) > 0)
 		return 1;

@@ -10,8 +10,8 @@
 #include "managed.h"
 
 /*
- * A private mapping of a device file that is being set up becomes anonymous
- * memory, as one of /dev/zero does.
+ * Makes a private mapping of a device file anonymous memory, like one of
+ * /dev/zero. Called by the mmap operation of the file, while @vma is set up.
  */
 void rust_hmm_vma_set_anonymous(struct vm_area_struct *vma, bool huge)
 {
@@ -21,14 +21,17 @@ void rust_hmm_vma_set_anonymous(struct vm_area_struct *vma, bool huge)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_set_anonymous);
 
-/* Where in its file it was mapped, in pages. */
+/* Returns the offset of @vma in its file, in pages. */
 unsigned long rust_hmm_vma_offset(const struct vm_area_struct *vma)
 {
 	return vma->vm_pgoff;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_offset);
 
-/* The same of anonymous memory that was mapped from a file; else 0. */
+/*
+ * Returns the offset of anonymous memory that was mapped from a file; 0 for
+ * other mappings.
+ */
 unsigned long rust_hmm_vma_anonymous_offset(const struct vm_area_struct *vma)
 {
 	return vma->vm_file && vma_is_anonymous((struct vm_area_struct *)vma) ?
@@ -42,7 +45,9 @@ bool rust_hmm_vma_is_shared(const struct vm_area_struct *vma)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_is_shared);
 
-/* Into the current process: an address or -errno. */
+/*
+ * Maps @file privately into the current process. Returns the address or -errno.
+ */
 long rust_hmm_mmap(struct file *file, unsigned long len, unsigned long offset)
 {
 	return vm_mmap(file, 0, len, PROT_READ | PROT_WRITE, MAP_PRIVATE,
@@ -50,7 +55,10 @@ long rust_hmm_mmap(struct file *file, unsigned long len, unsigned long offset)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mmap);
 
-/* From a process in use: the current one, or by a kernel thread. */
+/*
+ * Unmaps a range of @mm, which the caller keeps in use. @mm must be that of the
+ * current process, unless the caller is a kernel thread.
+ */
 int rust_hmm_munmap(struct mm_struct *mm, unsigned long addr,
 		    unsigned long len)
 {

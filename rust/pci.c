@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* A PCI device: memory of its neighbours, registers, interrupts; see dma.h. */
+/* PCI devices: functions, BARs, peer-to-peer mappings and interrupts; see dma.h. */
 #include <linux/dma-mapping.h>
 #include <linux/export.h>
 #include <linux/interrupt.h>
@@ -11,8 +11,9 @@
 #include "dma.h"
 
 /*
- * Function @function of the slot of @pdev, which is being probed, with a reference. It is bound to the driver of @pdev,
- * and stays so until that is unbound.
+ * Returns function @function in the slot of @pdev with a reference. @pdev is being probed. The
+ * returned function is bound to the same driver, and a device link keeps it bound until @pdev is
+ * unbound.
  */
 struct pci_dev *rust_hmm_pci_function(struct pci_dev *pdev,
 				      unsigned int function, int *error)
@@ -32,12 +33,12 @@ struct pci_dev *rust_hmm_pci_function(struct pci_dev *pdev,
 	*error = -EBUSY;
 	if (READ_ONCE(other->dev.driver) != pdev->dev.driver)
 		goto put;
-	/* The driver core unbinds the consumer first, and removes the link when it has. */
+	/* The driver core unbinds the consumer first, and removes the link after that. */
 	*error = -ENOMEM;
 	link = device_link_add(&pdev->dev, &other->dev, DL_FLAG_AUTOREMOVE_CONSUMER);
 	if (!link)
 		goto put;
-	/* Else it is being unbound, or its probe has failed since. */
+	/* In other states it is being unbound, or its probe has failed since the check. */
 	*error = -EPROBE_DEFER;
 	if (READ_ONCE(link->status) != DL_STATE_CONSUMER_PROBE)
 		goto put;
@@ -54,7 +55,10 @@ void rust_hmm_pci_function_put(struct pci_dev *pdev)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pci_function_put);
 
-/* Makes @bar of a function that is bound ours: nobody else may use it, and the device answers there. */
+/*
+ * Claims @bar of a bound function: enables its memory decoding, and requests the region for
+ * exclusive use.
+ */
 int rust_hmm_pci_claim(struct pci_dev *pdev, int bar, u64 *start, u64 *size)
 {
 	int err;
@@ -85,14 +89,17 @@ void rust_hmm_pci_unclaim(struct pci_dev *pdev, int bar)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pci_unclaim);
 
-/* How far @client is from @provider; negative if it must not access its memory. */
+/* Returns the PCI distance of @client from @provider; negative if it cannot access its memory. */
 int rust_hmm_pci_distance(struct pci_dev *provider, struct device *client)
 {
 	return pci_p2pdma_distance_many(provider, &client, 1, true);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pci_distance);
 
-/* Memory of another device, or of another function. @fail: there is to be no address (rust/inject.rs). */
+/*
+ * Maps memory of another device or function for DMA of @dev. @fail: injects a failure of the
+ * mapping, see rust/inject.rs.
+ */
 int rust_hmm_peer_map(struct device *dev, u64 start, u64 size, bool fail,
 		      u64 *addr)
 {
@@ -113,7 +120,7 @@ void rust_hmm_peer_unmap(struct device *dev, u64 addr, u64 size)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_peer_unmap);
 
-/* Memory of a device, uncached: writes arrive in their order. */
+/* Maps memory of a device uncached, so that writes reach the device in program order. */
 void *rust_hmm_bar_map(u64 start, size_t size)
 {
 	return (void __force *)ioremap(start, size);
@@ -144,7 +151,7 @@ void rust_hmm_bar_write64(void *bar, u64 value)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_bar_write64);
 
-/* Comes back when the writes before it have arrived. */
+/* Reads from the device. Previous posted writes have arrived when this returns. */
 u64 rust_hmm_bar_read64(void *bar)
 {
 	return readq((void __iomem __force *)bar);
@@ -165,7 +172,10 @@ static irqreturn_t interrupt_handler(int irq, void *cookie)
 	return IRQ_HANDLED;
 }
 
-/* One message-signalled interrupt, which nobody shares. Calls @handle in interrupt context until it is freed. */
+/*
+ * Allocates one message-signalled interrupt and enables bus mastering. @handle is called in
+ * interrupt context until the interrupt is freed.
+ */
 struct rust_hmm_interrupt *
 rust_hmm_interrupt_new(struct pci_dev *pdev, void (*handle)(const void *data),
 		       const void *data, const char *name, int *error)
@@ -200,7 +210,9 @@ free:
 }
 EXPORT_SYMBOL_GPL(rust_hmm_interrupt_new);
 
-/* Waits for the handler. The device cannot access memory afterwards. */
+/*
+ * Disables bus mastering, so that the device no longer accesses memory, and waits for the handler.
+ */
 void rust_hmm_interrupt_free(struct rust_hmm_interrupt *interrupt)
 {
 	struct pci_dev *pdev = interrupt->pdev;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Pinned memory and DMA, see pin.h. */
+/* Pins of user memory and its DMA mappings, see pin.h. */
 #include <linux/device.h>
 #include <linux/device/faux.h>
 #include <linux/dma-map-ops.h>
@@ -11,7 +11,7 @@
 
 #include "pin.h"
 
-/* For writing, which breaks sharing, for long. With the mmap lock held. */
+/* Pins pages long-term for writing, which breaks COW. The caller holds the mmap lock. */
 long rust_hmm_pin(struct mm_struct *mm, unsigned long start,
 		  unsigned long npages, struct page **pages)
 {
@@ -20,14 +20,14 @@ long rust_hmm_pin(struct mm_struct *mm, unsigned long start,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pin);
 
-/* A device may have written them. */
+/* Unpins pages, and marks them dirty because the device may have written to them. */
 void rust_hmm_unpin(struct page **pages, unsigned long npages)
 {
 	unpin_user_pages_dirty_lock(pages, npages, true);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_unpin);
 
-/* A device without a bus: it reaches all memory. NULL if it cannot be had. */
+/* Creates a faux device with a DMA mask of 64 bits. Returns NULL if that fails. */
 struct device *rust_hmm_dma_create(const char *name)
 {
 	struct faux_device *faux = faux_device_create(name, NULL, NULL);
@@ -48,14 +48,17 @@ void rust_hmm_dma_destroy(struct device *dev)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_destroy);
 
-/* Whether memory is copied for each access of the device. Behind an IOMMU whole pages are not. */
+/* Returns whether DMA of @dev is bounced. Behind an IOMMU, whole pages are not bounced. */
 bool rust_hmm_dma_bounces(struct device *dev)
 {
 	return is_swiotlb_force_bounce(dev) && !use_dma_iommu(dev);
 }
 
 #if IS_BUILTIN(CONFIG_KUNIT)
-/* For tests: from now on all DMA of @dev is bounced, and for lack of room for that fails. */
+/*
+ * For tests: forces all further DMA of @dev to be bounced. Mappings fail, because there are no
+ * bounce buffers.
+ */
 void rust_hmm_dma_bounce(struct device *dev)
 {
 #ifdef CONFIG_SWIOTLB
@@ -67,12 +70,15 @@ void rust_hmm_dma_bounce(struct device *dev)
 EXPORT_SYMBOL_GPL(rust_hmm_dma_bounce);
 #endif
 
-/* Whether device and CPU see what the other one writes into a page that is mapped. */
+/*
+ * Returns whether mapped pages are coherent between @dev and the CPU without
+ * rust_hmm_dma_sync().
+ */
 bool rust_hmm_dma_is_coherent(struct device *dev)
 {
 	/*
-	 * As dma_dev_need_sync(), but that one is always true with
-	 * CONFIG_DMA_API_DEBUG, which wants to see each call. It is optimistic
+	 * Like dma_dev_need_sync(), which always returns true with
+	 * CONFIG_DMA_API_DEBUG, in order to check each call. The flag is true
 	 * until the first page was bounced.
 	 */
 #ifdef CONFIG_DMA_NEED_SYNC
@@ -84,8 +90,8 @@ bool rust_hmm_dma_is_coherent(struct device *dev)
 EXPORT_SYMBOL_GPL(rust_hmm_dma_is_coherent);
 
 /*
- * With @coherent fails where the page would be bounced, or the device does not
- * see the CPU's caches. @fail: there is to be no address (rust/inject.rs).
+ * Maps a page for DMA. @coherent: fail if the page would be bounced or the
+ * device is not cache-coherent. @fail: injects a failure, see rust/inject.rs.
  */
 int rust_hmm_dma_map(struct device *dev, unsigned long pfn, bool coherent,
 		     bool fail, u64 *addr)
@@ -104,9 +110,10 @@ int rust_hmm_dma_map(struct device *dev, unsigned long pfn, bool coherent,
 EXPORT_SYMBOL_GPL(rust_hmm_dma_map);
 
 /*
- * @coherent: as it was mapped. What the device wrote was made visible by
- * rust_hmm_dma_sync(). To do it here again could undo what the CPU has written
- * since: the process goes on to use its pages while they are mapped.
+ * Unmaps a page that was mapped with the same @coherent. Without it, the CPU
+ * sync is skipped: rust_hmm_dma_sync() was called after writes of the device.
+ * The process uses its pages while they are mapped, so that another sync could
+ * overwrite later writes of the CPU with old contents of the bounce buffer.
  */
 void rust_hmm_dma_unmap(struct device *dev, u64 addr, bool coherent)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * From a page to who maps it, and from who maps it to the page: what the core
- * does for itself, of which it exports nothing.
+ * Reverse mapping of device pages, and walks of the CPU page table. The core has
+ * such functions, but exports none of them.
  */
 #include <linux/delay.h>
 #include <linux/export.h>
@@ -22,14 +22,14 @@
 #include "helpers.h"
 
 /*
- * Milliseconds for which an injected delay widens the window before the lock of a
- * reverse mapping: more than an RCU grace period.
+ * Injected delay before the lock of an anon_vma is taken, in ms, which widens the
+ * race window. Longer than an RCU grace period.
  */
 #define REVERSE_MAPPING_DELAY 100
 
 /*
- * The entry of the table of huge pages for @addr; NULL if there is no such
- * table. The mmap lock or that of the reverse mapping is held, so that it stays.
+ * Returns the PMD entry for @addr; NULL if there is no PMD table. The caller holds
+ * the mmap lock or that of the anon_vma, so that the table is not freed.
  */
 static pmd_t *find_pmd(struct mm_struct *mm, unsigned long addr)
 {
@@ -51,8 +51,8 @@ static pmd_t *find_pmd(struct mm_struct *mm, unsigned long addr)
 }
 
 /*
- * The table entry for @addr, with the lock of the table of @pmd, which is not a
- * leaf; the lock of @pmd is held, so that the table below does not go.
+ * Returns the PTE for @addr with the PTE lock held. @pmd is not a leaf. The caller
+ * holds the PMD lock, so that the PTE table is not freed.
  */
 static pte_t *lock_entry_below(struct mm_struct *mm, pmd_t *pmd,
 			       unsigned long addr, spinlock_t *above,
@@ -65,8 +65,8 @@ static pte_t *lock_entry_below(struct mm_struct *mm, pmd_t *pmd,
 }
 
 /*
- * The table entry for @addr, with the locks of its table and the one above;
- * NULL if there is no table of small entries. Locks as for find_pmd().
+ * Returns the PTE for @addr with the PTE lock and the PMD lock held; NULL if there
+ * is no PTE table. Locks of the caller: as for find_pmd().
  */
 static pte_t *lock_entry(struct mm_struct *mm, unsigned long addr,
 			 spinlock_t **above, spinlock_t **lock)
@@ -84,7 +84,10 @@ static pte_t *lock_entry(struct mm_struct *mm, unsigned long addr,
 	return lock_entry_below(mm, pmd, addr, *above, lock);
 }
 
-/* Index of the frame that @pte maps among those from @first on. */
+/*
+ * Returns the pfn that @pte maps, relative to @first. Device-private entries count as
+ * mappings; ULONG_MAX for other entries.
+ */
 static unsigned long frame_index(pte_t pte, unsigned long first)
 {
 	softleaf_t entry;
@@ -97,7 +100,7 @@ static unsigned long frame_index(pte_t pte, unsigned long first)
 	return softleaf_to_pfn(entry) - first;
 }
 
-/* Whether a huge entry of private device memory maps frame @pfn at @addr. */
+/* Returns whether a huge device-private entry maps @pfn at @addr. */
 static bool is_huge_entry_of(struct mm_struct *mm, unsigned long addr,
 			     unsigned long pfn)
 {
@@ -118,8 +121,8 @@ static bool is_huge_entry_of(struct mm_struct *mm, unsigned long addr,
 }
 
 /*
- * The first address from @addr to before @end, which is in one table, that maps
- * its frame, counted from @pfn on; @end if there is none.
+ * Returns the first address from @addr to before @end, within one PTE table, that
+ * maps its pfn: @addr maps @pfn, and so on. Returns @end if there is none.
  */
 static unsigned long first_mapped(struct mm_struct *mm, unsigned long addr,
 				  unsigned long end, unsigned long pfn)
@@ -142,8 +145,8 @@ static unsigned long first_mapped(struct mm_struct *mm, unsigned long addr,
 }
 
 /*
- * The first address at which @vma maps a page of the anonymous @folio; ULONG_MAX if
- * there is none. The lock of the reverse mapping is held.
+ * Returns the first address at which @vma maps a page of the anonymous @folio;
+ * ULONG_MAX if there is none. The caller holds the lock of the anon_vma.
  */
 static unsigned long mapped_address(struct vm_area_struct *vma,
 				    struct folio *folio)
@@ -169,7 +172,7 @@ static unsigned long mapped_address(struct vm_area_struct *vma,
 	return ULONG_MAX;
 }
 
-/* Offsets of the first and last page that a mapping can have in its tree. */
+/* Offsets of the first and the last page of a VMA in the interval tree of its anon_vma. */
 static inline unsigned long chain_start(struct anon_vma_chain *chain)
 {
 	return rust_hmm_vma_anon_offset(chain->vma);
@@ -180,24 +183,26 @@ static inline unsigned long chain_last(struct anon_vma_chain *chain)
 	return chain_start(chain) + vma_pages(chain->vma) - 1;
 }
 
-/* As mm/interval_tree.c, whose functions are not exported. */
+/* As in mm/interval_tree.c, whose functions are not exported. */
 INTERVAL_TREE_DEFINE(struct anon_vma_chain, rb, unsigned long, rb_subtree_last,
 		     chain_start, chain_last, static inline, chain)
 
-/* The mappings in the tree of @anon_vma that have an offset from @first to @last. */
+/* Iterates over the VMAs of @anon_vma that have an offset from @first to @last. */
 #define for_each_chain(chain, anon_vma, first, last)                       \
 	for (chain = chain_iter_first(&(anon_vma)->rb_root, first, last);  \
 	     chain; chain = chain_iter_next(chain, first, last))
 
 /*
- * The reverse mapping of @folio, which is locked, with the lock @lock held for
- * reading; NULL if the folio is not mapped or the lock is contended. As
- * folio_lock_anon_vma_read() in mm/rmap.c: the folio lock does not keep the folio
- * mapped, because zapping an entry of private device memory takes no folio lock.
- * So the anon_vma may be freed until its lock is held and the folio is found to be
- * mapped after that. RCU keeps the memory an anon_vma meanwhile. The lock is only
- * tried: __put_anon_vma(), for which a waiter would hold a reference, is not
- * exported. @delay: stay in that window for a while.
+ * Returns the anon_vma of the locked @folio with its lock @lock held for reading;
+ * NULL if the folio is not mapped or the lock is contended.
+ *
+ * As in folio_lock_anon_vma_read(): the folio lock does not keep the folio mapped,
+ * because zapping a device-private entry takes no folio lock. So the anon_vma can
+ * be freed until its lock is held and the folio is found mapped after that. Its
+ * slab cache is SLAB_TYPESAFE_BY_RCU, so that under rcu_read_lock() the memory
+ * stays an anon_vma. Uses a trylock: a waiter would need a reference, and
+ * __put_anon_vma() is not exported. @delay: injects a delay into the window
+ * before the lock.
  */
 static struct anon_vma *lock_anon_vma(struct folio *folio, bool delay,
 				      struct rw_semaphore **lock)
@@ -226,11 +231,11 @@ unlock:
 }
 
 /*
- * Address spaces that map pages of the anonymous folio at @pfn, and the address in
- * each, at most @count of them in @users. Returns how many; each comes with a
- * reference of the caller's. A space may appear once for each of its mappings.
- * Best effort: none if the folio or its reverse mapping is locked by others. The
- * frame must exist. @delay: see lock_anon_vma(). May sleep.
+ * Finds up to @count address spaces that map pages of the anonymous folio at @pfn,
+ * each with the address of the mapping. Returns their number. Each entry of @users
+ * has a reference (mmget()), which the caller drops. An mm may occur once for each
+ * of its VMAs. Best effort: returns 0 if the folio or its anon_vma is locked. @pfn
+ * must have a struct page. @delay: see lock_anon_vma(). Context: may sleep.
  */
 unsigned int rust_hmm_pfn_users(unsigned long pfn, bool delay,
 				struct rust_hmm_user *users,
@@ -255,17 +260,17 @@ unsigned int rust_hmm_pfn_users(unsigned long pfn, bool delay,
 	last = folio->index + folio_nr_pages(folio) - 1;
 	for_each_chain(chain, anon_vma, folio->index, last) {
 		cond_resched();
-		/* Its page tables are there as long as it is in the tree. */
+		/* Page tables of a VMA are not freed while it is in the tree. */
 		addr = mapped_address(chain->vma, folio);
 		if (addr == ULONG_MAX)
 			continue;
-		/* An exiting process unmaps the folio soon. */
+		/* Skip an exiting process, which unmaps the folio soon. */
 		if (mmget_not_zero(chain->vma->vm_mm)) {
 			users[found].mm = chain->vma->vm_mm;
 			users[found].addr = addr;
 			found++;
 		}
-		/* Each mapping of a small folio is counted once. */
+		/* Each VMA maps a small folio once, so that its mapcount bounds the walk. */
 		seen++;
 		if (found == count ||
 		    (!folio_test_large(folio) && seen >= folio_mapcount(folio)))
@@ -281,9 +286,9 @@ put:
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_users);
 
 /*
- * The addresses around @addr that map frames from @first to before @last, within
- * the mapping and one table; false if @addr does not. Sets the bit of each of
- * them in @seen, counted from @first. The mmap lock is held.
+ * Finds the range around @addr that maps pfns from @first to before @last, within
+ * @vma and one PTE table. Returns false if @addr maps none of them. Sets the bit of
+ * each mapped pfn, relative to @first, in @seen. The caller holds the mmap lock.
  */
 bool rust_hmm_vma_run(struct vm_area_struct *vma, unsigned long addr,
 		      unsigned long first, unsigned long last,
@@ -322,9 +327,10 @@ bool rust_hmm_vma_run(struct vm_area_struct *vma, unsigned long addr,
 EXPORT_SYMBOL_GPL(rust_hmm_vma_run);
 
 /*
- * Whether KSM may merge what @vma maps from @start to @end: because of the
- * mapping itself, or of one that shares its pages since a fork. A shared page
- * becomes KSM's where it is, with the reverse mapping of who wanted it.
+ * Returns whether KSM may merge pages of @vma from @start to @end: because of the
+ * VMA itself, or of a VMA of another process that shares them since a fork. In the
+ * second case the shared page becomes a KSM page in place, and its reverse mapping
+ * is that of the other process.
  */
 static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 		      unsigned long end)
@@ -338,8 +344,8 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 	if (vma->vm_flags & VM_MERGEABLE)
 		return true;
 	/*
-	 * Who was forked has one of its own below the root. The mmap lock keeps
-	 * this process from being forked now.
+	 * A forked process has an anon_vma of its own below the root. The mmap
+	 * lock prevents a concurrent fork of this process.
 	 */
 	if (!anon_vma || data_race(anon_vma->root->num_children) < 2)
 		return false;
@@ -347,7 +353,7 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 		((start - vma->vm_start) >> PAGE_SHIFT);
 	down_read(&anon_vma->root->rwsem);
 	for_each_chain(chain, anon_vma->root, first, first + count - 1) {
-		/* Its owner may change it at any time: see below. */
+		/* A concurrent madvise() of that process may change it: see below. */
 		found = data_race(chain->vma->vm_flags) & VM_MERGEABLE;
 		if (found)
 			break;
@@ -357,8 +363,8 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 }
 
 /*
- * What a migration can make of @page, which @vma maps. Sets @large if it is part of
- * a large folio. Inlined, as what follows: it is asked of each page.
+ * Classifies the mapped @page for a migration. Sets @large if it is part of a large
+ * folio. Inlined, like the next functions, because it runs for each page.
  */
 static __always_inline enum rust_hmm_pages
 kind_of_page(struct page *page, const void *tile, bool *large)
@@ -375,7 +381,10 @@ kind_of_page(struct page *page, const void *tile, bool *large)
 		return RUST_HMM_PAGES_SYSTEM;
 	if (folio_maybe_dma_pinned(folio))
 		return RUST_HMM_PAGES_STAY;
-	/* The core drains the batches that hold pages until they are in a list. */
+	/*
+	 * Extra references of pages not on the LRU are those of per-CPU batches, which the core
+	 * drains.
+	 */
 	return folio_test_lru(folio) ? RUST_HMM_PAGES_HELD :
 				       RUST_HMM_PAGES_SYSTEM;
 }
@@ -390,14 +399,14 @@ kind_of_leaf(softleaf_t entry, const void *tile, bool *large)
 					      RUST_HMM_PAGES_STAY;
 }
 
-/* Only anonymous mappings get pages where none is. */
+/* Only holes of anonymous VMAs can be populated by a migration. */
 static enum rust_hmm_pages kind_of_hole(struct vm_area_struct *vma)
 {
 	return vma_is_anonymous(vma) ? RUST_HMM_PAGES_SYSTEM :
 				       RUST_HMM_PAGES_STAY;
 }
 
-/* Whether a CPU fault may fill a hole of @vma with a large folio. */
+/* Returns whether a CPU fault may fill a hole of @vma with a large folio. */
 static bool may_get_large_folios(struct vm_area_struct *vma)
 {
 	return IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) &&
@@ -412,7 +421,7 @@ kind_of_pte(struct vm_area_struct *vma, pte_t pte, const void *tile,
 		*large |= may_get_large_folios(vma);
 		return kind_of_hole(vma);
 	}
-	/* In the swap cache there may be a page of KSM's: what is swapped out stays. */
+	/* Swapped-out pages stay, because the swap cache may have a KSM page. */
 	if (!pte_present(pte))
 		return kind_of_leaf(softleaf_from_pte(pte), tile, large);
 	if (is_zero_pfn(pte_pfn(pte)))
@@ -433,14 +442,14 @@ static enum rust_hmm_pages kind_of_pmd(struct vm_area_struct *vma, pmd_t pmd,
 	if (!pmd_present(pmd))
 		return kind_of_leaf(softleaf_from_pmd(pmd), tile, large);
 	page = pmd_page(pmd);
-	/* In an anonymous mapping that is the huge zero page. */
+	/* In an anonymous VMA, this is the huge zero folio. */
 	if (vma_is_anonymous(vma) && !PageAnon(page) &&
 	    !is_zone_device_page(page))
 		return RUST_HMM_PAGES_SYSTEM;
 	return kind_of_page(page, tile, large);
 }
 
-/* As rust_hmm_vma_alike(), without a look at KSM. */
+/* As rust_hmm_vma_alike(), without the check for KSM. */
 static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 			   unsigned long end, const void *tile,
 			   enum rust_hmm_pages *kind,
@@ -476,7 +485,7 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 	}
 	ptep = lock_entry_below(vma->vm_mm, pmdp, start, above, &lock);
 	*kind = kind_of_pte(vma, ptep_get(ptep), tile, &large);
-	/* The first page of another kind counts, too. */
+	/* The first page of another kind affects @large, too. */
 	for (i = 1; i < count; i++)
 		if (kind_of_pte(vma, ptep_get(ptep + i), tile, &large) != *kind)
 			break;
@@ -489,8 +498,8 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 }
 
 /*
- * Whether pages of @vma can be anonymous, so that they can migrate. Of shared
- * mappings none is, of private ones of a file those that were written.
+ * Returns whether pages of @vma can be anonymous, so that they can migrate. Shared
+ * VMAs have none, private file mappings have those that were written.
  */
 bool rust_hmm_vma_may_migrate(struct vm_area_struct *vma)
 {
@@ -502,16 +511,20 @@ bool rust_hmm_vma_may_migrate(struct vm_area_struct *vma)
 EXPORT_SYMBOL_GPL(rust_hmm_vma_may_migrate);
 
 /*
- * How many pages from @start on are alike, and what they are to a migration:
- * @tile names the device memory, @system tells whether it takes system memory.
- * Nothing is held afterwards, so that a page may change at any time, but
- * with the mmap lock held none becomes KSM's soon: pages become so only by a
- * mapping that lets it, and there is none now. If another process makes one,
- * KSM has to come by twice first. @start to @end is in one table. The mmap lock
- * or that of @vma is held.
+ * Returns the number of pages from @start on that are of the same kind for a
+ * migration, and sets @kind. @tile identifies the device memory. @system: the
+ * migration takes system memory, so that pages which KSM may merge have to stay.
  *
- * Sets @folios to what these pages are part of. migrate_vma_setup() waits for the
- * lock of a large folio that it splits.
+ * Page table locks are dropped before the return, so that pages may change. But with
+ * @system, and while the mmap lock is held, a page of kind SYSTEM does not become a
+ * KSM page soon: no VMA that maps it is mergeable now. If another process makes its
+ * VMA mergeable after this, KSM merges a page only after it has scanned it twice.
+ *
+ * @start to @end must be in one PTE table. The caller holds the mmap lock or the
+ * VMA lock.
+ *
+ * Sets @folios to the kind of folios that the pages belong to. The caller needs it
+ * because migrate_vma_setup() waits for the lock of a large folio that it splits.
  */
 unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 				 unsigned long start, unsigned long end,
@@ -540,8 +553,8 @@ unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 EXPORT_SYMBOL_GPL(rust_hmm_vma_alike);
 
 /*
- * Whether device memory that @entry names, without write access, may be written
- * by its only user: with PageAnonExclusive a write needs no copy.
+ * Returns whether @entry is a read-only device-private entry that can be made
+ * writable: the page is PageAnonExclusive, so that a write needs no COW.
  */
 static bool may_become_writable(softleaf_t entry)
 {
@@ -551,14 +564,17 @@ static bool may_become_writable(softleaf_t entry)
 }
 
 /*
- * Gives write access back to pages of private device memory from @addr to @end,
- * in one table, which lost it to a change of protection that is over, or that
- * NUMA balancing makes of all memory. A write fault of the CPU would bring them
- * back first. Returns whether the one at @addr is writable now; it is not if the
- * page is shared since a fork, if the mapping may not be written, or if
- * userfaultfd watches it. The mmap lock is held. To give access needs no flush:
- * nothing caches an entry that is not present, and no notifier, as nobody loses
- * anything.
+ * Makes read-only device-private entries from @addr to @end writable again, within
+ * one PTE table. They lost write access by an mprotect() that was reverted, or by
+ * NUMA balancing. A CPU write fault would do the same, but only after a migration
+ * to system memory.
+ *
+ * Returns whether the entry at @addr was made writable. It is not if the page is
+ * shared since a fork, if @vma is not writable, or if userfaultfd is armed. The
+ * caller holds the mmap lock.
+ *
+ * No TLB flush is needed, because CPUs do not cache non-present entries. No
+ * notifier is called, because no access is removed.
  */
 bool rust_hmm_vma_make_writable(struct vm_area_struct *vma, unsigned long addr,
 				unsigned long end)
@@ -639,24 +655,28 @@ unsigned long rust_hmm_page_pfn(const struct page *page)
 EXPORT_SYMBOL_GPL(rust_hmm_page_pfn);
 
 /*
- * Huge pages of private device memory that are dropped on their way back.
+ * Workaround for a bug of the core: huge device-private folios that are zapped
+ * while they migrate back to system memory.
  *
- * Zapping an entry of a migration, the core asks whether the page is private
- * device memory, where it would have to ask whether the entry is one of such
- * memory (zap_huge_pmd_folio() in mm/huge_memory.c, 7.2 and 7.3): of an entry
- * that has neither it takes a reference and a count off. So such pages are
- * only isolated whole while nobody but us maps them, and the mmap lock is held:
- * then this happens once at most, by MADV_DONTNEED or the OOM reaper. A
- * reference more survives it, and afterwards what is missing is put back.
+ * zap_huge_pmd_folio() in mm/huge_memory.c (7.2 and 7.3) checks whether the folio
+ * is device-private, instead of whether the entry is. For a migration entry of such
+ * a folio it drops a reference and a mapcount that the entry does not have.
+ *
+ * Therefore such a folio is isolated whole only if it has one mapping, and with the
+ * mmap lock held. Then the zap happens once at most, by MADV_DONTNEED or the OOM
+ * reaper. An additional reference keeps the folio alive, and
+ * rust_hmm_huge_settle() restores the counts after the migration.
  */
 
-/* mm/internal.h: what a huge mapping adds to _nr_pages_mapped. */
+/* As in mm/internal.h: the amount that a PMD mapping adds to _nr_pages_mapped. */
 #define ENTIRELY_MAPPED 0x800000
 
 /*
- * What may be isolated of the 2 MiB at @addr, of which the mmap lock is held.
- * RUST_HMM_HUGE_HELD: a huge page of the private memory @tile, at @pfn, with
- * a reference, and if it is not that of @locked with another one and its lock.
+ * Checks whether the 2 MiB at @addr is a huge device-private page of @tile that can
+ * be isolated whole. If so, returns RUST_HMM_HUGE_HELD, sets @pfn and takes a
+ * reference. If @locked is NULL, also locks the folio and takes a second reference;
+ * otherwise the folio must be that of @locked, which the caller has locked. The
+ * caller holds the mmap lock.
  */
 enum rust_hmm_huge rust_hmm_huge_hold(struct vm_area_struct *vma,
 				      unsigned long addr, const void *tile,
@@ -678,7 +698,7 @@ enum rust_hmm_huge rust_hmm_huge_hold(struct vm_area_struct *vma,
 	if (!pmd_is_device_private_entry(*pmd))
 		goto unlock;
 	folio = softleaf_to_folio(softleaf_from_pmd(*pmd));
-	/* With the mmap lock held nobody else begins to map it. */
+	/* Under the mmap lock, no other mapping can be added. */
 	if (page_pgmap(&folio->page)->ops != tile ||
 	    folio_mapcount(folio) != 1)
 		goto unlock;
@@ -698,9 +718,9 @@ unlock:
 EXPORT_SYMBOL_GPL(rust_hmm_huge_hold);
 
 /*
- * Puts back what the core has taken too much from the huge page at @pfn, which
- * was mapped at @addr alone, is isolated or was until now, and has a reference
- * of the caller's.
+ * Restores the counts that the core has dropped wrongly from the huge page at @pfn,
+ * see above. The page was mapped at @addr only, and is isolated or was until now.
+ * The caller has a reference.
  */
 void rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
 			  unsigned long pfn)
@@ -709,7 +729,7 @@ void rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
 	pmd_t *pmd = find_pmd(vma->vm_mm, addr);
 
 	if (pmd) {
-		/* Who has begun to drop it has done so after this. */
+		/* A concurrent zap, which holds the PMD lock, has ended after this. */
 		spinlock_t *lock = pmd_lock(vma->vm_mm, pmd);
 
 		spin_unlock(lock);

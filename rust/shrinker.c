@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * One shrinker for many owners, aware of memory cgroups and nodes.
+ * One shrinker for many owners of memory, aware of memory cgroups and NUMA
+ * nodes.
  *
- * Only list_lru sets the bit by which reclaim of a cgroup finds a shrinker,
- * and only an allocation from a slab cache with that list_lru makes the
- * cgroup's list in it. So each piece of memory that can be given back has a
- * small object from such a cache, which is charged to the same cgroup.
+ * Reclaim of a cgroup calls a shrinker only if a bit is set, which only
+ * list_lru sets. The list of a cgroup is created only by an allocation with
+ * kmem_cache_alloc_lru(). Therefore each unit of reclaimable memory has a small
+ * object from such a cache, which is charged to the same cgroup.
  */
 #include <linux/export.h>
 #include <linux/list_lru.h>
@@ -26,10 +27,13 @@ static const struct rust_hmm_owner_ops *owner_ops;
 static struct shrinker *owners_shrinker;
 static struct kmem_cache *object_cache;
 static struct list_lru object_lists;
-/* Pages that an object stands for, at most. */
+/* Most pages that an object represents. */
 static unsigned long object_pages;
 
-/* The lock of @list is held, so @item is not freed. */
+/*
+ * Gets a reference to the owner of @item. The lock of @list is held, so that
+ * @item is not freed.
+ */
 static enum lru_status get_owner(struct list_head *item,
 				 struct list_lru_one *list, void *owner)
 {
@@ -38,7 +42,7 @@ static enum lru_status get_owner(struct list_head *item,
 	object = container_of(item, struct rust_hmm_reclaimable, list);
 	owner_ops->get(object->owner);
 	*(void **)owner = object->owner;
-	/* Other owners are asked first from now on. */
+	/* Rotated, so that the next scan begins with another owner. */
 	return LRU_ROTATE;
 }
 
@@ -61,12 +65,18 @@ static unsigned long scan_objects(struct shrinker *shrinker,
 	if (!owner)
 		return SHRINK_STOP;
 	given = owner_ops->reclaim(owner, sc->nr_to_scan, &scanned);
-	/* An owner that gives nothing does not end the scan. */
+	/*
+	 * Count at least one object, so that an owner that frees nothing does
+	 * not end the scan.
+	 */
 	sc->nr_scanned = max3(given, scanned, object_pages);
 	return given;
 }
 
-/* Objects stand for at most @pages each; an owner is asked for @batch. */
+/*
+ * An object represents at most @pages pages. @batch: pages that one scan
+ * reclaims of an owner.
+ */
 int rust_hmm_owners_init(const struct rust_hmm_owner_ops *ops,
 			 unsigned long pages, unsigned long batch)
 {
@@ -96,7 +106,7 @@ no_shrinker:
 	return -ENOMEM;
 }
 
-/* No object is left. */
+/* Must be called when no object is left. */
 void rust_hmm_owners_exit(void)
 {
 	shrinker_free(owners_shrinker);
@@ -104,7 +114,10 @@ void rust_hmm_owners_exit(void)
 	kmem_cache_destroy(object_cache);
 }
 
-/* Not on the list. Context: may sleep. NULL: no memory. */
+/*
+ * Allocates an object that is not on a list. Returns NULL if out of memory.
+ * Context: may sleep.
+ */
 struct rust_hmm_reclaimable *rust_hmm_reclaimable_alloc(void *owner)
 {
 	struct rust_hmm_reclaimable *object;
@@ -118,20 +131,23 @@ struct rust_hmm_reclaimable *rust_hmm_reclaimable_alloc(void *owner)
 	return object;
 }
 
-/* The owner is not used any more when this returns. */
+/* Frees an object. The shrinker does not use the owner after this returns. */
 void rust_hmm_reclaimable_free(struct rust_hmm_reclaimable *object)
 {
 	list_lru_del_obj(&object_lists, &object->list);
 	kmem_cache_free(object_cache, object);
 }
 
-/* Context: atomic, but no interrupt. */
+/*
+ * Adds an object to the list of its cgroup and node. Context: may be atomic,
+ * but not an interrupt.
+ */
 void rust_hmm_reclaimable_add(struct rust_hmm_reclaimable *object)
 {
 	list_lru_add_obj(&object_lists, &object->list);
 }
 
-/* Context: as rust_hmm_reclaimable_add(). */
+/* Removes an object from its list. Context: as rust_hmm_reclaimable_add(). */
 void rust_hmm_reclaimable_del(struct rust_hmm_reclaimable *object)
 {
 	list_lru_del_obj(&object_lists, &object->list);
@@ -139,8 +155,8 @@ void rust_hmm_reclaimable_del(struct rust_hmm_reclaimable *object)
 
 #if IS_BUILTIN(CONFIG_KUNIT)
 /*
- * For tests: asks the owner of each node's first object, of any cgroup, for
- * @pages.
+ * For tests: reclaims @pages of the owner of the first object of each node, of
+ * any cgroup. Returns the number of reclaimed pages.
  */
 unsigned long rust_hmm_owners_reclaim(unsigned long pages)
 {

@@ -7,13 +7,14 @@
 
 struct rust_hmm_reclaimable;
 
-/* What reclaim calls for an owner. */
+/* Operations of an owner that the shrinker calls. */
 struct rust_hmm_owner_ops {
-	/* Takes a reference. Context: atomic. */
+	/* Takes a reference to the owner. Context: atomic. */
 	void (*get)(void *owner);
 	/*
-	 * Gives up to @pages back, and drops the reference. @scanned: how many
-	 * were looked at for that, at most. Context: reclaim.
+	 * Frees up to @pages pages, and drops the reference. Returns the number
+	 * of freed pages. Sets @scanned to an upper bound of the number of
+	 * pages that were scanned for that. Context: reclaim.
 	 */
 	unsigned long (*reclaim)(void *owner, unsigned long pages,
 				 unsigned long *scanned);

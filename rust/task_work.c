@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Work that the current task does before it returns to user mode. The core
- * calls a function of this module for it, so the module is only freed when
- * no such call is outstanding, and none is returning.
+ * Work that the current task runs before it returns to user mode. The core calls
+ * a function of this module for that. Therefore the module is freed only after
+ * all such calls have returned.
  */
 #include <linux/atomic.h>
 #include <linux/errno.h>
@@ -13,9 +13,9 @@
 
 #include "task_work.h"
 
-/* Work that was added and is not done yet */
+/* Number of added work items that are not done yet */
 static atomic_t pending = ATOMIC_INIT(0);
-/* Whether there ever was any */
+/* Whether any work was added since the module was loaded */
 static bool used;
 
 static void run(struct callback_head *head)
@@ -29,14 +29,15 @@ static void run(struct callback_head *head)
 }
 
 /*
- * Has the current task do @work before it returns to user mode, or when it
- * exits. -ESRCH if it does neither any more.
+ * Adds @work, which the current task runs before it returns to user mode or when
+ * it exits. Returns -ESRCH if it will do neither: it is a kernel thread, or is
+ * already exiting.
  */
 int rust_hmm_task_work_add(struct rust_hmm_task_work *work)
 {
 	int ret;
 
-	/* task_work_add() accepts work for kernel threads, which never do it. */
+	/* task_work_add() accepts work for kernel threads, which never run it. */
 	if (current->flags & (PF_KTHREAD | PF_USER_WORKER | PF_EXITING))
 		return -ESRCH;
 	WRITE_ONCE(used, true);
@@ -48,22 +49,25 @@ int rust_hmm_task_work_add(struct rust_hmm_task_work *work)
 	return ret;
 }
 
-/* Whether the current task exits: it may have lost the signal that killed it. */
+/*
+ * Returns whether the current task is exiting. If so, it may have dequeued the fatal
+ * signal, so that fatal_signal_pending() returns false.
+ */
 bool rust_hmm_task_is_exiting(void)
 {
 	return current->flags & PF_EXITING;
 }
 
-/* Waits until all work is done and its calls have returned. None may be added. */
+/* Waits until all work is done and its calls have returned. No work may be added concurrently. */
 void rust_hmm_task_work_exit(void)
 {
 	if (!READ_ONCE(used))
 		return;
 	wait_var_event(&pending, !atomic_read_acquire(&pending));
 	/*
-	 * run() may still be about to return. The task sleeps nowhere after
-	 * the decrement, but may be preempted: only a grace period that waits
-	 * for voluntary context switches covers that.
+	 * run() may not have returned yet. After the decrement the task does not
+	 * sleep, but it may be preempted. A grace period of RCU tasks waits for a
+	 * voluntary context switch of the task, so that run() has returned.
 	 */
 	synchronize_rcu_tasks();
 }

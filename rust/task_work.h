@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Work of the current task before it returns to user mode: the C side of rust/mm/task_work.rs. */
+/* Work that a task runs before it returns to user mode: the C side of rust/mm/task_work.rs. */
 #ifndef _RUST_HMM_TASK_WORK_H
 #define _RUST_HMM_TASK_WORK_H
 
 #include <linux/task_work.h>
 
-/* The first member of an object, in rust/mm/task_work.rs. */
+/* The first member of a work item in rust/mm/task_work.rs. */
 struct rust_hmm_task_work {
 	struct callback_head head;
-	/* Called by the task, once, with this structure, which it frees. */
+	/* Called once by the task with this structure, which the function frees. */
 	void (*run)(void *object);
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The tracepoints of trace.h, as functions that Rust can call. Events are of
- * whole operations, never of single pages, so a call costs nothing that counts.
+ * Wrappers of the tracepoints of trace.h for Rust. Events report whole
+ * operations and not single pages, so that the cost of the calls is negligible.
  */
 #include <linux/export.h>
 #include <linux/mm_types.h>
@@ -14,7 +14,7 @@
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
-/* The process whose memory @mm is; 0 if nobody's. */
+/* Returns the pid (tgid) of the process that owns @mm; 0 if it has no owner. */
 int rust_hmm_mm_pid(struct mm_struct *mm)
 {
 #ifdef CONFIG_MEMCG

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Tracepoints, in tracefs below events/rust_hmm. The format is the same for all
- * events of an address space: @pid is the process whose memory it is, whoever
- * runs; @mirror and @device are numbers in the order of creation. Addresses are
- * virtual ones of that process, pages of 4 KiB.
+ * Tracepoints, in tracefs below events/rust_hmm. All events of an address space
+ * have these fields in common: @pid is the owner of the memory, not the current
+ * task; @mirror and @device are numbers in the order of creation. Addresses are
+ * virtual addresses of the owner. Numbers of pages count pages of 4 KiB.
  */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM rust_hmm
@@ -26,7 +26,7 @@
 #define hmm_show_verdict(stays)				\
 	__print_symbolic(stays, { 0, "waits" }, { 1, "stays" })
 
-/* enum mmu_notifier_event, as far as a mirror tells them apart */
+/* The values of enum mmu_notifier_event that a mirror distinguishes */
 #define hmm_show_event(event)				\
 	__print_symbolic(event,				\
 			 { 0, "unmap" },		\
@@ -44,7 +44,7 @@
 			 { 1, "migration" },		\
 			 { 2, "busy" })
 
-/* A device fault was served, or failed with @result. */
+/* A device fault was handled, or has failed with @result. */
 TRACE_EVENT(hmm_device_fault,
 	TP_PROTO(int pid, unsigned int mirror, unsigned long start,
 		 unsigned long pages, bool write, int result),
@@ -71,7 +71,7 @@ TRACE_EVENT(hmm_device_fault,
 		  __entry->result)
 );
 
-/* A CPU has touched device memory at @address; @moved pages came back. */
+/* CPU fault on device memory at @address; @moved pages were migrated to system memory. */
 TRACE_EVENT(hmm_cpu_fault,
 	TP_PROTO(int pid, unsigned int device, unsigned long address,
 		 unsigned long moved, int result),
@@ -122,8 +122,8 @@ TRACE_EVENT(hmm_migrate_begin,
 );
 
 /*
- * @moved pages have moved, @switched of them under a device entry that stayed
- * valid; @stayed were left where they were.
+ * A migration has ended. @moved pages have moved. For @switched of them the device
+ * PTE was replaced without being removed before. @stayed pages did not move.
  */
 TRACE_EVENT(hmm_migrate_end,
 	TP_PROTO(int pid, unsigned int mirror, bool to_device, int trigger,
@@ -158,7 +158,7 @@ TRACE_EVENT(hmm_migrate_end,
 		  __entry->switched, __entry->stayed, __entry->result)
 );
 
-/* Pages of a device were moved to the system by physical page. */
+/* @moved device pages were evicted to system memory; @left pages are still in use. */
 TRACE_EVENT(hmm_evict,
 	TP_PROTO(unsigned int device, int need, unsigned long moved,
 		 unsigned long left),
@@ -180,8 +180,8 @@ TRACE_EVENT(hmm_evict,
 );
 
 /*
- * A device wants memory that bounces: it waits for @ms milliseconds, or the
- * memory stays where it is.
+ * Device fault on thrashing memory: it is retried after @ms milliseconds, or with
+ * @stays the memory is mapped in place.
  */
 TRACE_EVENT(hmm_thrash,
 	TP_PROTO(int pid, unsigned int mirror, unsigned long start,
@@ -209,7 +209,7 @@ TRACE_EVENT(hmm_thrash,
 		  __entry->ms)
 );
 
-/* The kernel has announced a change; @changed pages lost rights in the device. */
+/* A notifier event has removed or write-protected the device PTEs of @changed pages. */
 TRACE_EVENT(hmm_invalidate,
 	TP_PROTO(int pid, unsigned int mirror, unsigned long start,
 		 unsigned long pages, int event, unsigned long changed),
@@ -236,7 +236,7 @@ TRACE_EVENT(hmm_invalidate,
 		  __entry->changed)
 );
 
-/* A device fault has to try again. */
+/* A device fault is retried. */
 TRACE_EVENT(hmm_retry,
 	TP_PROTO(int pid, unsigned int mirror, unsigned long start,
 		 unsigned long pages, int reason),

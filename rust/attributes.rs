@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Attributes of ranges of an address space: what a program knows of how its memory will be used.
+//! Attributes of ranges of an address space: hints of a program how its memory will be used.
 //!
-//! They belong to the process and to the mapping, not to its pages: they hold before anything is
-//! there and after pages were swapped out. What is unmapped loses them, what is moved by `mremap`
-//! takes them along, and a child of `fork` has none. All mirrors of the process set and ask for the
-//! same ones; a preferred device and [`Attributes::accessed_by`] name the mirror's device. See
-//! `Documentation/memory.rst`.
+//! Attributes belong to a mapping of a process and not to its pages. They are valid before the
+//! range is populated and after its pages were swapped out. Unmapping a range removes its
+//! attributes, `mremap()` moves them with the mapping, and a child of `fork()` does not inherit
+//! them. All mirrors of a process share one set of attributes. A preferred device and
+//! [`Attributes::accessed_by`] refer to the device of the mirror through which they are set or
+//! read. See `Documentation/memory.rst`.
 
 use crate::mm::addr::PMD_ORDER;
 use kernel::prelude::*;
@@ -18,7 +19,7 @@ mod sets;
 pub(crate) use home::{Found, Home};
 pub(crate) use map::Map;
 
-/// Where memory should be.
+/// Preferred location of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Location {
     /// The policy decides.
@@ -28,8 +29,8 @@ pub enum Location {
     Device,
     /// In system memory.
     System,
-    /// In the memory of another device of the process: this one maps it where it is. Only reported,
-    /// and cannot be set.
+    /// In the memory of another device of the process; this device maps the pages in place. This
+    /// value is only reported and cannot be set.
     Other,
 }
 
@@ -40,12 +41,12 @@ pub struct Attributes {
     accessed_by: bool,
     read_mostly: bool,
     never_migrate: bool,
-    /// Order plus one.
+    /// Order plus one; 0: the policy decides.
     granularity: u8,
 }
 
 impl Attributes {
-    /// Those of memory for which nothing was said.
+    /// Attributes of a range for which none were set.
     pub const DEFAULT: Self = Self {
         preferred: Location::Any,
         accessed_by: false,
@@ -54,7 +55,7 @@ impl Attributes {
         granularity: 0,
     };
 
-    /// Those of memory that should be at `location`, and goes there in huge pages.
+    /// Attributes that prefer `location` and a migration in huge pages.
     pub(crate) const fn preferring(location: Location) -> Self {
         Self {
             preferred: location,
@@ -63,33 +64,39 @@ impl Attributes {
         }
     }
 
-    /// Where it should be.
+    /// Returns where the memory should be.
     pub fn preferred(&self) -> Location {
         self.preferred
     }
 
-    /// Whether the mirror's device should always have it mapped, wherever it is.
+    /// Returns whether the mirror's device should have the memory mapped at all times, wherever its
+    /// pages are.
     pub fn accessed_by(&self) -> bool {
         self.accessed_by
     }
 
-    /// Whether it is mostly read. A device that reads it maps it where it is; a read moves nothing.
-    /// The policy decides on a write fault.
+    /// Returns whether the memory is mostly read. A read fault of a device maps the pages in place
+    /// and does not migrate them. On a write fault the policy decides.
     pub fn read_mostly(&self) -> bool {
         self.read_mostly
     }
 
-    /// Whether it never moves to any device.
+    /// Returns whether the memory must not be migrated to any device.
     pub fn never_migrate(&self) -> bool {
         self.never_migrate
     }
 
-    /// Order of the folios in which it moves on faults; `None`: the policy decides.
+    /// Returns the order of the folios in which a device fault migrates the memory; `None`: the
+    /// policy decides.
     pub fn granularity(&self) -> Option<u32> {
         u32::from(self.granularity).checked_sub(1)
     }
 
-    /// Sets the granularity, 0 to 9. `EINVAL`.
+    /// Sets the granularity.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: `order` is larger than that of a huge page, 9.
     pub fn set_granularity(&mut self, order: Option<u32>) -> Result {
         if order.is_some_and(|order| order > PMD_ORDER) {
             return Err(EINVAL);
@@ -99,11 +106,11 @@ impl Attributes {
     }
 }
 
-/// Which attributes to change. Of other devices than the mirror's own, `accessed_by` stays as it
-/// is.
+/// A change of attributes; `None` keeps an attribute. `accessed_by` is changed for the mirror's
+/// device only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Where it should be.
+    /// See [`Attributes::preferred`].
     pub preferred: Option<Location>,
     /// See [`Attributes::accessed_by`].
     pub accessed_by: Option<bool>,
@@ -116,7 +123,11 @@ pub struct Change {
 }
 
 impl Change {
-    /// Changes `old`. `EINVAL` if an order is too large, or the location is [`Location::Other`].
+    /// Returns `old` with the changes.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the granularity is too large, or the location is [`Location::Other`].
     pub fn apply(&self, mut old: Attributes) -> Result<Attributes> {
         if self.preferred == Some(Location::Other) {
             return Err(EINVAL);
@@ -132,10 +143,10 @@ impl Change {
     }
 }
 
-/// What holds for the whole of a range: `None` is what differs in it.
+/// Attributes that all pages of a range have in common; `None` for an attribute that differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
-    /// Where it should be.
+    /// See [`Attributes::preferred`].
     pub preferred: Option<Location>,
     /// See [`Attributes::accessed_by`].
     pub accessed_by: Option<bool>,
@@ -148,7 +159,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// What holds where there is only `all`.
+    /// Returns the attributes of a range in which all pages have `all`.
     pub fn of(all: Attributes) -> Self {
         Self {
             preferred: Some(all.preferred),
@@ -159,7 +170,7 @@ impl Common {
         }
     }
 
-    /// What holds where there is `other`, too.
+    /// Returns the common attributes of this range and of pages with `other`.
     pub fn and(self, other: Attributes) -> Self {
         Self {
             preferred: self.preferred.filter(|value| *value == other.preferred),

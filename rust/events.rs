@@ -1,54 +1,54 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What happens to the memory of a process, as tracepoints tell everybody and [`Device::event`] a driver.
+//! Events of the memory of a process, reported by tracepoints and by [`Device::event`].
 //!
-//! An event is told once, by `Inner::tell` of the mirror that it is about: the tracepoint and the driver's
-//! function are called one after the other, so that neither knows of something that the other does not. A CPU
-//! fault is one on a device's memory, of an address space; `Ops` of that memory tells it.
+//! `Inner::tell` of the mirror that an event belongs to emits the tracepoint and then calls the
+//! driver, so that both report the same events. A CPU fault belongs to device memory and not to a
+//! mirror; `Ops` of that memory reports it.
 
 #[cfg(doc)]
 use crate::mirror::Device;
 use crate::mm::{addr::PageRange, notifier::Reason};
 use kernel::prelude::*;
 
-/// Why pages move. The numbers are those of `hmm_show_trigger()`.
+/// Reason of a migration. The numbers are those of `hmm_show_trigger()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Trigger {
-    /// Somebody asked for it.
+    /// A request of the driver or of a program.
     Request = 0,
-    /// The mirror's owner closes.
+    /// The owner of the mirror closes it.
     Close = 1,
-    /// A device fault, by attributes or a policy.
+    /// A device fault: the attributes or a policy require a migration.
     Fault = 2,
-    /// From another device.
+    /// A pull of pages from another device.
     Pull = 3,
 }
 
-/// Why pages are evicted. The numbers are those of `hmm_show_need()`.
+/// Reason of an eviction. The numbers are those of `hmm_show_need()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Need {
-    /// All of them are to go.
+    /// All pages of the memory are evicted.
     All = 0,
-    /// Others need the room.
+    /// The memory is needed for other pages.
     Room = 1,
 }
 
-/// Why a device fault tries again. The numbers are those of `hmm_show_reason()`.
+/// Reason why a device fault is retried. The numbers are those of `hmm_show_reason()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Again {
-    /// An invalidation came between collection and commit.
+    /// An invalidation between collection and commit.
     Invalidated = 0,
-    /// A migration is about to switch entries of the range.
+    /// An in-flight migration that will replace entries of the range.
     Migration = 1,
-    /// The kernel's walk has said so.
+    /// `hmm_range_fault()` returned `EBUSY`.
     Busy = 2,
 }
 
 impl Reason {
-    /// Its number in events. The numbers are those of `hmm_show_event()`.
+    /// Returns the number of the reason in events. The numbers are those of `hmm_show_event()`.
     pub fn number(self) -> u32 {
         match self {
             Self::Unmap => 0,
@@ -63,84 +63,84 @@ impl Reason {
     }
 }
 
-/// Something that has happened. Pages are of 4 KiB, and counted.
+/// An event. Numbers of pages count pages of 4 KiB.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    /// A device fault is about to be served.
+    /// The library begins to handle a device fault.
     FaultBegin {
-        /// Where.
+        /// Range of the fault.
         range: PageRange,
-        /// Whether the device wants to write.
+        /// Whether the access is a write.
         write: bool,
     },
-    /// It was served, or not.
+    /// A device fault was handled, or has failed.
     FaultEnd {
-        /// Where.
+        /// Range of the fault.
         range: PageRange,
-        /// Whether the device wants to write.
+        /// Whether the access is a write.
         write: bool,
-        /// How it ended.
+        /// Result of the fault.
         result: Result,
     },
-    /// A CPU has touched device memory.
+    /// A CPU has accessed private device memory.
     CpuFault {
-        /// Where.
+        /// Address of the access.
         address: usize,
-        /// Pages that came back, or why none did.
+        /// Number of pages that were migrated to system memory, or the error.
         moved: Result<usize>,
     },
     /// A migration begins.
     MigrateBegin {
-        /// Where; all of the address space for [`Trigger::Close`].
+        /// Range of the migration; the whole address space for [`Trigger::Close`].
         range: PageRange,
-        /// Whether it is one to the device.
+        /// Whether the destination is the device.
         to_device: bool,
-        /// Why.
+        /// Reason of the migration.
         trigger: Trigger,
     },
-    /// It has ended.
+    /// A migration has ended.
     MigrateEnd {
-        /// Whether it was one to the device.
+        /// Whether the destination was the device.
         to_device: bool,
-        /// Why.
+        /// Reason of the migration.
         trigger: Trigger,
-        /// Pages that have moved.
+        /// Number of pages that have moved.
         moved: usize,
-        /// Of these, those whose entry was switched.
+        /// Number of moved pages whose device PTE was replaced without being removed before.
         switched: usize,
-        /// Pages that were left where they were.
+        /// Number of pages that did not move.
         stayed: usize,
-        /// How it ended.
+        /// Result of the migration.
         result: Result,
     },
     /// The mirror has lost pages to an eviction.
     Evict {
-        /// Why.
+        /// Reason of the eviction.
         need: Need,
-        /// How many.
+        /// Number of these pages.
         pages: usize,
     },
-    /// The kernel has announced a change.
+    /// A notifier event has invalidated a range.
     Invalidate {
-        /// Where.
+        /// Range of the event.
         range: PageRange,
-        /// What happens there.
+        /// Type of the notifier event.
         reason: Reason,
-        /// Pages that lost rights in the device.
+        /// Number of pages whose device PTE was removed or write-protected.
         changed: usize,
     },
-    /// A device fault has to try again.
+    /// A device fault is retried.
     Retry {
-        /// Where.
+        /// Range of the fault.
         range: PageRange,
-        /// Why.
+        /// Reason of the retry.
         why: Again,
     },
-    /// The device wants memory that bounces.
+    /// A device fault on memory that thrashes.
     Thrash {
-        /// Where.
+        /// Range of the fault.
         range: PageRange,
-        /// For how many ms it waits; for `None` the memory stays where it is.
+        /// Delay before the fault is retried, in ms. `None`: the memory is mapped in place.
         ms: Option<u64>,
     },
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Host memory lock: memory of a process that stays where it is, for devices to access by an address
-//! that a lock returns.
+//! Host memory lock: pins memory of a process, so that devices can access it by an address that the
+//! lock returns.
 //!
-//! Ranges are whole pages. A lock of a range inside a locked one shares it; one that would extend it, or
-//! overlaps it in part, is refused. Each lock is undone by its own unlock, and with the last one the
-//! range is unlocked. See `Documentation/host-lock.rst`.
+//! Ranges are page-aligned. A lock of a range inside a locked range shares its pins. A lock that
+//! would extend a locked range, or that overlaps it partially, is refused. Each lock needs its own
+//! unlock; the last unlock unpins the range. See `Documentation/host-lock.rst`.
 
 use crate::{
     deferred::{
@@ -30,35 +30,38 @@ use kernel::{
     xarray::{AllocKind, XArray}, //
 };
 
-/// Where addresses of locked memory begin, as devices see them: no address of a process is one.
+/// Start of the device addresses of locked memory, beyond all virtual addresses of a process.
 pub const APERTURE: usize = 1 << 62;
 
-/// When device and host see what the other one writes.
+/// Coherence of locked memory: when writes of the device and of the host become visible to each
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grain {
-    /// At the borders of commands.
+    /// At the start and the end of a command.
     Coarse,
-    /// While commands run.
+    /// Immediately, also while a command runs.
     Fine,
 }
 
 /// A lock that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Locked {
-    /// By which devices access it, and by which it is unlocked.
+    /// Address by which devices access the range, and by which it is unlocked.
     pub device_address: usize,
-    /// What the range got; [`Grain::Fine`] only if it was asked for, and all its devices can.
+    /// Coherence of the range. [`Grain::Fine`] only if it was requested and all devices of the
+    /// range support it.
     pub grain: Grain,
 }
 
-/// Why a lock was refused.
+/// Reason why a lock was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It would extend a locked range, or overlaps one in part: `EEXIST`.
+    /// The range would extend a locked range, or overlaps one partially: `EEXIST`.
     Extends,
-    /// The addresses are those of a locked range, but what is mapped there is not: `ESTALE`.
+    /// The addresses are in a locked range, but other pages are mapped there now: `ESTALE`.
     Remapped,
-    /// A device is to see it fine-grained, for which it was not locked, or cannot: `EOPNOTSUPP`.
+    /// Fine-grained coherence was requested, but a device does not support it, or the range was
+    /// locked without it: `EOPNOTSUPP`.
     Grain,
     /// Another reason.
     Error(Error),
@@ -74,7 +77,8 @@ impl From<Error> for Refused {
 ///
 /// # Context
 ///
-/// That may sleep. In a callback, with a table lock held and in a section a worker does it.
+/// The drop may sleep. In a callback, with a table lock held and in an access section, a worker
+/// unpins the pages instead.
 pub struct Region {
     range: PageRange,
     grain: Grain,
@@ -84,11 +88,11 @@ pub struct Region {
 /// The pins and mappings of a locked range. Dropping it takes the mmap lock.
 #[pin_data]
 struct Pins {
-    /// Before `pages`, which they are of.
+    /// Mappings of `pages`. Dropped before these.
     #[pin]
     mappings: Mutex<KVec<DmaMapping>>,
     pages: PinnedPages,
-    /// Address that a lock returned, and how many did.
+    /// Device addresses that locks returned, each with the number of these locks.
     #[pin]
     users: Mutex<KVec<(usize, usize)>>,
     _accounted: Accounted,
@@ -110,22 +114,22 @@ impl Pins {
 }
 
 impl Region {
-    /// Its addresses in the process.
+    /// Returns the virtual addresses of the range in the process.
     pub fn range(&self) -> PageRange {
         self.range
     }
 
-    /// When writes are seen.
+    /// Returns the coherence of the range.
     pub fn grain(&self) -> Grain {
         self.grain
     }
 
-    /// Locks that hold it.
+    /// Returns the number of locks of the range.
     pub fn users(&self) -> usize {
         self.held.users.lock().iter().map(|(_, count)| count).sum()
     }
 
-    /// The page at `device_address`.
+    /// Returns the page at `device_address`.
     pub fn page(&self, device_address: usize) -> Option<CpuPagesMut<'_>> {
         self.held.pages.page(self.index(device_address)?)
     }
@@ -135,7 +139,8 @@ impl Region {
         self.range.index_of(addr)
     }
 
-    /// The address of the page at `device_address` on `device`'s bus; `None` if it is not locked for it.
+    /// Returns the DMA address for `device` of the page at `device_address`; `None` if the range is
+    /// not locked for this device.
     pub fn dma(&self, device: &DmaDevice, device_address: usize) -> Option<DmaAddress> {
         let index = self.index(device_address)?;
         let mappings = self.held.mappings.lock();
@@ -143,8 +148,9 @@ impl Region {
         mapping.and_then(|mapping| mapping.address(index))
     }
 
-    /// Makes the page at `device_address` visible to `device`, or what that has written to the CPU: at
-    /// the borders of a command, for coarse-grained memory.
+    /// Makes writes of the CPU to the page at `device_address` visible to `device`, or with
+    /// `for_device` false, writes of the device visible to the CPU. Called at the start and the end
+    /// of a command, for coarse-grained memory.
     pub fn sync(&self, device: &DmaDevice, device_address: usize, for_device: bool) {
         let Some(index) = self.index(device_address) else {
             return;
@@ -155,7 +161,7 @@ impl Region {
         }
     }
 
-    /// Maps it for those of `agents` for which it is not.
+    /// Maps the pages for those of `agents` for which they are not mapped yet.
     fn map_for(&self, agents: &[Arc<DmaDevice>]) -> Result {
         let mut mappings = self.held.mappings.lock();
         for agent in agents {
@@ -163,7 +169,7 @@ impl Region {
                 continue;
             }
             mappings.reserve(1, GFP_KERNEL_ACCOUNT)?;
-            // SAFETY: The pages are of this region, and dropped after the mappings.
+            // SAFETY: `Pins` owns both the pages and the mappings, and drops the mappings first.
             let mapping = unsafe { DmaMapping::new(agent, &self.held.pages)? };
             mappings.push(mapping, GFP_KERNEL_ACCOUNT)?;
         }
@@ -171,10 +177,10 @@ impl Region {
     }
 }
 
-/// Ranges, none of which overlaps another, by their ends.
+/// Non-overlapping ranges, by their ends.
 type Ranges = RBTree<usize, Arc<Region>>;
 
-/// The first of `ranges` that overlaps `range`.
+/// Returns the first of `ranges` that overlaps `range`.
 fn overlapping(ranges: &Ranges, range: PageRange) -> Option<Arc<Region>> {
     let behind = ranges.cursor_lower_bound(&range.start().checked_add(1)?)?;
     let (_, region) = behind.current();
@@ -184,10 +190,11 @@ fn overlapping(ranges: &Ranges, range: PageRange) -> Option<Arc<Region>> {
 /// The locked ranges of an address space.
 #[pin_data]
 pub(crate) struct HostLocks {
-    /// One lock or unlock at a time. By end: a look costs the same however long a range is.
+    /// Locked ranges by their ends, so that the cost of a lookup does not depend on their lengths.
+    /// The mutex serializes locks and unlocks.
     #[pin]
     ranges: Mutex<Ranges>,
-    /// By number of the page, so that a look costs the same however many ranges there are.
+    /// Locked ranges by page number, so that the cost of a lookup does not depend on their number.
     #[pin]
     pages: XArray<Arc<Region>>,
 }
@@ -206,7 +213,7 @@ impl HostLocks {
         pages.get(addr >> PAGE_SHIFT).map(Arc::from)
     }
 
-    /// Puts all pages of `region` in, or none.
+    /// Adds all pages of `region` to the lookup, or none if an allocation fails.
     fn insert(&self, region: &Arc<Region>) -> Result {
         let first = region.range.start() >> PAGE_SHIFT;
         for index in 0..region.range.pages() {
@@ -220,11 +227,11 @@ impl HostLocks {
         Ok(())
     }
 
-    /// Takes the first `count` pages of `region` out.
+    /// Removes the first `count` pages of `region` from the lookup.
     fn remove(&self, region: &Region, count: usize) {
         let first = region.range.start() >> PAGE_SHIFT;
         for index in 0..count {
-            // Dropped after the lock is: there may be no other.
+            // Dropped without the XArray's lock, because this may be the last reference.
             let gone = self.pages.lock().remove(first + index);
             drop(gone);
         }
@@ -234,13 +241,20 @@ impl HostLocks {
 impl<D: Device> Mirror<D> {
     /// Locks `range` in memory, so that `agents` can access it by the address that is returned.
     ///
-    /// Memory of a device comes back first. What is locked does not migrate.
+    /// Pages in device memory are migrated to system memory first. Locked pages do not migrate.
     ///
     /// # Errors
     ///
-    /// [`Refused::Extends`] and so on. Else `EFAULT`: not mapped, not writable, or the process is gone;
-    /// `ENOMEM`: also beyond `RLIMIT_MEMLOCK`; `EINVAL`: no agents, or memory that cannot be pinned;
-    /// `EINTR`; `EDEADLK` within a callback. Context: may sleep; no lock may be held.
+    /// - [`Refused::Extends`], [`Refused::Remapped`], [`Refused::Grain`]
+    /// - `EFAULT`: the range is not mapped or not writable, or the process has exited
+    /// - `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` would be exceeded
+    /// - `EINVAL`: `agents` is empty, or the memory cannot be pinned
+    /// - `EINTR`: the task was killed
+    /// - `EDEADLK`: called within a callback
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held.
     pub fn lock(
         &self,
         range: PageRange,
@@ -265,7 +279,7 @@ impl<D: Device> Mirror<D> {
             if grain == Grain::Fine && region.grain == Grain::Coarse {
                 return Err(Refused::Grain);
             }
-            // The range keeps its grain, so that all its devices must be able to.
+            // The range stays fine-grained, so that new devices have to be coherent, too.
             if region.grain == Grain::Fine && !coherent {
                 return Err(Refused::Grain);
             }
@@ -297,7 +311,12 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `ENOENT` if there is none; `EDEADLK` within a callback. Context: may sleep; no lock may be held.
+    /// - `ENOENT`: no lock has returned this address
+    /// - `EDEADLK`: called within a callback
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held.
     pub fn unlock(&self, device_address: usize) -> Result {
         within::may_wait()?;
         let locks = self.host_locks();
@@ -311,8 +330,12 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// The locked range that holds `device_address`, or an address of the process. Costs the same
-    /// however many there are. What is returned stays pinned until it is dropped. Context: any task.
+    /// Returns the locked range that contains `address`, a device address or a virtual address of
+    /// the process. The range stays pinned until the returned reference is dropped.
+    ///
+    /// # Context
+    ///
+    /// Any task.
     pub fn locked(&self, address: usize) -> Option<Arc<Region>> {
         self.host_locks().find(address & !APERTURE)
     }
@@ -332,7 +355,7 @@ impl Region {
         })
     }
 
-    /// Takes a user away, and says whether it was the last. `ENOENT`.
+    /// Removes a user, and returns whether it was the last one. `ENOENT` if there is no such user.
     fn remove_user(&self, device_address: usize) -> Result<bool> {
         let mut users = self.held.users.lock();
         let at = users.iter().position(|(other, _)| *other == device_address);
@@ -347,5 +370,5 @@ impl Region {
     }
 }
 
-// An address within a page keeps its offset.
+// A device address and the virtual address have the same offset within the page.
 const _: () = assert!(APERTURE % PAGE_SIZE == 0);

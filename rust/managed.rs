@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Managed allocation: memory that CPU and devices use, and that migrates by itself to who touches it.
+//! Managed allocations: memory that CPUs and devices use, and that migrates on demand.
 //!
-//! It is anonymous memory, mapped from a device's file with an [offset](Flags::offset) that says how; the
-//! file names the device that it is meant for. All else works as with other anonymous memory. See
+//! A managed allocation is anonymous memory that is mapped from a device file. The
+//! [offset](Flags::offset) of the mapping encodes its flags, and the file selects the device that
+//! the allocation prefers. In all other respects it behaves like other anonymous memory. See
 //! `Documentation/managed.rst`.
 
 use crate::{
@@ -29,30 +30,31 @@ use kernel::{
     },
 };
 
-/// Says that a mapping of the device file is managed memory. What is below tells one allocation from
-/// another; no mapping is so large that its offsets reach this bit.
+/// Bit of the offset that marks a mapping of the device file as managed memory. The bits below
+/// distinguish allocations. No mapping is large enough for its offsets to carry into this bit.
 const MANAGED: usize = 1 << 48;
 const HOST_SHARED: usize = 1 << 49;
 const POPULATE: usize = 1 << 50;
 const HUGE: usize = 1 << 51;
 const ALL: usize = (MANAGED - 1) | MANAGED | HOST_SHARED | POPULATE | HUGE;
 
-/// Where the offsets of the next allocation begin.
+/// First offset of the next allocation.
 static NEXT: Atomic<usize> = Atomic::new(PMD_SIZE);
 
-/// How memory is managed.
+/// Flags of a managed allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// The host uses it as much as the device: a device that faults on it maps it where it is.
+    /// The memory is used by the host as much as by the device: a device fault maps it in place.
     pub host_shared: bool,
-    /// It begins in the device's memory: all of it, when it is allocated or the device first faults on it.
+    /// The whole allocation is populated in device memory, when it is allocated or at the first
+    /// device fault.
     pub populate: bool,
-    /// Huge pages are preferred.
+    /// Huge pages are preferred; the length is a multiple of a huge page.
     pub huge: bool,
 }
 
 impl Flags {
-    /// Those of an offset; `None` if it is not one of managed memory.
+    /// Returns the flags that `offset` encodes; `None` if it is not an offset of managed memory.
     pub fn of(offset: usize) -> Option<Self> {
         (offset & MANAGED != 0).then_some(Self {
             host_shared: offset & HOST_SHARED != 0,
@@ -61,7 +63,7 @@ impl Flags {
         })
     }
 
-    /// The attributes of such memory as long as nothing else was said of it.
+    /// Returns the attributes of a managed allocation for which none were set.
     pub(crate) fn attributes(self) -> Attributes {
         Attributes::preferring(match self.host_shared {
             true => Location::System,
@@ -69,7 +71,7 @@ impl Flags {
         })
     }
 
-    /// The offset by which a mapping has these.
+    /// Returns the offset bits that encode the flags.
     pub fn offset(self) -> usize {
         let bit = |yes: bool, bit| if yes { bit } else { 0 };
         MANAGED
@@ -79,11 +81,16 @@ impl Flags {
     }
 }
 
-/// Serves an mmap of a device file, if it asks for managed memory. `false` if it does not.
+/// Handles the mmap of a device file if its offset requests managed memory. Returns `false` if it
+/// does not.
 ///
 /// # Errors
 ///
-/// `EINVAL`: the mapping is shared, or the offset has unknown bits.
+/// - `EINVAL`: the mapping is shared, or the offset has unknown bits
+///
+/// # Context
+///
+/// Called from [`OpenFile::mmap`]; the mmap lock is held for writing.
 pub fn map(vma: &VmaNew) -> Result<bool> {
     let offset = anon::offset(vma);
     let Some(flags) = Flags::of(offset) else {
@@ -96,8 +103,8 @@ pub fn map(vma: &VmaNew) -> Result<bool> {
     Ok(true)
 }
 
-/// Memory that was allocated. Its pages are known by the offsets that they were mapped with, so that what
-/// the process has mapped there since is not taken for it.
+/// A managed allocation. Its pages are recognised by the offsets of their mappings, so that other
+/// memory that the process has mapped there since is not treated as part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     range: PageRange,
@@ -105,24 +112,29 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Where it was mapped.
+    /// Returns the range where the allocation was mapped.
     pub fn range(&self) -> PageRange {
         self.range
     }
 
-    /// Whether a mapping that begins at `start`, with `offset`, is a part of it.
+    /// Returns whether a mapping with `offset` at `start` belongs to the allocation.
     fn holds(&self, start: usize, offset: usize) -> bool {
-        // As far from each other; where they are is known.
+        // The difference between offset and address is the same in the whole allocation.
         offset.wrapping_sub(start) == self.offset.wrapping_sub(self.range.start())
     }
 }
 
-/// Maps `bytes` of managed memory, rounded up as [`length`] does, into the current process, from its open
-/// file `fd` of a driver whose [`OpenFile::mmap`] calls [`map`].
+/// Maps `bytes` of managed memory, rounded up by [`length`], into the current process. `fd` is an
+/// open file of a driver whose [`OpenFile::mmap`] calls [`map`].
 ///
 /// # Errors
 ///
-/// `EINVAL`: no bytes, or too many; else as [`FileOps::map`]. Context: may sleep; takes the mmap lock.
+/// - `EINVAL`: `bytes` is 0 or too large
+/// - the errors of [`FileOps::map`]
+///
+/// # Context
+///
+/// May sleep; takes the mmap lock.
 pub fn allocate<F: OpenFile>(
     files: &'static FileOps<F>,
     fd: i32,
@@ -130,8 +142,8 @@ pub fn allocate<F: OpenFile>(
     flags: Flags,
 ) -> Result<Allocation> {
     let length = length(bytes, flags)?;
-    // Apart, so that no two allocations become one mapping, and aligned, since the address will be as
-    // the offset is.
+    // A gap between the offsets prevents merging the mappings of two allocations. Offsets are
+    // multiples of a huge page, because the kernel aligns the address like the offset.
     let step = (length / PMD_SIZE + 1) * PMD_SIZE;
     let next = NEXT.fetch_add(step, Relaxed) % MANAGED;
     let first = if next > MANAGED - step { 0 } else { next };
@@ -142,12 +154,16 @@ pub fn allocate<F: OpenFile>(
 }
 
 impl<D: Device> Mirror<D> {
-    /// Moves what was just allocated to the device.
+    /// Migrates a new allocation to the device. Unmaps it after an error.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if not all of it could be there; else as a migration. Nothing of it is mapped then.
-    /// Context: may sleep; the current process's, or a kernel thread.
+    /// - `ENOMEM`: a page could not be populated in device memory
+    /// - the errors of [`Migrate::to_device`](crate::migrate::Migrate::to_device)
+    ///
+    /// # Context
+    ///
+    /// May sleep; a task of the process or a kernel thread.
     fn populate(&self, memory: &Allocation, stop: Option<Stop>) -> Result<Outcome> {
         let migration = self.migrate(memory.range);
         let migration = match stop {
@@ -162,19 +178,26 @@ impl<D: Device> Mirror<D> {
             Ok(outcome)
         });
         if result.is_err() {
-            // If the process is gone, so is its memory.
+            // If the process has exited, its memory is unmapped already.
             let _gone = self.release(memory);
         }
         result
     }
 
-    /// Unmaps what is left of an allocation. What the process has mapped there since, or moved elsewhere,
-    /// stays.
+    /// Unmaps the remaining mappings of an allocation. Other memory that the process has mapped in
+    /// its range since, and parts that were moved out of it, stay mapped.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the task is of another process; `EFAULT`: the process is gone; `ENOMEM`; `EINTR`;
-    /// `EDEADLK` within a callback. Context: may sleep.
+    /// - `EINVAL`: the task belongs to another process
+    /// - `EFAULT`: the process has exited
+    /// - `ENOMEM`
+    /// - `EINTR`: the task was killed
+    /// - `EDEADLK`: called within a callback
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held.
     pub fn release(&self, memory: &Allocation) -> Result {
         within::may_wait()?;
         let space = self.space()?;
@@ -183,12 +206,18 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// Finishes an allocation of the current process, the synchronous way.
+    /// Finishes an allocation of the current process: populates it if its flags require that.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if it is to be populated, and there is not enough device memory, and so on; then nothing
-    /// is mapped any more. Context: may sleep; no lock may be held.
+    /// After an error the allocation is not mapped.
+    ///
+    /// - `ENOMEM`: not enough device memory
+    /// - the errors of [`Migrate::to_device`](crate::migrate::Migrate::to_device)
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held.
     pub fn allocated(&self, memory: &Allocation) -> Result {
         if Flags::of(memory.offset).is_some_and(|flags| flags.populate) {
             self.populate(memory, None)?;
@@ -197,12 +226,19 @@ impl<D: Device> Mirror<D> {
     }
 }
 
-/// Finishes an allocation, and populates it later: the fence signals when that is done, or has failed; then
-/// the memory is not mapped any more. It may be used before: who touches it waits or faults.
+/// Finishes an allocation, and queues an operation that populates it after the fences `after`.
+///
+/// The returned fence signals when the allocation is populated. If that fails or is cancelled, the
+/// allocation is unmapped and the fence has the error. The memory can be used before the fence
+/// signals: CPU and device accesses fault, and wait for pages that migrate.
 ///
 /// # Errors
 ///
-/// As [`Queue::submit`]; then nothing is mapped either.
+/// Those of [`Queue::submit`]. After an error the allocation is not mapped.
+///
+/// # Context
+///
+/// May sleep; no lock may be held.
 pub fn allocated_later<H: HasMirror>(
     queue: &Queue,
     after: KVec<Fence>,
@@ -223,27 +259,29 @@ pub fn allocated_later<H: HasMirror>(
     })
 }
 
-/// Memory that waits to be populated. Dropped, because that was cancelled, it is unmapped.
+/// An allocation that a queued operation will populate. Unmapped if the operation is dropped
+/// without having run.
 struct Unpopulated<H: HasMirror>(Option<(Arc<H>, Allocation)>);
 
 impl<H: HasMirror> Drop for Unpopulated<H> {
     fn drop(&mut self) {
         if let Some((owner, memory)) = self.0.take() {
-            // If the process is gone, so is its memory.
+            // If the process has exited, its memory is unmapped already.
             let _gone = owner.mirror().release(&memory);
         }
     }
 }
 
-/// The length of an allocation of `bytes`: whole pages, or whole huge pages if these are preferred.
+/// Returns the length of an allocation of `bytes`, rounded up to whole pages, or to whole huge
+/// pages if `flags` prefer these.
 ///
 /// # Errors
 ///
-/// `EINVAL`: none, or too many.
+/// - `EINVAL`: `bytes` is 0 or too large
 pub fn length(bytes: usize, flags: Flags) -> Result<usize> {
     let unit = if flags.huge { PMD_SIZE } else { PAGE_SIZE };
     let length = bytes.checked_next_multiple_of(unit).ok_or(EINVAL)?;
-    // The flags of an offset are beyond.
+    // The offsets of the allocation must not reach the flag bits.
     if bytes == 0 || length >= MANAGED - PMD_SIZE {
         return Err(EINVAL);
     }
@@ -263,7 +301,7 @@ mod tests {
                 huge: bits & 4 != 0,
             };
             assert_eq!(Flags::of(flags.offset()), Some(flags));
-            // Within the mapping, as the offset of a part of it.
+            // The offset of a page in the middle of the mapping.
             assert_eq!(Flags::of(flags.offset() + 77 * PAGE_SIZE), Some(flags));
         }
         assert_eq!(Flags::of(0), None);
@@ -280,7 +318,7 @@ mod tests {
         };
         assert!(memory.holds(start, memory.offset));
         assert!(memory.holds(start + PAGE_SIZE, memory.offset + PAGE_SIZE));
-        // Moved elsewhere; of another allocation; of no managed memory.
+        // A part that was moved; another allocation; not managed memory.
         assert!(!memory.holds(start + PAGE_SIZE, memory.offset));
         assert!(!memory.holds(start, memory.offset + PMD_SIZE));
         assert!(!memory.holds(start, Flags::default().offset()));

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Migration of a mirror's memory, at the driver's request.
+//! Migration of a mirrored range, requested by the driver.
 //!
-//! One step handles at most 2 MiB, so that nobody waits long for the mmap lock. It walks the CPU's
-//! page table, and for each run of pages that can move it does the following with the mmap lock held
-//! throughout:
+//! A migration is divided into steps of at most 2 MiB, to bound the time for which the mmap lock is
+//! held. A step walks the CPU page table. For each run of pages that can move, it does the
+//! following with the mmap lock held for reading throughout:
 //!
-//! 1. announce the step under the table lock and write-protect the device's entries (`mirror::step`),
-//! 2. isolate the pages, which calls notifiers, so without the table lock,
-//! 3. allocate, copy, migrate; the device goes on reading,
-//! 4. switch the entries that still belong to the step, under the table lock, and flush,
-//! 5. finalize: the CPU may fault again.
+//! 1. Announce the step and write-protect the device PTEs, under the table lock (`mirror::step`).
+//! 2. Isolate the pages. This calls notifiers, which take the table lock, so that it is not held.
+//! 3. Allocate, copy and migrate. The device keeps reading the source pages.
+//! 4. Replace the device PTEs whose marks are intact, under the table lock, and flush.
+//! 5. Finalize: remove the migration entries, so that CPU faults on these pages continue.
 
 use crate::{
     events::{Event, Trigger},
@@ -44,7 +44,7 @@ enum Target {
 }
 
 impl<D: Device> Mirror<D> {
-    /// A migration of `range`, to be started by one of its methods.
+    /// Prepares a migration of `range`. [`Migrate::to_device`] or [`Migrate::to_system`] starts it.
     pub fn migrate(&self, range: PageRange) -> Migrate<'_, D> {
         Migrate {
             mirror: self,
@@ -71,53 +71,55 @@ pub struct Migrate<'m, D: Device> {
 }
 
 impl<'m, D: Device> Migrate<'m, D> {
-    /// Whether the device goes on reading while its pages are copied, which is the default. Else
-    /// their entries are removed before, and the device faults.
+    /// Sets whether the device keeps reading while pages are copied, which is the default. Without
+    /// this, device PTEs are removed before the pages are isolated, so that the device faults.
     pub fn faultless(mut self, yes: bool) -> Self {
         self.faultless = yes;
         self
     }
 
-    /// Whether other memory may leave the device to make room, which is the default.
+    /// Sets whether other pages may be evicted from device memory to make room, which is the
+    /// default.
     pub fn evict(mut self, yes: bool) -> Self {
         self.evict = yes;
         self
     }
 
-    /// Where to write the outcome of each page. What the range has beyond the slice is not reported.
+    /// Sets where the outcome of each page is written. Pages beyond the end of the slice are not
+    /// reported.
     pub fn outcomes(mut self, outcomes: &'m mut [PageOutcome]) -> Self {
         self.outcomes = Some(outcomes);
         self
     }
 
-    /// Why, for those who trace it.
+    /// Sets the reason that events report.
     pub(crate) fn because(mut self, trigger: Trigger) -> Self {
         self.trigger = trigger;
         self
     }
 
-    /// Who may ask for its end: then copies that have not begun are cancelled, and their pages stay, as do those of
-    /// which the migration has not begun.
+    /// Sets a cancellation token. Once it is set, copies that have not begun are cancelled and no
+    /// further step begins; the pages of both stay where they are.
     pub fn stop(mut self, stop: Stop) -> Self {
         self.stop = Some(stop);
         self
     }
 
-    /// Moves anonymous memory of the range to the device, holes included, best effort.
+    /// Migrates anonymous memory of the range to the device, including holes. Best effort.
     ///
-    /// Pages in other tiles of the device ([`Device::tile`]) move first, directly, if they are
-    /// connected. The [`Outcome`] counts them. As [`PageOutcome`] each is [`PageOutcome::None`],
-    /// because the steps that follow find it there.
+    /// Pages in other tiles of the device ([`Device::tile`]) are migrated first, directly, if the
+    /// tiles are connected. The [`Outcome`] counts them. Their [`PageOutcome`] is
+    /// [`PageOutcome::None`], because the steps that follow find them in the destination.
     ///
     /// # Errors
     ///
     /// After an error, pages at lower addresses may have moved.
     ///
     /// - `EFAULT`: the process has exited.
-    /// - `ERANGE`: mapped beyond the addresses that the device's page table has.
-    /// - `EINVAL`: no mapping, or one that is not readable, special, of hugetlb or of DAX.
+    /// - `ERANGE`: the range is beyond the addresses that the device's page table covers.
+    /// - `EINVAL`: not mapped, not readable, or a special, hugetlb or DAX mapping.
     /// - `ENODEV`: the device has no memory.
-    /// - `EBUSY`: the range kept changing.
+    /// - `EBUSY`: concurrent invalidations of the range did not end within the retries.
     /// - `EINTR`: the task was killed.
     /// - `ENOMEM`: no memory for the migration itself. Lack of device memory is in the [`Outcome`].
     /// - `EDEADLK`: called within a callback.
@@ -129,13 +131,13 @@ impl<'m, D: Device> Migrate<'m, D> {
         self.run(Target::Device)
     }
 
-    /// Moves pages of the range that are in this device's memory to system memory, best effort.
+    /// Migrates pages of the range from this device's memory to system memory. Best effort.
     ///
     /// # Errors
     ///
-    /// As [`Self::to_device`]. `EINVAL` is also returned for a mapping that is special, of hugetlb
-    /// or of DAX, of which no page can be in the device's memory. Lack of system memory for a page
-    /// is in the [`Outcome`].
+    /// Those of [`Self::to_device`]. `EINVAL` is also returned for special, hugetlb and DAX
+    /// mappings, although none of their pages can be in the device's memory. Lack of system memory
+    /// for a page is reported in the [`Outcome`].
     ///
     /// # Context
     ///
@@ -145,7 +147,8 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     fn run(self, target: Target) -> Result<Outcome> {
-        // Before anybody is told: who is told may be who calls.
+        // Before the first event: `Device::event` may be the caller, and would be called
+        // recursively.
         within::may_wait()?;
         let inner = self.mirror.inner();
         let (to_device, trigger) = (target == Target::Device, self.trigger);
@@ -156,7 +159,8 @@ impl<'m, D: Device> Migrate<'m, D> {
         });
         self.mirror.stats().add(Counter::Migrations, 1);
         let (mut total, mut gathered) = (Outcome::default(), Outcome::default());
-        // A fault uses pages of other tiles as their connection says.
+        // Only requests gather pages of other tiles. A device fault handles them by their
+        // connection.
         let result = match target == Target::Device && self.trigger == Trigger::Request {
             true => self.mirror.gather(self.range, self.evict, &mut gathered),
             false => Ok(()),
@@ -182,7 +186,7 @@ impl<'m, D: Device> Migrate<'m, D> {
         step.patient = self.trigger != Trigger::Fault;
         let _charge = step.space.charge();
         let result = self.run_each(&mut step);
-        // What has moved has moved, also before an error.
+        // After an error, pages that have moved before it are counted, too.
         *total = step.tally.total;
         total.entries = step.work.entries;
         let stats = self.mirror.stats();
@@ -198,7 +202,7 @@ impl<'m, D: Device> Migrate<'m, D> {
         result
     }
 
-    // A stack frame of its own, while the other has what steps share.
+    // Not inlined, so that the state which all steps share is not in the same stack frame.
     #[inline(never)]
     fn run_each(&self, step: &mut Step<'_, D>) -> Result {
         let mut rest = Some(self.range);
@@ -214,16 +218,16 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 }
 
-/// Counts the outcomes of a migration.
+/// Collects the outcomes of a migration.
 struct Tally<'o> {
     range: PageRange,
-    /// Where the caller wants the outcome of each page.
+    /// The caller's buffer for the outcome of each page.
     all: Option<&'o mut [PageOutcome]>,
     total: Outcome,
 }
 
 impl<'o> Tally<'o> {
-    /// Nothing was counted yet.
+    /// Creates an empty tally for `range`.
     fn new(range: PageRange, all: Option<&'o mut [PageOutcome]>) -> Self {
         Self {
             range,

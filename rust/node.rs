@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A character device through which a process reaches a driver.
+//! Misc character devices, through which processes use a driver.
 //!
-//! [`kernel::miscdevice`] would do, but on 7.2 it sets no owner, so that the module could be
-//! removed while a file is open; and it does not tell `open` which of several devices is meant.
+//! [`kernel::miscdevice`] is not used for two reasons. On 7.2 it sets no owner, so that the module
+//! could be unloaded while a file is open. It also does not pass the device to `open`, which
+//! drivers of several devices need.
 //!
 //! C header: [`include/linux/miscdevice.h`](srctree/include/linux/miscdevice.h)
 
@@ -35,46 +36,76 @@ use kernel::{
     uaccess::{UserSlice, UserSliceWriter}, //
 };
 
-/// What a driver does for one open file.
+/// Operations of an open file.
 pub trait OpenFile: Send + Sync + Sized + 'static {
-    /// What all files of one node share.
+    /// Data that all files of a node share.
     type Device: Send + Sync + 'static;
 
     /// Opens the node for the current process.
+    ///
+    /// # Context
+    ///
+    /// May sleep; `misc_mtx` is held, so that [`Node::new`] fails with `EDEADLK`.
     fn open(device: Arc<Self::Device>) -> Result<Pin<KBox<Self>>>;
 
-    /// Serves an ioctl. Context: any number of threads, also of other processes that inherited the
-    /// file or were sent it.
+    /// Handles an ioctl.
+    ///
+    /// # Context
+    ///
+    /// May sleep; called concurrently by any number of threads, including those of other processes
+    /// that have inherited or received the file.
     fn ioctl(&self, command: u32, argument: usize) -> Result<isize>;
 
-    /// Serves a read: writes to `to`, and returns how many bytes. With `wait` it may wait for some. By default
-    /// `EINVAL`. Context: as [`Self::ioctl`].
+    /// Handles a read: writes to `to`, and returns the number of bytes. It may wait for data only
+    /// with `wait`, which is false for `O_NONBLOCK`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: by default
+    ///
+    /// # Context
+    ///
+    /// As [`Self::ioctl`].
     fn read(&self, to: &mut UserSliceWriter, wait: bool) -> Result<usize> {
         let _ = (to, wait);
         Err(EINVAL)
     }
 
-    /// What can be done without waiting; who waits for that is to be [added](Waiter::add) before it is looked at. By
-    /// default everything. Context: as [`Self::ioctl`]; also called while others wait, so must not wait itself.
+    /// Returns the operations that do not block now; by default all of them.
+    ///
+    /// [Adds](Waiter::add) `waiter` to the wait queue before it checks the state, so that no
+    /// notification in between is lost.
+    ///
+    /// # Context
+    ///
+    /// As [`Self::ioctl`], but must not sleep.
     fn poll(&self, waiter: &Waiter<'_>) -> Ready {
         let _ = waiter;
         Ready::EVERYTHING
     }
 
-    /// Serves an mmap. By default it is refused with `ENODEV`. Context: the mmap lock is held for
-    /// writing, so that functions of this library that wait fail with `EDEADLK`.
+    /// Handles an mmap.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV`: by default
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held for writing, so that functions of this library that wait fail with
+    /// `EDEADLK`.
     fn mmap(&self, vma: &VmaNew) -> Result {
         let _ = vma;
         Err(ENODEV)
     }
 }
 
-/// What can be done with a file without waiting, as `poll` tells it.
+/// Events that `poll` reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready(u32);
 
 impl Ready {
-    // As in include/uapi/linux/eventpoll.h, whose macros the bindings lack.
+    // Copied from include/uapi/linux/eventpoll.h, because the bindings lack these macros.
     const EPOLLIN: u32 = 0x1;
     const EPOLLPRI: u32 = 0x2;
     const EPOLLOUT: u32 = 0x4;
@@ -82,15 +113,15 @@ impl Ready {
     const EPOLLRDNORM: u32 = 0x40;
     const EPOLLWRNORM: u32 = 0x100;
 
-    /// Nothing.
+    /// Every operation would block.
     pub const NOTHING: Self = Self(0);
-    /// Reading.
+    /// A read does not block.
     pub const READ: Self = Self(Self::EPOLLIN | Self::EPOLLRDNORM);
-    /// Something other than data: what, the driver says.
+    /// A condition other than data, which the driver defines.
     pub const PRIORITY: Self = Self(Self::EPOLLPRI);
-    /// Reading and writing.
+    /// Neither reads nor writes block.
     pub const EVERYTHING: Self = Self(Self::READ.0 | Self::EPOLLOUT | Self::EPOLLWRNORM);
-    /// Nothing ever: it would fail.
+    /// An error: no notification will ever follow.
     pub const ERROR: Self = Self(Self::EPOLLERR);
 }
 
@@ -102,21 +133,21 @@ impl core::ops::BitOr for Ready {
     }
 }
 
-/// Who polls a file, and may be told when something has changed.
+/// A caller of `poll`, which can be added to wait queues.
 pub struct Waiter<'p> {
     file: &'p File,
     table: PollTable<'p>,
 }
 
 impl Waiter<'_> {
-    /// Adds it to those whom notifications of `changed` wake.
+    /// Adds the caller to the wait queue of `changed`.
     pub fn add(&self, changed: &PollCondVar) {
         self.table.register_wait(self.file, changed);
     }
 }
 
-/// File operations, in a static of the driver's module: they are used until the last file is
-/// closed, whatever became of the node.
+/// File operations of a node. They are a static of the driver's module, because they are used until
+/// the last file is closed, also after the node was removed.
 pub struct FileOps<F: OpenFile> {
     table: SetOnce<Table>,
     _file: PhantomData<fn() -> F>,
@@ -124,13 +155,13 @@ pub struct FileOps<F: OpenFile> {
 
 struct Table(bindings::file_operations);
 
-// SAFETY: The table is only read.
+// SAFETY: A table is never modified.
 unsafe impl Send for Table {}
-// SAFETY: As above.
+// SAFETY: A table is never modified, so that concurrent reads are no data race.
 unsafe impl Sync for Table {}
 
 impl<F: OpenFile> FileOps<F> {
-    /// To be put into a static.
+    /// Creates an empty table, for a static.
     #[expect(clippy::new_without_default, reason = "only of use in a static")]
     pub const fn new() -> Self {
         Self {
@@ -148,7 +179,7 @@ impl<F: OpenFile> FileOps<F> {
             read: Some(Registered::<F>::read),
             poll: Some(Registered::<F>::poll),
             mmap: Some(Registered::<F>::mmap),
-            // Aligned for huge pages, where there are.
+            // Aligns mappings for huge pages.
             #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
             get_unmapped_area: Some(bindings::thp_get_unmapped_area),
             ..pin_init::zeroed()
@@ -157,20 +188,20 @@ impl<F: OpenFile> FileOps<F> {
     }
 }
 
-/// The task in whose [`OpenFile::open`] a file of a node is being opened, by its address; 0 if none.
+/// Address of the task that is in [`OpenFile::open`]; 0 if there is none.
 ///
-/// There is at most one: the kernel holds `misc_mtx` meanwhile, under which nodes are registered
-/// and removed.
+/// There is at most one such task, because the kernel holds `misc_mtx` during `open`. Registration
+/// and removal of a node take this mutex, too.
 static OPENING: Atomic<usize> = Atomic::new(0);
 
-/// Whether the current task is within [`OpenFile::open`], so that it must not wait for `misc_mtx`.
-// Not inlined: there is one task in all modules.
+/// Returns whether the current task is in [`OpenFile::open`], and must not take `misc_mtx` again.
+// Not inlined: all modules must use the same `OPENING`.
 #[inline(never)]
 fn is_opening() -> bool {
     OPENING.load(Relaxed) == within::current_task()
 }
 
-/// Notes whether the current task is within [`OpenFile::open`]. Context: `misc_mtx` is held.
+/// Records whether the current task is in [`OpenFile::open`]. Context: `misc_mtx` is held.
 #[inline(never)]
 fn set_opening(is_opening: bool) {
     let task = if is_opening {
@@ -183,17 +214,17 @@ fn set_opening(is_opening: bool) {
 
 /// A registered node below `/dev`, readable and writable by root.
 ///
-/// Dropping it removes the node; files that are open stay usable.
+/// Dropping it removes the node. Open files stay usable.
 ///
 /// # Context
 ///
-/// The drop may sleep. In a callback, in atomic context and in [`OpenFile::open`] it returns at
-/// once, and a worker removes the node.
+/// The drop may sleep. In a callback, in atomic context and in [`OpenFile::open`] it returns
+/// immediately, and a worker removes the node.
 pub struct Node<F: OpenFile> {
     registered: Deferred<Registered<F>>,
 }
 
-/// The registration.
+/// The registration of a node.
 ///
 /// # Invariants
 ///
@@ -205,9 +236,9 @@ struct Registered<F: OpenFile> {
     device: Arc<F::Device>,
 }
 
-// SAFETY: A registration may be used and dropped anywhere; the device is `Send + Sync`.
+// SAFETY: `misc_deregister()` may be called by any task; the device is `Send + Sync`.
 unsafe impl<F: OpenFile> Send for Registered<F> {}
-// SAFETY: As above.
+// SAFETY: Methods with a shared reference only read `misc`; the device is `Send + Sync`.
 unsafe impl<F: OpenFile> Sync for Registered<F> {}
 
 impl<F: OpenFile> DropWaits for Registered<F> {
@@ -217,7 +248,7 @@ impl<F: OpenFile> DropWaits for Registered<F> {
 }
 
 impl<F: OpenFile> Node<F> {
-    /// Registers `/dev/NAME`. The module cannot be removed while a file is open.
+    /// Registers `/dev/NAME`. An open file holds a reference to `module`.
     ///
     /// # Errors
     ///
@@ -249,9 +280,10 @@ impl<F: OpenFile> Node<F> {
 
 #[cfg(CONFIG_KUNIT = "y")]
 impl<F: OpenFile> Node<F> {
-    /// The minor number.
+    /// Returns the minor number.
     pub(crate) fn minor(&self) -> u32 {
-        // SAFETY: Registered, after which the number does not change.
+        // SAFETY: `misc` is registered by the type invariant, and the number does not change after
+        // that.
         let minor = unsafe { (*self.registered.misc.get()).minor };
         minor.unsigned_abs()
     }
@@ -266,7 +298,7 @@ impl<F: OpenFile> Registered<F> {
     ) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             device,
-            // Last: it can be opened before the registration returns.
+            // Last, because the node can be opened before `misc_register()` returns.
             misc <- Opaque::try_ffi_init(move |slot: *mut bindings::miscdevice| {
                 let table = ops.get(module)?;
                 let misc = bindings::miscdevice {
@@ -276,8 +308,9 @@ impl<F: OpenFile> Registered<F> {
                     fops: &table.0,
                     ..pin_init::zeroed()
                 };
-                // SAFETY: `slot` may be written; it is pinned, and stays until it is deregistered.
-                // INVARIANT: Registered if this succeeds.
+                // SAFETY: `slot` is valid for writes and pinned. It stays valid until `drop`
+                // deregisters it; `table` is static.
+                // INVARIANT: If this succeeds, `misc` is registered.
                 unsafe {
                     slot.write(misc);
                     to_result(bindings::misc_register(slot))
@@ -288,12 +321,14 @@ impl<F: OpenFile> Registered<F> {
 
     /// # Safety
     ///
-    /// Called by the core for a file of a registered node of this type that is being opened.
+    /// Must be called by the core, for a file of a registered node of this type that is being
+    /// opened.
     unsafe extern "C" fn open(
         _inode: *mut bindings::inode,
         file: *mut bindings::file,
     ) -> ffi::c_int {
-        // SAFETY: `misc_open` has put the `miscdevice` there, and keeps it registered meanwhile.
+        // SAFETY: `misc_open()` has set `private_data` to the `miscdevice` of a `Registered<F>`. It
+        // holds `misc_mtx`, so that the node is not deregistered during this call.
         let node = unsafe {
             let misc: *mut bindings::miscdevice = (*file).private_data.cast();
             &*kernel::container_of!(Opaque::cast_from(misc), Self, misc)
@@ -303,7 +338,8 @@ impl<F: OpenFile> Registered<F> {
         set_opening(false);
         match opened {
             Ok(state) => {
-                // SAFETY: An open file's private data is ours.
+                // SAFETY: `file` is valid, and `private_data` belongs to the file operations from
+                // here on.
                 unsafe { (*file).private_data = state.into_foreign() };
                 0
             }
@@ -313,25 +349,26 @@ impl<F: OpenFile> Registered<F> {
 
     /// # Safety
     ///
-    /// Called by the core once, for a file that `open` succeeded for.
+    /// Must be called by the core, once, for a file for which `open` has succeeded.
     unsafe extern "C" fn release(
         _inode: *mut bindings::inode,
         file: *mut bindings::file,
     ) -> ffi::c_int {
-        // SAFETY: Put there by `open`, and not used any more.
+        // SAFETY: `open` has set `private_data`; this is the last operation of the file.
         drop(unsafe { Pin::<KBox<F>>::from_foreign((*file).private_data) });
         0
     }
 
     /// # Safety
     ///
-    /// Called by the core for an open file of this type.
+    /// Must be called by the core, for an open file of this type.
     unsafe extern "C" fn ioctl(
         file: *mut bindings::file,
         command: ffi::c_uint,
         argument: ffi::c_ulong,
     ) -> ffi::c_long {
-        // SAFETY: Put there by `open`; it stays until `release`.
+        // SAFETY: `open` has set `private_data`, which is valid until `release`. The core does not
+        // call that during another operation.
         let state = unsafe { Pin::<KBox<F>>::borrow((*file).private_data) };
         match state.get_ref().ioctl(command, argument) {
             Ok(value) => value,
@@ -342,14 +379,15 @@ impl<F: OpenFile> Registered<F> {
 
     /// # Safety
     ///
-    /// Called by the core for an open file of this type, with a buffer of user space.
+    /// Must be called by the core, for an open file of this type, with a buffer of user space.
     unsafe extern "C" fn read(
         file: *mut bindings::file,
         buffer: *mut ffi::c_char,
         count: usize,
         _position: *mut bindings::loff_t,
     ) -> isize {
-        // SAFETY: As in `ioctl`; flags are a word that may be read at any time.
+        // SAFETY: `open` has set `private_data`, which is valid until `release`. `file` is valid,
+        // and `f_flags` is one word, which `fcntl()` may change concurrently.
         let (state, flags) = unsafe {
             let state = Pin::<KBox<F>>::borrow((*file).private_data);
             (state, core::ptr::read_volatile(&raw const (*file).f_flags))
@@ -365,15 +403,15 @@ impl<F: OpenFile> Registered<F> {
 
     /// # Safety
     ///
-    /// Called by the core for an open file of this type, with a table or null.
+    /// Must be called by the core, for an open file of this type, with a poll table or null.
     unsafe extern "C" fn poll(
         file: *mut bindings::file,
         table: *mut bindings::poll_table_struct,
     ) -> bindings::__poll_t {
-        // SAFETY: As in `ioctl`.
+        // SAFETY: `open` has set `private_data`, which is valid until `release`.
         let state = unsafe { Pin::<KBox<F>>::borrow((*file).private_data) };
-        // SAFETY: The caller has a reference of the file, and no position of it is used here. The table is valid or
-        // null for this call.
+        // SAFETY: The caller has a reference to the file, and the file position is not used here.
+        // The table is null or valid for this call.
         let waiter = unsafe {
             Waiter {
                 file: File::from_raw_file(file),
@@ -385,14 +423,14 @@ impl<F: OpenFile> Registered<F> {
 
     /// # Safety
     ///
-    /// Called by the core for an open file of this type, with a mapping being set up.
+    /// Must be called by the core, for an open file of this type, with a VMA that is being set up.
     unsafe extern "C" fn mmap(
         file: *mut bindings::file,
         vma: *mut bindings::vm_area_struct,
     ) -> ffi::c_int {
-        // SAFETY: As in `ioctl`.
+        // SAFETY: `open` has set `private_data`, which is valid until `release`.
         let state = unsafe { Pin::<KBox<F>>::borrow((*file).private_data) };
-        // SAFETY: By the function's requirements.
+        // SAFETY: `vma` is being set up, by the function's requirements.
         let vma = unsafe { VmaNew::from_raw(vma) };
         let _within = Within::enter();
         match state.get_ref().mmap(vma) {
@@ -402,11 +440,12 @@ impl<F: OpenFile> Registered<F> {
     }
 }
 
-/// A file of one of these nodes, with a reference of ours.
+/// A reference to an open file of a node of this type.
 ///
 /// # Invariants
 ///
-/// `open` has put its state there.
+/// `file` has the operations of this type, so that `open` has set its `private_data`. We own a
+/// reference.
 struct Held<F: OpenFile> {
     file: NonNull<bindings::file>,
     _file: PhantomData<F>,
@@ -414,8 +453,8 @@ struct Held<F: OpenFile> {
 
 impl<F: OpenFile> Held<F> {
     fn state(&self) -> &F {
-        // SAFETY: By the type invariant; it stays until `release`, which does not come before the
-        // reference is gone.
+        // SAFETY: By the type invariant, `open` has set `private_data`. It is valid until
+        // `release`, which is not called before our reference is dropped.
         let state = unsafe { Pin::<KBox<F>>::borrow((*self.file.as_ptr()).private_data) };
         state.get_ref()
     }
@@ -423,7 +462,7 @@ impl<F: OpenFile> Held<F> {
 
 impl<F: OpenFile> Drop for Held<F> {
     fn drop(&mut self) {
-        // SAFETY: `fget` has taken the reference.
+        // SAFETY: By the type invariant we own a reference, which `fget()` has taken.
         unsafe { bindings::fput(self.file.as_ptr()) };
     }
 }
@@ -434,39 +473,49 @@ impl<F: OpenFile> FileOps<F> {
         // SAFETY: No preconditions.
         let file = unsafe { bindings::fget(u32::try_from(fd).map_err(|_| EBADF)?) };
         let file = NonNull::new(file).ok_or(EBADF)?;
-        // SAFETY: We have a reference of the file.
+        // SAFETY: `fget()` has returned a valid file with a reference.
         let ours = core::ptr::eq(unsafe { (*file.as_ptr()).f_op }, &table.0);
         if !ours {
-            // SAFETY: `fget` has taken the reference.
+            // SAFETY: `fget()` has taken a reference, which is not used after this.
             unsafe { bindings::fput(file.as_ptr()) };
             return Err(EBADF);
         }
-        // INVARIANT: Its operations are these.
+        // INVARIANT: The operations of the file are those of this type, and `fget()` has taken a
+        // reference.
         Ok(Held {
             file,
             _file: PhantomData,
         })
     }
 
-    /// Calls `f` with the open file that descriptor `fd` of the current process names.
+    /// Calls `f` with the open file of descriptor `fd` of the current process.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is none, or it is not one of these. Context: may sleep.
+    /// - `EBADF`: `fd` is not open, or is not a file of this type
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn with<R>(&'static self, fd: i32, f: impl FnOnce(&F) -> R) -> Result<R> {
         let held = self.hold(fd)?;
         Ok(f(held.state()))
     }
 
-    /// Maps `bytes` at `offset` of the file into the current process, readable and writable, private.
-    /// Returns the address.
+    /// Maps `bytes` at `offset` of the file privately into the current process, readable and
+    /// writable. Returns the address.
     ///
     /// # Errors
     ///
-    /// As [`Self::with`], and those of [`OpenFile::mmap`]. Context: may sleep; takes the mmap lock.
+    /// - the errors of [`Self::with`] and of [`OpenFile::mmap`]
+    /// - the errors of `vm_mmap()`, such as `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep; takes the mmap lock.
     pub fn map(&'static self, fd: i32, bytes: usize, offset: usize) -> Result<usize> {
         let held = self.hold(fd)?;
-        // SAFETY: An open file, of which we have a reference.
+        // SAFETY: `held` has a reference to the open file.
         unsafe { anon::map_file(held.file.as_ptr(), bytes, offset) }
     }
 }
@@ -474,7 +523,7 @@ impl<F: OpenFile> FileOps<F> {
 #[pinned_drop]
 impl<F: OpenFile> PinnedDrop for Registered<F> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: Registered by the type invariant.
+        // SAFETY: `misc` is registered, by the type invariant.
         unsafe { bindings::misc_deregister(self.misc.get()) };
     }
 }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where memory should be: what a device fault brings to the device, and what is left where it is.
+//! Placement policies: decide which pages a device fault migrates to the device, and which pages it
+//! maps in place.
 //!
-//! Nothing here touches hardware, page tables or locks of the engine: a policy is asked with what is
-//! known ([`Wanted`]) and answers ([`Placement`]); [`Mirror::serve`](crate::mirror::Mirror::serve) carries it
-//! out. So all of it is tested with plain numbers and a clock that a test sets.
+//! A policy is a function from the state at a fault ([`Wanted`]) to a decision ([`Placement`]),
+//! which [`Mirror::serve`](crate::mirror::Mirror::serve) executes. Policies use no hardware, page
+//! tables or locks of the engine. Therefore unit tests cover them with plain numbers and a
+//! simulated clock.
 //!
-//! - [`Density`]: the default. A tree over blocks of 2 MiB, streams that cross their borders, and memory that
-//!   bounces stays where it is for a while.
-//! - [`OnePage`]: each fault moves what was touched, as the kernel's `lib/test_hmm.c` does.
-//! - [`InPlace`]: nothing moves.
+//! - [`Density`]: the default. Prefetches by the density of 2 MiB blocks and along sequential
+//!   streams, and maps thrashing memory in place for a while.
+//! - [`OnePage`]: migrates the touched pages only, as the kernel's `lib/test_hmm.c` does.
+//! - [`InPlace`]: migrates nothing.
 
 use crate::{
     attributes::Attributes,
@@ -28,66 +30,76 @@ pub use bounces::Bounces;
 pub use density::{Density, Parameters};
 pub(crate) use immovable::Immovable;
 
-/// What a device fault is about.
+/// State at a device fault, the input of a policy.
 pub struct Wanted<'a> {
-    /// The pages that were touched, within 2 MiB.
+    /// The touched pages, within 2 MiB.
     pub range: PageRange,
-    /// Whether the device writes.
+    /// Whether the access is a write.
     pub write: bool,
-    /// Where pages may be moved along: the mapping, as far as its attributes are the same.
+    /// The range from which pages may be prefetched: the part of the VMA that has the same
+    /// attributes.
     pub limits: PageRange,
-    /// The attributes of the range.
+    /// Attributes of the touched pages.
     pub attributes: Attributes,
-    /// Pages of device memory that are free.
+    /// Number of free pages of device memory.
     pub free: usize,
-    /// Pages of device memory in all.
+    /// Number of all pages of device memory.
     pub total: usize,
-    /// The time in ms, from any moment on.
+    /// Time in ms since an arbitrary start.
     pub now: u64,
-    /// The pages of the 2 MiB block at an address that are in the device's memory, as far as the device
-    /// has entries for them, in this mirror or another one of the process.
+    /// Returns the pages of the 2 MiB block at an address that are in the device's memory and for
+    /// which this mirror, or another mirror of the process, has device PTEs.
     pub resident: &'a dyn Fn(usize) -> Mask,
-    /// What moved to this device and was wanted again, by all mirrors of the process.
+    /// Thrashing detection, shared by the mirrors of the process with the same device memory.
     pub bounces: &'a Bounces,
 }
 
-/// What to do about a device fault.
+/// Decision of a policy about a device fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// Move these pages to the device, best effort, then map what was touched.
+    /// Migrate these pages to the device, best effort, then map the touched pages.
     Move {
-        /// The pages; those that were touched among them.
+        /// The pages, including the touched ones.
         range: PageRange,
-        /// Whether others may leave the device for them.
+        /// Whether other pages may be evicted from the device for them.
         evict: bool,
     },
-    /// Map these pages where they are.
+    /// Map these pages in place.
     InPlace(PageRange),
-    /// The same, because they bounce.
+    /// Map these pages in place, because they thrash.
     Stay(PageRange),
-    /// Ask again after so many ms, for others use the memory where it is. Whoever waits sleeps, and can be killed. After
-    /// a few times in a row it counts as `InPlace`.
+    /// Sleep killably for this number of ms, then ask the policy again, because the memory is in
+    /// use where it is. After a few such decisions in a row, the pages are mapped in place.
     Later(u64),
 }
 
-/// Decides about device faults. One object decides for one mirror.
+/// A placement policy. Each mirror has a policy object of its own.
 pub trait Policy: Send + Sync {
-    /// What to do about a fault. Context: may sleep; no lock of the library is held.
+    /// Decides about a device fault.
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock of the library is held.
     fn place(&self, wanted: &Wanted<'_>) -> Placement;
 
-    /// Whether it moves nothing of its own accord, so that memory goes only where attributes want it.
+    /// Returns whether the policy never migrates pages, so that only attributes do.
     fn is_idle(&self) -> bool {
         false
     }
 
-    /// The pages of `range` have moved to the device, or were there: called for each run of them among those that were to
-    /// move, in order, unless none has moved. Context: as [`Self::place`].
+    /// Reports that the pages of `range` have moved to the device or were there already. Called in
+    /// ascending order for each run of such pages in the range of a [`Placement::Move`], unless no
+    /// page has moved.
+    ///
+    /// # Context
+    ///
+    /// As [`Self::place`].
     fn moved(&self, range: PageRange, now: u64) {
         let _ = (range, now);
     }
 }
 
-/// Moves nothing but what attributes want on the device.
+/// Policy that migrates no pages; only attributes do.
 pub struct InPlace;
 
 impl Policy for InPlace {
@@ -100,7 +112,7 @@ impl Policy for InPlace {
     }
 }
 
-/// Moves what was touched.
+/// Policy that migrates the touched pages.
 pub struct OnePage;
 
 impl Policy for OnePage {
@@ -112,12 +124,13 @@ impl Policy for OnePage {
     }
 }
 
-/// The start of the 2 MiB block at `addr`.
+/// Returns the start of the 2 MiB block that contains `addr`.
 pub(crate) fn block_start(addr: usize) -> usize {
     addr & !(PMD_SIZE - 1)
 }
 
-/// The 2 MiB block at `addr`; `None` for the last one of the address space, which no process has.
+/// Returns the 2 MiB block that contains `addr`; `None` for the last block of the address space,
+/// which no process uses.
 pub(crate) fn block(addr: usize) -> Option<PageRange> {
     PageRange::from_pages(block_start(addr), PMD_PAGES).ok()
 }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queues: operations that run one after the other, in their own time, and depend on fences.
+//! Queues: asynchronous operations that run in order and depend on fences.
 //!
-//! A queue has a thread of its own. Its operations take the mmap lock and allocate, and depend on fences that user space
-//! may signal. So they have a [`Fence`], of which no DMA fence and no sync file can be made.
+//! Each queue has a thread. Operations take the mmap lock, allocate memory, and may depend on
+//! fences that user space signals. Therefore they signal a [`Fence`], which cannot be exported as a
+//! DMA fence or a sync file.
 //!
-//! What failed is told to whom it concerns, and to nobody else: an operation that depends on a fence
-//! fails with the error of that fence, and does not run. A failed [`wait`](Queue::wait) does so to all
-//! operations that follow. The next [`record`](Queue::record) reports the first error since the last
-//! one, and with it the matter is closed.
+//! Errors propagate along dependencies only. An operation that depends on a failed fence does not
+//! run, and fails with the same error. A failed [`wait`](Queue::wait) fails all operations that
+//! follow it in the queue, up to the next [`record`](Queue::record). The fence of a `record` fails
+//! with the first error since the previous `record`; errors are cleared after that.
 
 use crate::{
     deferred::{
@@ -43,18 +44,18 @@ pub use crew::Crew;
 pub use memory::{HasMirror, Report, Transfer};
 use ring::Ring;
 
-/// Looks at a fence that another type of device signals, before the queue sleeps until it does.
+/// Number of polls of a fence of another type of device before the queue sleeps.
 const LOOKS: usize = 8;
 
-/// Longest sleep before a look around, in jiffies. Nothing needs it.
+/// Longest sleep without a wake-up, in jiffies. Only a safety net: each event wakes the thread.
 const LOOK_AGAIN: Jiffies = 1 << 16;
 
-/// Asks an operation to end, since its queue goes away. A clone is the same.
+/// Cancellation token of an operation, set when its queue is dropped. Clones share their state.
 #[derive(Clone)]
 pub struct Stop(Arc<AtomicFlag>);
 
 impl Stop {
-    /// One that asks for nothing yet. `ENOMEM`.
+    /// Creates a token that is not set. `ENOMEM`.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(Arc::new(AtomicFlag::new(false), GFP_KERNEL)?))
     }
@@ -63,12 +64,16 @@ impl Stop {
         self.0.store(true, Relaxed);
     }
 
-    /// Whether the operation should end, with `ECANCELED`.
+    /// Returns whether the operation should return early, with `ECANCELED`.
     pub fn is_set(&self) -> bool {
         self.0.load(Relaxed)
     }
 
-    /// `ECANCELED` if it should end.
+    /// Checks whether the operation should return early.
+    ///
+    /// # Errors
+    ///
+    /// - `ECANCELED`: the token is set
     pub fn check(&self) -> Result {
         match self.is_set() {
             true => Err(cancelled()),
@@ -77,11 +82,13 @@ impl Stop {
     }
 }
 
-/// What a queue runs.
+/// An operation of a queue.
 pub trait Operation: Send {
-    /// Does it. Context: a kernel thread; may sleep, and should look at `stop` from time to time.
+    /// Runs the operation. Called once.
     ///
-    /// It is called once.
+    /// # Context
+    ///
+    /// A kernel thread; may sleep. A long operation should check `stop` periodically.
     fn run(&mut self, stop: &Stop) -> Result;
 }
 
@@ -94,11 +101,11 @@ impl<F: FnOnce(&Stop) -> Result + Send> Operation for Closure<F> {
     }
 }
 
-/// What stands in a queue.
+/// An entry of a queue.
 enum Item {
-    /// What follows starts after the fence.
+    /// The entries that follow start after the fence.
     Wait(Fence),
-    /// All that was before is done.
+    /// Signals when all previous entries are done.
     Record(Pending),
     Run {
         after: KVec<Fence>,
@@ -107,16 +114,16 @@ enum Item {
     },
 }
 
-/// What became of a queue's waits.
+/// Statistics of a queue's waits for fences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// Waits for fences of the same type of device, which nobody looked at: the signal let the queue go on.
+    /// Waits for fences of the same type of device, without polling: the signal wakes the queue.
     pub on_device: u64,
-    /// Waits for other fences.
+    /// Waits for fences of other types of devices.
     pub on_host: u64,
-    /// Looks at those.
+    /// Polls of these.
     pub looks: u64,
-    /// Sleeps, after looks that were in vain.
+    /// Sleeps, after polls found these fences unsignalled.
     pub sleeps: u64,
 }
 
@@ -129,7 +136,7 @@ enum Count {
     Sleeps,
 }
 
-/// What the thread shares with who fills the queue.
+/// State shared between the queue's thread and its users.
 #[pin_data]
 struct Shared {
     kind: Cookie,
@@ -148,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// Waits for `fence`. Returns how it ended, or `ECANCELED` if the queue goes away.
+    /// Waits for `fence`. Returns its result, or `ECANCELED` if the queue is dropped.
     fn wait_for(&self, fence: &Fence) -> Result {
         if let Some(ended) = fence.check().ended() {
             return ended;
@@ -168,7 +175,7 @@ impl Shared {
             self.count(Count::Sleeps);
         }
         loop {
-            // A kernel thread gets no signals.
+            // A kernel thread has no signals, so that the wait is not interrupted.
             let _signal = fence.sleep(&self.bell, LOOK_AGAIN, false);
             if let Some(ended) = fence.check().ended() {
                 return ended;
@@ -177,11 +184,11 @@ impl Shared {
         }
     }
 
-    /// The thread.
+    /// The main loop of the thread.
     fn work(&self) {
-        // Of a wait: what follows depends on it.
+        // Result of the waits since the last record. All operations depend on it.
         let mut sticky = Ok(());
-        // Since the last record.
+        // First error since the last record.
         let mut first = Ok(());
         while !self.stop.is_set() {
             let item = self.items.lock().pop();
@@ -202,13 +209,15 @@ impl Shared {
                 }) => {
                     let mut result = sticky;
                     for fence in &after {
-                        // All of them: the first to fail is the first in the list.
+                        // Wait for all of them, so that the result is that of the first failed one
+                        // in the list.
                         result = result.and(self.wait_for(fence));
                     }
                     if result.is_ok() {
                         result = self.stop.check().and_then(|()| operation.run(&self.stop));
                     }
-                    // What it holds must be gone before somebody acts on its end.
+                    // Drop the operation and its references before its fence signals, because
+                    // waiters may depend on that.
                     drop((operation, after));
                     first = first.and(result);
                     end.signal(result);
@@ -218,33 +227,39 @@ impl Shared {
     }
 }
 
-/// A queue. Dropping it asks the running operation to end, waits for it, and cancels the rest.
+/// A queue. Dropping it sets the [`Stop`] of the running operation, waits for this operation, and
+/// cancels the others.
 ///
 /// # Context
 ///
 /// The drop may sleep. In a callback, in atomic context and in an operation of the queue it returns
-/// at once, and a worker does all of this.
+/// immediately, and a worker waits and cancels.
 pub struct Queue(Deferred<Engine>);
 
-/// The parts of a queue.
+/// The state and the thread of a queue.
 struct Engine {
     shared: Arc<Shared>,
     thread: Option<Thread>,
 }
 
 impl DropWaits for Engine {
-    /// In an operation, or in the drop of what an operation holds.
+    /// The current task is the queue's thread, in an operation or in the drop of one.
     fn waits_for_current(&self) -> bool {
         self.thread.as_ref().is_some_and(Thread::is_current)
     }
 }
 
 impl Queue {
-    /// A queue with room for `depth` items, at devices of type `kind`.
+    /// Creates a queue of at most `depth` entries, whose fences belong to devices of type `kind`.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINTR` if the task was killed. Context: may sleep.
+    /// - `ENOMEM`
+    /// - `EINTR`: the task was killed
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(kind: Cookie, depth: usize) -> Result<Self> {
         let (name, key) = locks::queue();
         let ring = Ring::new(depth)?;
@@ -270,14 +285,14 @@ impl Queue {
         Deferred::new(start, GFP_KERNEL).map(Self)
     }
 
-    /// Puts an item into the queue, or drops it.
+    /// Adds an item to the queue. Drops it and returns `EBUSY` if the queue is full.
     fn push(&self, item: Item) -> Result {
         let shared = &*self.0.shared;
         let mut items = shared.items.lock();
         match items.room() {
             Some(room) => room.put(item),
             None => {
-                // Dropped without the lock: this signals its fence.
+                // Dropped without the lock, because this signals the fence of the item.
                 drop(items);
                 drop(item);
                 return Err(EBUSY);
@@ -288,12 +303,19 @@ impl Queue {
         Ok(())
     }
 
-    /// Has `operation` done after all of `after`, and all that was queued before. Its fence signals when
-    /// it is done.
+    /// Queues `operation`, which runs after all fences of `after` and all previous entries. The
+    /// returned fence signals when the operation has ended.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the queue is full; `ENOMEM`. Then the operation is dropped. Context: may sleep.
+    /// After an error the operation is dropped.
+    ///
+    /// - `EBUSY`: the queue is full
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn submit(
         &self,
         after: KVec<Fence>,
@@ -310,12 +332,17 @@ impl Queue {
         Ok(fence)
     }
 
-    /// A fence that signals when all that was queued before is done; it fails with the first error of
-    /// that since the last record.
+    /// Returns a fence that signals when all previous entries are done. It fails with the first
+    /// error since the previous record.
     ///
     /// # Errors
     ///
-    /// As [`Self::submit`].
+    /// - `EBUSY`: the queue is full
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn record(&self) -> Result<Fence> {
         let end = Pending::new(self.0.shared.kind)?;
         let fence = end.fence();
@@ -323,16 +350,20 @@ impl Queue {
         Ok(fence)
     }
 
-    /// Lets what is queued later start only after `fence`, and waits for nothing.
+    /// Makes all later operations depend on `fence`. Does not wait for the fence itself.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the queue is full.
+    /// - `EBUSY`: the queue is full
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn wait(&self, fence: Fence) -> Result {
         self.push(Item::Wait(fence))
     }
 
-    /// What became of its waits so far.
+    /// Returns the statistics of the queue's waits so far.
     pub fn waits(&self) -> Waits {
         let get = |what: Count| {
             let count = self.0.shared.counts.get(what as usize);
@@ -349,7 +380,8 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Here already: the thread is to begin no operation until a worker ends it.
+        // Set here as well, so that the thread begins no operation until a worker drops the
+        // `Engine`.
         self.0.shared.stop.set();
     }
 }
@@ -359,7 +391,8 @@ impl Drop for Engine {
         self.shared.stop.set();
         self.shared.bell.ring();
         self.thread = None;
-        // In their order. Not under the lock: what an operation holds is dropped with it.
+        // Cancel the entries in their order. Drop them without the lock, because they own objects
+        // of the driver.
         loop {
             let item = self.shared.items.lock().pop();
             if item.is_none() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A kernel thread that runs a closure: the engine of a software device.
+//! Kernel threads that run a closure, for example as the engine of a software device.
 //!
 //! C header: [`include/linux/kthread.h`](srctree/include/linux/kthread.h)
 
@@ -15,18 +15,18 @@ use crate::{
 use core::{marker::PhantomData, ptr};
 use kernel::{error::from_err_ptr, ffi, prelude::*};
 
-/// A thread. Dropping it waits until the closure has returned.
+/// A kernel thread. Dropping it waits until the closure has returned.
 ///
-/// Tell the closure to return before dropping the thread, by a flag and a
-/// [`CondVar`](kernel::sync::CondVar) of your own: the drop alone does not end it.
+/// The drop does not stop the closure. The owner must make it return before, for example by a flag
+/// and a [`CondVar`](kernel::sync::CondVar).
 ///
 /// # Context
 ///
-/// The drop may sleep. In a callback, in atomic context and in the closure itself it returns at
-/// once, and a worker waits for the closure.
+/// The drop may sleep. In a callback, in atomic context and in the closure itself it returns
+/// immediately, and a worker waits for the closure.
 pub struct Thread(Deferred<Running>);
 
-/// A thread that was started.
+/// A started thread.
 ///
 /// # Invariants
 ///
@@ -35,12 +35,12 @@ pub struct Thread(Deferred<Running>);
 struct Running {
     task: *mut bindings::task_struct,
     closure: *mut ffi::c_void,
-    /// Frees the closure of a thread that never ran.
+    /// Frees the closure of a thread that was stopped before it ran.
     free: unsafe fn(*mut ffi::c_void),
     _owns: PhantomData<KBox<()>>,
 }
 
-// SAFETY: A thread may be stopped from anywhere, and nothing but that can be done with it.
+// SAFETY: `kthread_stop_put()` may be called by any task, and the closure is `Send`.
 unsafe impl Send for Running {}
 // SAFETY: A shared reference gives the address of the task only.
 unsafe impl Sync for Running {}
@@ -52,16 +52,21 @@ impl DropWaits for Running {
 }
 
 impl Thread {
-    /// Starts a thread that runs `closure` once. `name` is cut to 15 bytes.
+    /// Starts a thread that runs `closure` once. `name` is truncated to 15 bytes.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINTR` if the task was killed meanwhile. Context: may sleep.
+    /// - `ENOMEM`
+    /// - `EINTR`: the task was killed
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn spawn<F: FnOnce() + Send + 'static>(name: &CStr, closure: F) -> Result<Self> {
         Deferred::new(|| Running::start(name, closure), GFP_KERNEL).map(Self)
     }
 
-    /// Whether the current task is this thread. Context: any.
+    /// Returns whether the current task is this thread. Context: any.
     pub(crate) fn is_current(&self) -> bool {
         self.0.waits_for_current()
     }
@@ -70,12 +75,13 @@ impl Thread {
 impl Running {
     fn start<F: FnOnce() + Send + 'static>(name: &CStr, closure: F) -> Result<Self> {
         let closure = KBox::into_raw(KBox::new(closure, GFP_KERNEL)?).cast();
-        // SAFETY: `run::<F>` takes what `closure` points to; the name is copied.
+        // SAFETY: `closure` is a leaked box of `F`, as `run::<F>` requires. The name is copied.
         let task = from_err_ptr(unsafe {
             bindings::rust_hmm_kthread_run(Some(run::<F>), closure, name.as_char_ptr())
         });
         match task {
-            // INVARIANT: The helper took a reference for us.
+            // INVARIANT: The helper has taken a reference to the thread for us. Only the thread
+            // uses `closure`.
             Ok(task) => Ok(Self {
                 task,
                 closure,
@@ -83,7 +89,7 @@ impl Running {
                 _owns: PhantomData,
             }),
             Err(error) => {
-                // SAFETY: No thread was started, so the box is still ours.
+                // SAFETY: No thread was started, so that the leaked box is still ours.
                 unsafe { free::<F>(closure) };
                 Err(error)
             }
@@ -91,19 +97,23 @@ impl Running {
     }
 }
 
+/// Frees a closure that was not run.
+///
 /// # Safety
 ///
-/// `closure` must be a leaked box of `F` that nobody else uses.
+/// `closure` must be a leaked box of `F` that no other code uses.
 unsafe fn free<F>(closure: *mut ffi::c_void) {
-    // SAFETY: By the function's requirements.
+    // SAFETY: `closure` is a leaked box and ours, by the function's requirements.
     drop(unsafe { KBox::from_raw(closure.cast::<F>()) });
 }
 
+/// The function of the kernel thread: runs the closure.
+///
 /// # Safety
 ///
-/// As [`free`].
+/// `closure` must be a leaked box of `F` that no other code uses.
 unsafe extern "C" fn run<F: FnOnce()>(closure: *mut ffi::c_void) -> ffi::c_int {
-    // SAFETY: By the function's requirements.
+    // SAFETY: `closure` is a leaked box and ours, by the function's requirements.
     let closure = unsafe { KBox::from_raw(closure.cast::<F>()) };
     KBox::into_inner(closure)();
     0
@@ -111,11 +121,12 @@ unsafe extern "C" fn run<F: FnOnce()>(closure: *mut ffi::c_void) -> ffi::c_int {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // SAFETY: We own a reference by the type invariant, which goes with the call.
+        // SAFETY: By the type invariant we own a reference, which the call consumes.
         let status = unsafe { bindings::rust_hmm_kthread_stop_put(self.task) };
         self.task = ptr::null_mut();
         if status != 0 {
-            // SAFETY: Our function returns 0; any other status says that it was never called.
+            // SAFETY: `run` returns 0. Any other status means that it was never called, so that the
+            // leaked box is ours.
             unsafe { (self.free)(self.closure) };
         }
     }
@@ -129,7 +140,7 @@ mod tests {
         Arc,
     };
 
-    /// Counts how often it is dropped.
+    /// Counts its drops.
     struct Count(Arc<Atomic<u32>>);
 
     impl Drop for Count {
@@ -143,7 +154,7 @@ mod tests {
         let dropped = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
         for round in 0..20 {
             let count = Count(dropped.clone());
-            // Dropped at once: some never run.
+            // Dropped immediately, so that some closures never run.
             drop(Thread::spawn(c"hmm-test", move || drop(count))?);
             assert_eq!(dropped.load(Relaxed), round + 1);
         }

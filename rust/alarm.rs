@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Alarms: reports that a rule of the library is broken.
+//! Alarms: reports that a rule of the library was broken.
 //!
-//! An alarm means a bug, in the library or in a driver, that the kernel itself does not see: a flush that was lost is
-//! no oops. Each has a name and a line `rust_hmm: ALARM <name>: ...` in the kernel log, for which `tools/vm/run` fails
-//! the run. `/sys/kernel/debug/rust_hmm/alarms` has their counts, which are exact where the log is rate-limited.
+//! An alarm reports a bug in the library or in a driver that the kernel itself does not detect. For
+//! example, a lost TLB flush causes no oops. Each alarm has a name, and is logged as
+//! `rust_hmm: ALARM <name>: ...`. `tools/vm/run` fails a run whose log has such a line.
+//! `/sys/kernel/debug/rust_hmm/alarms` has the counts, which are exact although the log is
+//! rate-limited.
 
 use crate::{limit::Limit, names::named};
 use kernel::{
@@ -18,19 +20,19 @@ use kernel::{
 };
 
 named! {
-    /// A rule that is broken.
+    /// A rule that was broken.
     Alarm: &'static str;
     /// A [flush batch](crate::pgtable::FlushBatch) was dropped before its flush was started.
     FlushLost = "flush-lost";
-    /// A flush was started and dropped before it ended.
+    /// A started flush was dropped before it had completed.
     FlushNotAwaited = "flush-not-awaited";
-    /// A flush batch was passed to a table that did not make it. Nothing was changed.
+    /// A flush batch was passed to a table that did not create it. The call changes nothing.
     FlushOfAnotherTable = "flush-of-another-table";
-    /// A DMA device is closed, and calls that use it do not return.
+    /// A DMA device is being closed, but calls that use it do not return.
     DeviceInUse = "device-in-use";
-    /// Pages are mapped for DMA after their device was closed or their table was freed.
+    /// Pages are still mapped for DMA after their device was closed or their table was freed.
     PagesStayMapped = "pages-stay-mapped";
-    /// Device memory is to be freed, and its pages cannot be evicted.
+    /// Device memory is being torn down, but some of its pages cannot be evicted.
     PagesStayInUse = "pages-stay-in-use";
     /// A device used a translation after the flush that should have removed it.
     StaleTranslation = "stale-translation";
@@ -38,10 +40,10 @@ named! {
 
 const COUNT: usize = Alarm::ALL.len();
 
-/// Lines of one alarm that are logged in each period.
+/// Most log lines of one alarm in each period.
 const BURST: u32 = 10;
 
-/// The history of one alarm.
+/// Count and rate limit of one alarm.
 struct State {
     count: Atomic<u64>,
     limit: Limit,
@@ -55,26 +57,27 @@ static STATES: [State; COUNT] = [const {
 }; COUNT];
 
 impl Alarm {
-    /// Name in the log, in debugfs, and in tests that expect it.
+    /// Name in the log, in debugfs, and in tests that expect the alarm.
     pub fn name(self) -> &'static str {
         Self::ALL
             .get(self as usize)
             .map_or("unknown", |(_, name)| name)
     }
 
-    /// How often it was raised since the module was loaded.
+    /// Returns how often the alarm was raised since the module was loaded.
     pub fn count(self) -> u64 {
         STATES
             .get(self as usize)
             .map_or(0, |state| state.count.load(Relaxed))
     }
 
-    /// Reports that the rule is broken, with what is known of it. At most 10 lines of an alarm are logged in 5
-    /// seconds.
+    /// Counts the alarm and logs it with the message `what`. At most 10 lines of an alarm are
+    /// logged in 5 seconds.
     ///
     /// # Context
     ///
-    /// Any but NMI. Not inlined: the counts are the library's, also for callers in other modules.
+    /// Any but NMI.
+    // Not inlined: callers in other modules must use the counters of the library.
     #[inline(never)]
     pub fn raise(self, what: fmt::Arguments<'_>) {
         let Some(state) = STATES.get(self as usize) else {
@@ -95,7 +98,7 @@ macro_rules! alarm {
     };
 }
 
-/// Contents of the file `alarms`: a line with name and count for each.
+/// Contents of the file `alarms`: a line with name and count for each alarm.
 pub(crate) struct Report;
 
 impl Writer for Report {
@@ -106,7 +109,8 @@ impl Writer for Report {
     }
 }
 
-/// A test expects an alarm: while this lives, the log says so to `tools/vm/run`.
+/// An alarm that a test expects. Two log lines mark its lifetime, in which `tools/vm/run` accepts
+/// the alarm.
 #[cfg(CONFIG_KUNIT)]
 pub(crate) struct Expected {
     alarm: Alarm,
@@ -115,7 +119,7 @@ pub(crate) struct Expected {
 
 #[cfg(CONFIG_KUNIT)]
 impl Expected {
-    /// Expects `alarm` from here on.
+    /// Expects `alarm` until the returned object is dropped.
     pub(crate) fn new(alarm: Alarm) -> Self {
         pr_info!("ALARM-EXPECTED begin {}\n", alarm.name());
         Self {
@@ -124,7 +128,7 @@ impl Expected {
         }
     }
 
-    /// How often the alarm was raised since then.
+    /// Returns how often the alarm was raised since `new`.
     pub(crate) fn raised(&self) -> u64 {
         self.alarm.count() - self.before
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Bindings that the kernel crate lacks, on top of those it has.
+//! Bindings of the kernel crate, and those that it lacks.
 //!
-//! Types that both would need are the kernel crate's own: nothing is generated twice.
+//! Types that both need are those of the kernel crate: no binding is generated twice.
 
 #![allow(
     clippy::all,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The functions for drivers in C, which are written in Rust (rust/capi/), for other modules; and the
- * layout of what their header defines, as rust/capi/layout.rs has it: offset and size of each field.
+ * Exports the functions for drivers in C, which are written in Rust (rust/capi/), and asserts the
+ * layout of the structures of their header: offset and size of each field, as in
+ * rust/capi/layout.rs.
  */
 #include <linux/build_bug.h>
 #include <linux/export.h>
@@ -9,7 +10,7 @@
 
 #include "../include/rust_hmm.h"
 
-/* See the header. */
+/* The object whose name identifies the contents of the header; see there. */
 const char RUST_HMM_HEADER_SYMBOL;
 EXPORT_SYMBOL_GPL(RUST_HMM_HEADER_SYMBOL);
 

@@ -2,12 +2,13 @@
 
 //! The library for drivers in C, as `include/rust_hmm.h` declares it.
 //!
-//! Each function does what one of the library does for Rust; what is said of context, errors and ownership is
-//! said in the header. The types are those that bindgen makes of the header, and each function is compared with
-//! its declaration there ([`declared`]): a header that says something else does not compile. `rust/capi.c` exports
-//! them, and asserts the same layout as [`layout`].
+//! Each function wraps one function of the Rust interface. The header documents context, errors and
+//! ownership. The types are generated from the header by bindgen. [`declared`] compares each
+//! function with its declaration, so that a difference fails the build. `rust/capi.c` exports the
+//! functions and asserts the same layout as [`layout`].
 //!
-//! This is a boundary like `mm`: what a type says in Rust, a driver in C is trusted with.
+//! Like `mm`, this is a boundary of safety: drivers in C have to keep the rules that the type
+//! system enforces in Rust.
 
 use crate::{
     bindings,
@@ -26,7 +27,7 @@ mod queue;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
-/// That functions are as the header declares them.
+/// Asserts at compile time that functions have the types that the header declares.
 macro_rules! declared {
     ($($name:ident),* $(,)?) => {
         $(const _: () = {
@@ -40,16 +41,18 @@ macro_rules! declared {
 }
 use declared;
 
-/// What a driver gets in its callbacks.
+/// Opaque pointer of a driver, which its callbacks get.
 #[derive(Clone, Copy)]
 struct Data(*mut ffi::c_void);
 
-// SAFETY: It is only handed back; the header says that callbacks come from any task, several at a time.
+// SAFETY: The library never dereferences the pointer and only passes it to callbacks, which the
+// header allows to be called by any task.
 unsafe impl Send for Data {}
-// SAFETY: As above.
+// SAFETY: A shared reference only gives the pointer, which the library never dereferences. The
+// header allows concurrent callbacks.
 unsafe impl Sync for Data {}
 
-/// As C wants it.
+/// Converts a result to 0 or a negative error number.
 fn number(result: Result) -> ffi::c_int {
     match result {
         Ok(()) => 0,
@@ -57,19 +60,21 @@ fn number(result: Result) -> ffi::c_int {
     }
 }
 
-/// As C wants it.
+/// Converts a result to a pointer or `ERR_PTR()`.
 fn pointer<T>(result: Result<*mut T>) -> *mut T {
     result.unwrap_or_else(|error| error.to_ptr())
 }
 
-/// What a `*_destroy()` function is to end, unless it is NULL or `ERR_PTR()`.
+/// Returns the argument of a `*_destroy()` function, or `None` if it is NULL or an `ERR_PTR()`, for
+/// which these functions do nothing.
 fn to_destroy<T>(pointer: *mut T) -> Option<*mut T> {
-    // CAST: Numbers of errors.
+    // CAST: `ERR_PTR()` is a negative number as a pointer; `MAX_ERRNO` fits.
     let is_error = (pointer as isize) < 0 && (pointer as isize) >= -(bindings::MAX_ERRNO as isize);
     (!pointer.is_null() && !is_error).then_some(pointer)
 }
 
-/// The result of what the driver has done. Anything but 0 and an error number is `EINVAL`.
+/// Converts the return value of a driver's callback. Values other than 0 and negative error numbers
+/// become `EINVAL`.
 fn from_driver(errno: ffi::c_int) -> Result {
     match errno {
         0 => Ok(()),
@@ -80,7 +85,7 @@ fn from_driver(errno: ffi::c_int) -> Result {
     }
 }
 
-/// Whether `flags` has `RUST_HMM_WRITE`, and nothing that is not known.
+/// Returns whether `flags` has `RUST_HMM_WRITE`; `EINVAL` if it has unknown flags.
 fn is_write(flags: u32) -> Result<bool> {
     match flags {
         0 => Ok(false),
@@ -89,7 +94,7 @@ fn is_write(flags: u32) -> Result<bool> {
     }
 }
 
-/// The name of a driver's type of device.
+/// Returns the identity of a driver's type of device.
 fn kind(kind: *const ffi::c_void) -> Cookie {
     Cookie::of_driver(kind)
 }

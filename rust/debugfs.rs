@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Files in debugfs whose operations belong to the module.
+//! Files in debugfs whose file operations have an owner.
 //!
-//! [`kernel::debugfs`] would do, but the file operations that it makes have no owner: the module could be removed
-//! while a file is open, and closing that file would look for its operations in memory that is no more
-//! (`full_proxy_release()` of the core does so even after the file was removed). With an owner the module stays.
+//! The file operations of [`kernel::debugfs`] have no owner. With them, a module could be unloaded
+//! while a file is open. Closing that file would then use file operations in freed memory:
+//! `full_proxy_release()` does so even after the file was removed. An open file with an owner holds
+//! a reference to the module.
 //!
 //! C header: [`include/linux/debugfs.h`](srctree/include/linux/debugfs.h)
 
@@ -22,12 +23,12 @@ use kernel::{
     uaccess::UserSlice,
 };
 
-/// Text that can be written, too.
+/// Text that can be read and written.
 pub(crate) trait Setting: Writer + Reader {}
 
 impl<T: Writer + Reader> Setting for T {}
 
-/// What a file has.
+/// Contents of a file.
 #[derive(Clone, Copy)]
 pub(crate) enum Contents {
     Text(&'static (dyn Writer + Sync)),
@@ -35,46 +36,52 @@ pub(crate) enum Contents {
     Binary(&'static (dyn BinaryWriter + Sync)),
 }
 
-/// A file.
+/// A file of a [`Directory`].
 #[derive(Clone, Copy)]
 pub(crate) struct File {
-    /// Below the directory: null for that itself.
+    /// Name of the subdirectory; `None` for the directory itself.
     pub(crate) below: Option<&'static CStr>,
     pub(crate) name: &'static CStr,
     pub(crate) contents: Contents,
 }
 
-/// File operations: used until the last file is closed, so in a static of the module that owns them.
+/// File operations. They are in a static of the module that owns them, because they are used until
+/// the last file is closed.
 struct Table(bindings::file_operations);
 
-// SAFETY: A table is only read.
+// SAFETY: A table is never modified.
 unsafe impl Send for Table {}
-// SAFETY: As above.
+// SAFETY: A table is never modified, so that concurrent reads are no data race.
 unsafe impl Sync for Table {}
 
 static TEXT: SetOnce<Table> = SetOnce::new();
 static BINARY: SetOnce<Table> = SetOnce::new();
 
-/// A directory at the root of debugfs, with files. Dropping it waits for reads and writes that run, and removes it.
+/// A directory at the root of debugfs, with files. Dropping it waits for concurrent reads and
+/// writes, and removes the directory.
 ///
 /// # Invariants
 ///
-/// `root` is null, an error or a directory of ours. `_files` does not change, and so what its elements' addresses were
-/// given for stays.
+/// `root` is null, an error or a directory of ours. `_files` does not change, so that the addresses
+/// of its elements, which the inodes have, stay valid.
 pub(crate) struct Directory {
     root: *mut bindings::dentry,
     _files: KVec<File>,
 }
 
-// SAFETY: debugfs may be used from all threads, and so may what the files have.
+// SAFETY: `debugfs_remove()` may be called by any thread, and the contents of files are `Sync`.
 unsafe impl Send for Directory {}
-// SAFETY: As above.
+// SAFETY: A shared reference gives no access to `root`, and the contents of files are `Sync`.
 unsafe impl Sync for Directory {}
 
 #[cfg(CONFIG_DEBUG_FS)]
 impl Directory {
-    /// Makes `/sys/kernel/debug/NAME`. As with all of debugfs, files that cannot be made are not there. As long as one
-    /// is open `module` stays.
+    /// Creates `/sys/kernel/debug/NAME` with `files`. As always in debugfs, failures are ignored:
+    /// files that cannot be created are missing. An open file holds a reference to `module`.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn new(name: &CStr, module: &'static ThisModule, files: KVec<File>) -> Self {
         TEXT.populate(Table(bindings::file_operations {
             owner: module.as_ptr(),
@@ -92,9 +99,9 @@ impl Directory {
             llseek: Some(bindings::default_llseek),
             ..pin_init::zeroed()
         }));
-        // SAFETY: A string, and no parent.
+        // SAFETY: The name is a valid string; a null parent stands for the root of debugfs.
         let root = unsafe { bindings::debugfs_create_dir(name.as_char_ptr(), ptr::null_mut()) };
-        // INVARIANT: That is ours now, and `files` are moved, but not their elements.
+        // INVARIANT: The directory is ours. Moving `files` does not move its elements.
         let this = Self {
             root,
             _files: files,
@@ -102,7 +109,8 @@ impl Directory {
         let mut last: (Option<&CStr>, *mut bindings::dentry) = (None, root);
         for file in &this._files {
             if let Some(name) = file.below.filter(|name| last.0 != Some(*name)) {
-                // SAFETY: A string, and what is null, an error or a directory of ours.
+                // SAFETY: The name is a valid string; `root` is null, an error or a directory of
+                // ours.
                 let directory = unsafe { bindings::debugfs_create_dir(name.as_char_ptr(), root) };
                 last = (Some(name), directory);
             }
@@ -115,8 +123,9 @@ impl Directory {
             let Some(table) = table.as_ref() else {
                 continue;
             };
-            // SAFETY: A string; the parent is as above. The element is there until the file is removed, which `drop` does
-            // before; the table is for it, and is there until the last file is closed, for its owner stays.
+            // SAFETY: The name is a valid string; `parent` is null, an error or a directory of
+            // ours. `drop` removes the file before `_files` frees its contents. The operations are
+            // in a static of their owner, which cannot be unloaded while a file is open.
             unsafe {
                 bindings::debugfs_create_file_full(
                     file.name.as_char_ptr(),
@@ -134,7 +143,7 @@ impl Directory {
 
 #[cfg(not(CONFIG_DEBUG_FS))]
 impl Directory {
-    /// There are none.
+    /// Creates no files, because the kernel has no debugfs.
     pub(crate) fn new(_name: &CStr, _module: &'static ThisModule, files: KVec<File>) -> Self {
         Self {
             root: ptr::null_mut(),
@@ -146,7 +155,7 @@ impl Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         #[cfg(CONFIG_DEBUG_FS)]
-        // SAFETY: Null, an error or ours, by the type invariant.
+        // SAFETY: By the type invariant, `root` is null, an error or a directory of ours.
         unsafe {
             bindings::debugfs_remove(self.root)
         };
@@ -155,16 +164,18 @@ impl Drop for Directory {
 
 /// # Safety
 ///
-/// Called by the core for a file of text that is being opened, so that it is not removed before the end.
+/// Called by the core for a text file that is being opened. The file is not removed before this
+/// returns.
 unsafe extern "C" fn open_text(
     inode: *mut bindings::inode,
     file: *mut bindings::file,
 ) -> ffi::c_int {
-    // SAFETY: By the function's requirements; `show` takes what the inode has.
+    // SAFETY: By the function's requirements; `i_private` is the address of the file's `Contents`,
+    // as `show` requires.
     unsafe { bindings::single_open(file, Some(show), (*inode).i_private) }
 }
 
-/// As [`Writer`] writes it.
+/// Displays the text of a [`Writer`].
 struct Shown<'a>(&'a (dyn Writer + Sync));
 
 impl fmt::Display for Shown<'_> {
@@ -173,7 +184,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// As [`Writer`] writes it.
+/// Displays the text of a [`Setting`].
 struct ShownSetting<'a>(&'a (dyn Setting + Sync));
 
 impl fmt::Display for ShownSetting<'_> {
@@ -184,9 +195,10 @@ impl fmt::Display for ShownSetting<'_> {
 
 /// # Safety
 ///
-/// Called by the core in a read of a file of text, which is not removed before the end.
+/// Called by the core for a read of a text file. The file is not removed before this returns.
 unsafe extern "C" fn show(seq: *mut bindings::seq_file, _: *mut ffi::c_void) -> ffi::c_int {
-    // SAFETY: By the function's requirements, `open_text` has put there what is shown.
+    // SAFETY: `open_text` has set `private` to the address of the file's `Contents`, which is valid
+    // until the file is removed; `seq` is valid by the function's requirements.
     let (contents, seq) = unsafe {
         let contents: *const Contents = (*seq).private.cast();
         (&*contents, SeqFile::from_raw(seq))
@@ -201,14 +213,15 @@ unsafe extern "C" fn show(seq: *mut bindings::seq_file, _: *mut ffi::c_void) -> 
 
 /// # Safety
 ///
-/// Called by the core in a write to a file of text, which is not removed before the end.
+/// Called by the core for a write to a text file. The file is not removed before this returns.
 unsafe extern "C" fn write(
     file: *mut bindings::file,
     buffer: *const ffi::c_char,
     count: usize,
     _position: *mut bindings::loff_t,
 ) -> isize {
-    // SAFETY: By the function's requirements, `open_text` has put a `seq_file` there.
+    // SAFETY: `open_text` has set `private_data` to a `seq_file`, whose `private` is the address of
+    // the file's `Contents`. These are valid until the file is removed.
     let contents = unsafe {
         let seq: *const bindings::seq_file = (*file).private_data.cast();
         &*(*seq).private.cast::<Contents>()
@@ -227,14 +240,16 @@ unsafe extern "C" fn write(
 
 /// # Safety
 ///
-/// Called by the core in a read of a binary file, which is not removed before the end.
+/// Called by the core for a read of a binary file. The file is not removed before this returns.
 unsafe extern "C" fn read_binary(
     file: *mut bindings::file,
     buffer: *mut ffi::c_char,
     count: usize,
     position: *mut bindings::loff_t,
 ) -> isize {
-    // SAFETY: By the function's requirements; `simple_open` has put there what the inode has, and the position is for us.
+    // SAFETY: `simple_open` has set `private_data` to the inode's `i_private`, the address of the
+    // file's `Contents`, which are valid until the file is removed. `position` is valid and
+    // exclusive for this call.
     let (contents, position) = unsafe {
         let contents: *const Contents = (*file).private_data.cast();
         (&*contents, &mut *position)

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Objects whose drop waits, and that may be dropped where waiting would never end.
+//! Objects whose drop sleeps, but may happen in a context in which it would deadlock.
 //!
-//! The drop of a mirror waits for callbacks under way, that of a thread for its closure, that of a
-//! node for a mutex that is held while a file is opened. A driver that drops the last reference of
-//! such an object in its own callback would wait for itself. [`Deferred`] owns the object together
-//! with a work item. Where the current task must not wait, the object is queued, and a worker drops
-//! it as soon as the callback has returned. Everywhere else it is dropped in place.
+//! Dropping a mirror waits for running callbacks, dropping a thread waits for its closure, and
+//! dropping a node takes a mutex that is held while a file is opened. A driver that drops the last
+//! reference to such an object in its own callback would deadlock. [`Deferred`] owns the object
+//! together with a work item. Where the current task must not wait, the object is queued, and a
+//! worker drops it after the callback has returned. In all other contexts it is dropped in place.
 //!
-//! A worker runs code of the module that the object belongs to. So a module notifier waits for all
-//! queued objects after a module's exit function has returned and before its code is freed.
+//! The worker runs code of the module that owns the object. Therefore a module notifier waits for
+//! all queued objects after the exit function of a module has returned and before its code is
+//! freed.
 //!
 //! C header: [`include/linux/workqueue.h`](srctree/include/linux/workqueue.h)
 
@@ -34,10 +35,10 @@ use kernel::{
     types::Opaque, //
 };
 
-/// An object whose drop waits.
+/// An object whose drop sleeps.
 pub(crate) trait DropWaits: Send + 'static {
-    /// Whether the drop would wait for the current task, although this is not in a callback: the
-    /// task is a thread of the object.
+    /// Returns whether the drop would wait for the current task although that is not in a callback,
+    /// for example because the task is a thread of the object.
     ///
     /// # Context
     ///
@@ -51,14 +52,14 @@ pub(crate) trait DropWaits: Send + 'static {
 #[pin_data]
 #[repr(C)]
 struct Place<T> {
-    // First: the address of the work item is that of the place.
+    // First, because a pointer to the work item is used as a pointer to the place.
     #[pin]
     work: Opaque<bindings::rust_hmm_deferred>,
     #[pin]
     object: T,
 }
 
-/// Owns a `T`, which is dropped in place where waiting is allowed, and by a worker elsewhere.
+/// Owns a `T`, which is dropped in place if the current task may wait, and by a worker otherwise.
 ///
 /// # Invariants
 ///
@@ -72,12 +73,12 @@ pub(crate) struct Deferred<T: DropWaits> {
 unsafe impl<T: DropWaits> Send for Deferred<T> {}
 // SAFETY: A shared reference gives shared references of the `T` only.
 unsafe impl<T: DropWaits + Sync> Sync for Deferred<T> {}
-// The place stays where it is, whatever becomes of its address.
+// Moving a `Deferred` moves the pointer only, not the place.
 impl<T: DropWaits> Unpin for Deferred<T> {}
 
 impl<T: DropWaits> Deferred<T> {
-    /// Allocates the place, then calls `make` for the object: a lack of memory is reported before
-    /// `make` has started anything.
+    /// Allocates the place, then calls `make` for the object. A failed allocation is reported
+    /// before `make` is called.
     ///
     /// # Errors
     ///
@@ -99,7 +100,7 @@ impl<T: DropWaits> Deferred<T> {
         Ok(Self::of(place))
     }
 
-    /// Allocates the place, and initializes an object in it that is pinned.
+    /// Allocates the place, and initializes a pinned object in it.
     ///
     /// # Errors
     ///
@@ -123,10 +124,10 @@ impl<T: DropWaits> Deferred<T> {
 
     #[inline]
     fn of(place: Pin<KBox<Place<T>>>) -> Self {
-        // SAFETY: The object stays pinned: only shared references of it are given out, until its
-        // drop.
+        // SAFETY: The object is not moved: only shared references to it are given out, and
+        // `drop_at` drops it in place.
         let place = KBox::leak(unsafe { Pin::into_inner_unchecked(place) });
-        // INVARIANT: From a pinned box; the work item is not used yet.
+        // INVARIANT: `place` was a pinned box and is ours; the work item is not used yet.
         Self {
             place: NonNull::from(place),
             _owns: PhantomData,
@@ -137,10 +138,10 @@ impl<T: DropWaits> Deferred<T> {
     ///
     /// # Safety
     ///
-    /// `place` must be that of a `Deferred<T>` that gives it up.
+    /// `place` must be that of a `Deferred<T>`, which does not use it after this call.
     unsafe extern "C" fn drop_at(place: *mut ffi::c_void) {
-        // SAFETY: By the function's requirements it is from a box, which was pinned and is dropped
-        // without being moved.
+        // SAFETY: By the function's requirements and the type invariant, `place` was a pinned box
+        // and is ours. It is dropped without being moved.
         drop(unsafe { Pin::new_unchecked(KBox::from_raw(place.cast::<Place<T>>())) });
     }
 }
@@ -163,37 +164,51 @@ impl<T: DropWaits> Drop for Deferred<T> {
             // SAFETY: By the type invariant the place is ours, and it is not used after this.
             unsafe { Self::drop_at(place.cast()) };
         } else {
-            // SAFETY: As above; `drop_at::<T>` is for this place.
+            // SAFETY: By the type invariant the place is ours and no other code uses its work item.
+            // `drop_at::<T>` is the function for this place, and `T` is `Send`.
             unsafe { queue(place.cast(), Self::drop_at) };
         }
     }
 }
 
-/// Work that comes again, as that of [`Recurring`].
+/// The function of a [`Recurring`] work item.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// Does what has come up since it was called before. Context: a worker; may sleep.
+    /// Handles everything that was requested since the previous call.
+    ///
+    /// # Context
+    ///
+    /// A worker; may sleep.
     fn run(&self);
 }
 
-/// Work that a worker does each time when it is asked for, once for all who ask before it begins.
+/// A work item that can be queued repeatedly. One run serves all requests made before it begins.
 #[pin_data]
 #[repr(C)]
 pub(crate) struct Recurring<T> {
-    // First: the address of the work item is that of the object.
+    // First, because a pointer to the work item is used as a pointer to the object.
     #[pin]
     item: Opaque<bindings::rust_hmm_deferred>,
-    /// Whether a worker has a reference. Who sets it may use the work item.
+    /// Whether the work item is queued, with a reference to the object. The caller that changes
+    /// this to `true` owns the work item until the worker clears it.
     is_queued: Atomic<bool>,
     work: T,
 }
 
-// SAFETY: The work item is used by one at a time, and the work may be sent and shared.
+// SAFETY: `is_queued` gives one caller at a time access to the work item, and `T` is `Send`.
 unsafe impl<T: Work> Send for Recurring<T> {}
-// SAFETY: As above.
+// SAFETY: `is_queued` gives one caller at a time access to the work item, and `T` is `Sync`.
 unsafe impl<T: Work> Sync for Recurring<T> {}
 
 impl<T: Work> Recurring<T> {
-    /// Not asked for yet. Context: may sleep. `ENOMEM`.
+    /// Creates a work item that is not queued.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn new(work: T) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
@@ -205,35 +220,42 @@ impl<T: Work> Recurring<T> {
         )
     }
 
-    /// The work.
+    /// Returns the work.
     pub(crate) fn work(&self) -> &T {
         &self.work
     }
 
-    /// Asks for it. What was done before is seen by the worker. Context: any but NMI.
+    /// Requests a run of the work. Memory accesses before this call are ordered before that run.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI.
     pub(crate) fn queue(self: &Arc<Self>) {
         if self.is_queued.xchg(true, Full) {
             return;
         }
         let raw = Arc::into_raw(self.clone());
-        // SAFETY: The reference is the worker's, and nobody else uses the item until it has begun.
+        // SAFETY: The worker owns the reference `raw`, which keeps the object alive. This caller
+        // has set `is_queued`, so that no other caller uses the work item until the worker clears
+        // it.
         unsafe { queue(raw.cast_mut().cast(), Self::run_at) };
     }
 
     /// # Safety
     ///
-    /// `raw` must be from [`Arc::into_raw`], and its reference given up.
+    /// `raw` must be from [`Arc::into_raw`]; the call takes over its reference.
     unsafe extern "C" fn run_at(raw: *mut ffi::c_void) {
-        // SAFETY: By the function's requirements.
+        // SAFETY: `raw` is from `Arc::into_raw()` and its reference is ours, by the function's
+        // requirements.
         let this = unsafe { Arc::from_raw(raw.cast::<Self>().cast_const()) };
-        // Before the work: who asks now has it done once more.
+        // Before the work, so that a concurrent request that this run may miss queues another one.
         this.is_queued.xchg(false, Full);
         this.work.run();
     }
 }
 
-/// Has a worker call `drop` for the object that begins with `work`. Not inlined: there is one queue
-/// in all modules.
+/// Queues the object that begins with `work`. A worker calls `drop` with its address. Not inlined
+/// into other modules, because all of them share one workqueue.
 ///
 /// # Safety
 ///
@@ -245,29 +267,29 @@ unsafe fn queue(
     work: *mut bindings::rust_hmm_deferred,
     drop: unsafe extern "C" fn(*mut ffi::c_void),
 ) {
-    // SAFETY: By the function's requirements.
+    // SAFETY: `work` is valid and exclusive, by the function's requirements.
     unsafe {
         (*work).drop = Some(drop);
         bindings::rust_hmm_deferred_queue(work);
     }
 }
 
-/// Waits until all objects that were queued are dropped.
+/// Waits until all queued objects are dropped.
 ///
 /// # Context
 ///
-/// May sleep; not in a callback, for whose end an object may wait.
+/// May sleep. Must not be called in a callback, because the drop of an object may wait for that.
 #[cfg(CONFIG_KUNIT = "y")]
 pub(crate) fn flush() {
     // SAFETY: No preconditions.
     unsafe { bindings::rust_hmm_deferred_flush() };
 }
 
-/// The library's workqueue, as long as this exists.
+/// Owns the library's workqueue.
 pub(crate) struct Workers(());
 
 impl Workers {
-    /// Makes the workqueue, and registers the notifier that flushes it when a module is unloaded.
+    /// Creates the workqueue, and registers the notifier that flushes it when a module is unloaded.
     ///
     /// # Errors
     ///
@@ -279,9 +301,9 @@ impl Workers {
     ///
     /// # Safety
     ///
-    /// To be called by the library's `init`, before any object exists.
+    /// Must be called once, by the library's `init`, before any object exists.
     pub(crate) unsafe fn new() -> Result<Self> {
-        // SAFETY: Once, by the function's requirements.
+        // SAFETY: Called once and before any object exists, by the function's requirements.
         to_result(unsafe { bindings::rust_hmm_deferred_init() })?;
         Ok(Self(()))
     }
@@ -289,7 +311,8 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        // SAFETY: Made by `new`. No driver is left that could queue an object.
+        // SAFETY: `new` has created the workqueue. All drivers, which could queue objects, are
+        // unloaded before the library.
         unsafe { bindings::rust_hmm_deferred_exit() };
     }
 }

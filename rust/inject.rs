@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Fault injection: points at which the library fails as memory, devices and other processes make
-//! it fail, at the time that a test chooses.
+//! Fault injection: points at which a test makes the library fail, as lack of memory, devices and
+//! other processes make it fail.
 //!
-//! Each [`Point`] is a file in debugfs, `rust_hmm/inject/<name>`. Writing `N` makes its N-th use
-//! from then on fail, once; `N every` each N-th; `0` none. Reading tells what is left until the next
-//! failure, the period, and the failures so far. Uses are counted over all devices and tasks.
+//! Each [`Point`] is a file in debugfs, `rust_hmm/inject/<name>`. Writing `N` makes the N-th use
+//! from then on fail, once. `N every` makes each N-th use fail, and `0` disables the point. Reading
+//! returns the number of uses until the next failure, the period, and the number of failures so
+//! far. Uses are counted over all devices and tasks.
 //!
-//! It is always compiled in, so that the modules which are tested are the ones that are shipped.
-//! As long as no point is set, a use costs a load of a word that nobody writes, and a branch.
+//! Fault injection is always compiled in, so that tests run with the modules that are shipped. If
+//! no point is set, a use costs a load of a variable that is not modified, and a branch.
 
 use crate::{
     debugfs::{Contents, File},
@@ -24,53 +25,54 @@ use kernel::{
 };
 
 named! {
-    /// Where a failure can be injected.
+    /// A point at which a failure can be injected.
     Point: &'static CStr;
-    /// Something has changed since the collection: the validation fails.
+    /// The validation of a range fault fails, as after a concurrent invalidation.
     Retry = c"retry";
     /// The task is killed while it waits for the mmap lock: `EINTR`.
     MmapLock = c"mmap_lock";
-    /// The task is killed while it goes round, or waits for something else: `EINTR`.
+    /// The task is killed while it retries, or waits for something else: `EINTR`.
     Killed = c"killed";
-    /// The process whose address space it is has gone: `EFAULT`.
+    /// The process of the address space has exited: `EFAULT`.
     Space = c"space";
-    /// There is no memory to announce a migration to a mirror: `ENOMEM`.
+    /// No memory to announce a migration to a mirror: `ENOMEM`.
     Transaction = c"transaction";
     /// The pages cannot be isolated: `ENOMEM`.
     Isolate = c"isolate";
-    /// A page, of either size, does not become exclusive: `EBUSY`.
+    /// A small or huge page cannot be made exclusive: `EBUSY`.
     Exclusive = c"exclusive";
-    /// No page of device memory, of either size, is free.
+    /// No small or huge page of device memory is free.
     DevicePage = c"device_page";
     /// Device memory cannot grow: `ENOMEM`.
     Grow = c"grow";
     /// A region of physical addresses cannot be used: `EEXIST`.
     Region = c"region";
-    /// No system memory for a page, of either size, that is to come back: `ENOMEM`.
+    /// No system memory for a small or huge page that migrates back: `ENOMEM`.
     SystemFolio = c"system_folio";
-    /// A copy ends with an error: `EIO`.
+    /// A copy fails: `EIO`.
     Copy = c"copy";
-    /// No table pages can be reserved: `ENOMEM`.
+    /// No table pages can be preallocated: `ENOMEM`.
     TablePage = c"table_page";
-    /// Validated or migrated pages cannot be put into the device's page table: `ENOMEM`.
+    /// Validated or migrated pages cannot be installed in the device's page table: `ENOMEM`.
     Install = c"install";
-    /// A mirror is in use, so that a CPU fault cannot have it at once.
+    /// A mirror does not join a migration, so that the migration removes its entries.
     Peer = c"peer";
-    /// A page, or memory of another device, gets no DMA address: `ENOMEM`.
+    /// A page or memory of another device cannot be mapped for DMA: `ENOMEM`.
     Dma = c"dma";
     /// No memory for a range of attributes: `ENOMEM`.
     Attributes = c"attributes";
-    /// Nothing fails: a window that a lock or an order of steps makes harmless stays open for 100 ms.
+    /// Nothing fails: delays code in a race window for 100 ms. A lock or an order of steps makes
+    /// this window harmless.
     Window = c"window";
 }
 
 const COUNT: usize = Point::ALL.len();
 
-/// What is set for a point.
+/// The setting of a point.
 struct State {
-    /// Uses until one fails, that one included; 0: none does.
+    /// Number of uses until the next failure, including the one that fails; 0: none fails.
     left: Atomic<u64>,
-    /// Uses from one failure to the next; 0: there is no next.
+    /// Number of uses from one failure to the next; 0: there is no next failure.
     period: Atomic<u64>,
     failures: Atomic<u64>,
 }
@@ -84,7 +86,7 @@ impl State {
         }
     }
 
-    /// Counts a use, and says whether it fails.
+    /// Counts a use, and returns whether it fails.
     fn fails(&self) -> bool {
         let mut left = self.left.load(Relaxed);
         loop {
@@ -111,24 +113,24 @@ impl State {
     }
 }
 
-/// Number of points that are set.
+/// Number of points that are set. The only variable that is read while none is set.
 static SET: Atomic<usize> = Atomic::new(0);
 
 static STATES: [State; COUNT] = [const { State::new() }; COUNT];
 
-/// Whether a failure is to be injected at `point` now. Context: any.
+/// Counts a use of `point`, and returns whether it must fail. Context: any.
 #[inline]
 pub(crate) fn fails(point: Point) -> bool {
     SET.load(Relaxed) != 0 && counted(point)
 }
 
-/// Whether any point is set. Context: any.
+/// Returns whether any point is set. Context: any.
 #[inline]
 pub(crate) fn is_injecting() -> bool {
     SET.load(Relaxed) != 0
 }
 
-/// Finds out which points are set.
+/// Recomputes the number of points that are set.
 fn recount() {
     let set = |state: &&State| state.left.load(Relaxed) != 0;
     SET.store(STATES.iter().filter(set).count(), Relaxed);
@@ -139,7 +141,7 @@ fn counted(point: Point) -> bool {
     STATES.get(point as usize).is_some_and(State::fails)
 }
 
-/// What can be written to a file.
+/// The parsed text of a write to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setting {
     left: u64,
@@ -184,13 +186,13 @@ impl Reader for State {
     }
 }
 
-/// A failure that a KUnit test has set; none when it is dropped.
+/// A point that a KUnit test has set. Dropping it disables the point.
 #[cfg(CONFIG_KUNIT = "y")]
 pub(crate) struct Armed(&'static State);
 
 #[cfg(CONFIG_KUNIT = "y")]
 impl Armed {
-    /// The `left`-th use of `point` from now on fails, and with `again` each `left`-th.
+    /// Makes the `left`-th use of `point` from now on fail, and with `again` each `left`-th.
     pub(crate) fn new(point: Point, left: u64, again: bool) -> Result<Self> {
         let state = STATES.get(point as usize).ok_or(EINVAL)?;
         state.set(Setting {
@@ -201,7 +203,7 @@ impl Armed {
         Ok(Self(state))
     }
 
-    /// Whether it is still to come.
+    /// Returns whether the failure has not happened yet.
     pub(crate) fn is_left(&self) -> bool {
         self.0.left.load(Relaxed) != 0
     }
@@ -215,7 +217,7 @@ impl Drop for Armed {
     }
 }
 
-/// The files of all points.
+/// Returns the debugfs files of all points.
 pub(crate) fn files() -> impl Iterator<Item = File> {
     Point::ALL
         .iter()

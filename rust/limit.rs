@@ -2,8 +2,8 @@
 
 //! Rate limit of log messages.
 //!
-//! A driver repeats a mistake for each page, and would fill the kernel log with it. The kernel's
-//! own rate limit (`___ratelimit()`) has no safe binding.
+//! A driver that makes a mistake often makes it for each page, which would flood the kernel log.
+//! The kernel's own rate limit (`___ratelimit()`) has no safe binding.
 
 use crate::mm::bell::monotonic_ns;
 use kernel::{
@@ -14,13 +14,13 @@ use kernel::{
     },
 };
 
-/// Nanoseconds of a period.
+/// Length of a period, in ns.
 const PERIOD: u64 = 5_000_000_000;
 
 /// Limits one kind of message to `burst` lines in each period of 5 seconds.
 pub(crate) struct Limit {
     burst: u32,
-    /// Begin of the period in which `logged` messages were logged, in ns.
+    /// Start of the period in which `logged` messages were counted, in ns.
     start: Atomic<u64>,
     logged: Atomic<u32>,
 }
@@ -34,8 +34,8 @@ impl Limit {
         }
     }
 
-    /// Whether a message may be logged now. Counts it. Concurrent messages at the begin of a period
-    /// may be logged beyond the limit.
+    /// Counts a message, and returns whether it may be logged. Concurrent calls at the start of a
+    /// period may exceed the limit.
     ///
     /// # Context
     ///
@@ -49,7 +49,7 @@ impl Limit {
             self.start.store(now, Relaxed);
             self.logged.store(0, Relaxed);
         }
-        // It does not wrap: within a period there are less than 2^32 messages.
+        // The count does not wrap: there are fewer than 2^32 messages in a period.
         self.logged.fetch_add(1, Relaxed) < self.burst
     }
 }

@@ -2,32 +2,34 @@
 
 //! Safe types over the kernel's heterogeneous memory interfaces, one C interface each.
 //!
-//! Nothing here knows of the engine above: `make patches` writes it as a series for the kernel crate.
+//! Nothing here depends on the engine. `make patches` writes it as a series for the kernel crate.
 //!
 //! - [`addr`] has page-aligned ranges of virtual addresses.
-//! - [`space`] has an address space in use, and its mmap lock.
-//! - [`notifier`] has `mmu_interval_notifier`, with the lock that makes its retry check mean something.
+//! - [`space`] has address spaces in use (`mm_users`), and the mmap lock.
+//! - [`notifier`] has `mmu_interval_notifier`, with the lock under which its retry check is valid.
 //! - [`range_fault`] has `hmm_range_fault`, in the states collected and validated.
-//! - [`range_map`] has a map from ranges to numbers, a maple tree.
+//! - [`range_map`] has maple trees that map ranges to numbers.
 //! - [`page`] has page contents and locked folios.
-//! - [`user`] has memory of the current process, to be copied to and from without faults.
-//! - [`device_pages`] has `ZONE_DEVICE` memory and the CPU fault on it.
+//! - [`user`] has copies to and from memory of the current process, without page faults.
+//! - [`device_pages`] has `ZONE_DEVICE` memory and its CPU faults.
 //! - [`migrate`] has `migrate_vma_*`, in the states isolated and migrated.
-//! - [`shrinker`] has what gives memory back.
+//! - [`shrinker`] has shrinkers.
 //! - [`exclusive`] has `make_device_exclusive`.
-//! - [`fence`] has fences of operations that may fault, [`fence_watch`] reports them by `poll`, [`bell`] wakes a waiter.
-//! - [`dma_fence`] has `dma_fence`, [`sync_file`] has files of those.
-//! - [`flush`] has the proof that a device's translations were flushed.
-//! - `mask` has sets of the pages of 2 MiB.
-//! - [`table_memory`] has memory of page tables that a device walks, `bar_tables` those in its own
-//!   memory.
+//! - [`fence`] has fences of operations that may fault.
+//! - [`fence_watch`] has the report of such fences by `poll`.
+//! - [`bell`] has completions.
+//! - [`dma_fence`] has `dma_fence`, [`sync_file`] has sync files.
+//! - [`flush`] has the proof that the TLB of a device was flushed.
+//! - `mask` has sets of pages of a 2 MiB block.
+//! - [`table_memory`] has memory of page tables that a device walks.
+//! - `bar_tables` has page tables in the memory of the device, behind a BAR.
 //! - `task_work` has the sleep of a task before it returns to user mode.
-//! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
-//! - `pci` has memory of PCI devices as others see it, and interrupts.
-//! - `anon` has anonymous memory that comes from a device file.
+//! - [`pin`] has `pin_user_pages`, [`dma`] has DMA addresses.
+//! - `pci` has BARs and peer-to-peer mappings of PCI devices, and interrupts.
+//! - `anon` has anonymous memory that is mapped from a device file.
 //! - `trace` has the tracepoints.
-//! - `once_box` has places that are filled once.
-//! - `word` has words that are read and written without a call.
+//! - `once_box` has pointers that are set once.
+//! - `word` has inlined atomic accesses.
 
 pub mod addr;
 pub(crate) mod anon;

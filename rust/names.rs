@@ -2,8 +2,8 @@
 
 //! Enumerations whose variants have names in log lines and files.
 
-/// Defines an enumeration without fields and a table `ALL` of its variants and their names, in the order
-/// of their discriminants, so that `variant as usize` is an index into it.
+/// Defines an enumeration without fields, and a table `ALL` of its variants and their names. The
+/// table is in the order of the discriminants, so that `variant as usize` is an index into it.
 macro_rules! named {
     (
         $(#[$meta:meta])* $type:ident: $name:ty;

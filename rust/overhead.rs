@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the page tables of all mirrors take, in use or not: the file `rust_hmm/tables` in debugfs; and what is mapped
-//! for DMA: the file `rust_hmm/dma`.
+//! Memory footprint of the page tables of all mirrors, whether in use or cached (`rust_hmm/tables`
+//! in debugfs), and numbers of pages mapped for DMA (`rust_hmm/dma`).
 
 use crate::mm::dma;
 use kernel::{
@@ -13,15 +13,15 @@ use kernel::{
 static PAGES: Atomic<i64> = Atomic::new(0);
 static BYTES: Atomic<i64> = Atomic::new(0);
 
-/// Takes note of `pages` more table pages, which take `bytes` with what is known of them; or less. Context:
-/// any. Not inlined: there is one account in all modules.
+/// Adds `pages` table pages and `bytes`, which include their metadata, to the totals. Negative
+/// values subtract. Context: any. Not inlined, so that all modules use the same counters.
 #[inline(never)]
 pub(crate) fn add(pages: i64, bytes: i64) {
     PAGES.add(pages, Relaxed);
     BYTES.add(bytes, Relaxed);
 }
 
-/// The text of the file: table pages, and their bytes.
+/// Text of the file `tables`: number and bytes of table pages.
 pub(crate) struct Report;
 
 impl Writer for Report {
@@ -31,8 +31,8 @@ impl Writer for Report {
     }
 }
 
-/// The text of the file `dma`: pages of 4 KiB that were ever mapped for devices, that were unmapped again, and that are
-/// mapped now.
+/// Text of the file `dma`: numbers of pages of 4 KiB that were mapped for devices so far, that were
+/// unmapped again, and that are mapped now.
 pub(crate) struct Dma;
 
 impl Writer for Dma {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where the time of faults, migrations and CPU faults goes: how often each phase ran, and for how
-//! long in sum, over all devices; the file `rust_hmm/phases` in debugfs.
+//! Latency accounting: number and total time of the phases of device faults, migrations and CPU
+//! faults, over all devices. Shown in `rust_hmm/phases` in debugfs.
 //!
-//! The clock is read once between two phases of a step of up to 2 MiB, so that the account is always on.
+//! The clock is read once between two phases of a step of up to 2 MiB. This is cheap enough to be
+//! always enabled.
 
 use kernel::{
     debugfs::Writer,
@@ -13,25 +14,25 @@ use kernel::{
     time::{Instant, Monotonic}, //
 };
 
-/// A part of the work.
+/// A phase of a fault or of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Phase {
-    /// Asking the CPU's page table, of a device fault; announcing the step, of a migration.
+    /// Device fault: walking the CPU page table. Migration: announcing the step.
     Collect,
-    /// Isolating pages: `migrate_vma_setup`, with all notifier calls that it makes.
+    /// Isolating pages: `migrate_vma_setup()`, including the notifier callbacks that it calls.
     Unmap,
-    /// Taking memory at the destination.
+    /// Allocating the destination pages.
     Allocate,
     /// Waiting for all copies of a step.
     Copy,
-    /// Moving the contents' owners (`migrate_vma_pages`) and changing the device's entries.
+    /// Moving the mappings (`migrate_vma_pages()`) and replacing device PTEs.
     Switch,
-    /// Waiting for the device's TLBs.
+    /// Waiting for TLB flushes of the device.
     Flush,
-    /// Giving pages to the CPU again, and freeing sources: `migrate_vma_finalize`.
+    /// Removing migration entries and freeing the source pages: `migrate_vma_finalize()`.
     Finalize,
-    /// Waiting for others: for the mmap lock, for invalidations, for migrations of the same pages.
+    /// Waiting for the mmap lock, for invalidations, or for other migrations of the same pages.
     Wait,
 }
 
@@ -39,7 +40,7 @@ const NAMES: [&str; 8] = [
     "collect", "unmap", "allocate", "copy", "switch", "flush", "finalize", "wait",
 ];
 
-/// What is known of one phase.
+/// Counters of one phase.
 struct Account {
     count: Atomic<u64>,
     ns: Atomic<u64>,
@@ -52,7 +53,7 @@ static ACCOUNTS: [Account; NAMES.len()] = [const {
     }
 }; NAMES.len()];
 
-/// Not inlined: there is one account in all modules.
+/// Adds to the counters of `phase`. Not inlined, so that all modules use the same counters.
 #[inline(never)]
 fn add(phase: Phase, ns: u64) {
     if let Some(account) = ACCOUNTS.get(phase as usize) {
@@ -61,30 +62,31 @@ fn add(phase: Phase, ns: u64) {
     }
 }
 
-/// The time since the last phase has ended.
+/// A stopwatch: the time at which the previous phase has ended.
 #[derive(Clone, Copy)]
 pub(crate) struct Lap(Instant<Monotonic>);
 
 impl Lap {
-    /// Begins with a first phase.
+    /// Starts the stopwatch, at the start of the first phase.
     pub(crate) fn start() -> Self {
         Self(Instant::now())
     }
 
-    /// What was done since then belonged to `phase`.
+    /// Adds the time since the previous phase to `phase`, and restarts the stopwatch.
     pub(crate) fn end(&mut self, phase: Phase) {
         let now = Instant::now();
         add(phase, u64::try_from((now - self.0).as_nanos()).unwrap_or(0));
         self.0 = now;
     }
 
-    /// Nanoseconds of the phases that have ended since it was `earlier`.
+    /// Returns the nanoseconds of the phases that have ended since `earlier`, a copy of this
+    /// stopwatch.
     pub(crate) fn since(&self, earlier: Self) -> u64 {
         u64::try_from((self.0 - earlier.0).as_nanos()).unwrap_or(0)
     }
 }
 
-/// The text of the file: a line for each phase, with its name, how often it ran and its nanoseconds.
+/// Text of the file: a line for each phase with its name, its count and its nanoseconds.
 pub(crate) struct Report;
 
 impl Writer for Report {
@@ -103,7 +105,7 @@ mod tests {
 
     #[test]
     fn time_belongs_to_the_phase_that_ends() {
-        // Nothing else runs while suites do, and nobody waits.
+        // Nothing else uses the library during KUnit suites, so that only this test adds to `Wait`.
         let read = || {
             let [.., wait] = &ACCOUNTS;
             (wait.count.load(Relaxed), wait.ns.load(Relaxed))

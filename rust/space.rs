@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the library knows of one address space: one [`Space`] for each `mm_struct` with a mirror.
+//! Per-address-space state: one [`Space`] for each `mm_struct` with a mirror.
 //!
-//! Spaces are found by the address of the `mm_struct`, without a lock: at every CPU fault on device memory.
+//! Spaces are looked up by the address of the `mm_struct`. The lookup is lockless, because each CPU
+//! fault on device memory needs it.
 
 use crate::{
     attributes::Map,
@@ -42,72 +43,73 @@ use windows::Windows;
 /// State of one address space.
 #[pin_data]
 pub(crate) struct Space {
-    /// Its memory is not used for another one: the address names this one.
+    /// The reference prevents the reuse of the address of the `mm_struct`, which identifies the
+    /// space.
     mm: ARef<Mm>,
-    /// How many [`Handle`]s there are. Changed under [`OPENING`].
+    /// Number of [`Handle`]s. Changed under [`OPENING`].
     handles: Atomic<usize>,
-    /// The mirrors of the process, of any device.
+    /// The mirrors of the process, of all devices.
     #[pin]
     mirrors: Mirrors,
-    /// Whether notifiers can be inserted without the mmap lock.
+    /// Whether notifiers can be inserted without taking the mmap lock.
     #[pin]
     registration: Registration,
-    /// Where devices use memory.
+    /// Notifier windows of the ranges that devices use.
     #[pin]
     windows: Windows,
-    /// What was said of ranges, for all devices.
+    /// Attributes of ranges, for all devices.
     #[pin]
     attributes: Map,
-    /// What is told when memory with attributes is unmapped.
+    /// Notifier that reports unmapped ranges to `attributes`.
     #[pin]
     attribute_watch: AttributeWatch,
-    /// Number of the last event of which a window was told.
+    /// Number of the last notifier event that a window has handled.
     last_event: Atomic<usize>,
-    /// Faults that had to try again: new migrations let them go first for a while.
+    /// Number of faults that are being retried. New migrations give them precedence for a while.
     retrying: Atomic<usize>,
-    /// When it was made: times are counted from here.
+    /// Creation time, the origin of [`Space::now`].
     born: Instant<Monotonic>,
 }
 
-/// All spaces.
-// SAFETY: `init` is called when the module is loaded, before there is a mirror.
+/// All spaces, by the address of their `mm_struct`.
+// SAFETY: `init` is called when the module is loaded, before the first mirror is opened.
 static SPACES: RcuMap<Space> = unsafe { RcuMap::uninit() };
 
 kernel::sync::global_lock! {
-    // SAFETY: `init` is called when the module is loaded, before there is a mirror.
+    // SAFETY: `init` is called when the module is loaded, before the first mirror is opened.
     unsafe(uninit) static OPENING: Mutex<()> = ();
 }
 
-/// Prepares the map and the lock.
+/// Initializes the map of spaces and the lock.
 ///
 /// # Safety
 ///
-/// Called once, before anything else here.
+/// Must be called once, before any other function of this module.
 pub(crate) unsafe fn init() {
-    // SAFETY: By the function's requirements.
+    // SAFETY: Called once and before any use, by the function's requirements.
     unsafe {
         OPENING.init();
         SPACES.init();
     }
 }
 
-// Not inlined: there is one map in all modules.
+// Not inlined: all modules must use the same map.
 #[inline(never)]
 fn spaces() -> &'static RcuMap<Space> {
     &SPACES
 }
 
-/// The space that `name` names, if it has mirrors. Context: any but NMI.
+/// Returns the space with the identity `name`, if it has mirrors. Context: any but NMI.
 pub(crate) fn find(name: Cookie) -> Option<RcuArc<Space>> {
     spaces().get(name.number())
 }
 
-/// A space that is there as long as this is. Dropping it may sleep.
+/// A reference that keeps a space in the map. Dropping it may sleep.
 pub(crate) struct Handle(RcuArc<Space>);
 
 impl Handle {
-    /// The space of `mm`, which is made if there is none. Context: may sleep. `ENOMEM`.
-    // Not inlined: there is one lock in all modules.
+    /// Returns the space of `mm`, and creates it if there is none. Context: may sleep. `ENOMEM`.
+    // Not inlined: all modules must use the same lock.
     #[inline(never)]
     pub(crate) fn new(mm: &MmWithUser) -> Result<Self> {
         let spaces = spaces();
@@ -136,7 +138,7 @@ impl Handle {
 }
 
 impl Handle {
-    /// The space, for what may outlive this.
+    /// Returns a reference to the space that may outlive this handle.
     pub(crate) fn space(&self) -> RcuArc<Space> {
         self.0.clone()
     }
@@ -157,11 +159,12 @@ impl Drop for Handle {
         if self.handles.fetch_sub(1, Relaxed) != 1 {
             return;
         }
-        // Nobody finds it any more.
+        // Lookups do not find the space after this.
         let space = spaces().remove(self.name().number());
         drop(opening);
         if let Some(space) = space {
-            // These wait for callbacks, and have references of the space.
+            // Remove the notifiers, which have references to the space. This waits for their
+            // callbacks, so that `OPENING` is not held.
             space.windows.remove_all();
             space.attribute_watch.remove();
         }
@@ -169,48 +172,53 @@ impl Drop for Handle {
 }
 
 impl Space {
-    /// Names the address space.
+    /// Returns the identity of the address space.
     pub(crate) fn name(&self) -> Cookie {
         Cookie::of_mm_ref(&self.mm)
     }
 
-    /// The mirrors of the process.
+    /// Returns the mirrors of the process.
     pub(crate) fn mirrors(&self) -> &Mirrors {
         &self.mirrors
     }
 
-    /// The time in ms, for all mirrors.
+    /// Returns the time in ms since the creation of the space.
     pub(crate) fn now(&self) -> u64 {
         u64::try_from(self.born.elapsed().as_millis()).unwrap_or(0)
     }
 
-    /// The mapped memory, unless nobody uses it any more.
+    /// Returns the `mm_struct`, which may have no users left.
     pub(crate) fn mm(&self) -> &Mm {
         &self.mm
     }
 
-    /// Whether the address space is still in use. It may end right after. Context: any.
+    /// Returns whether the address space has users. It may lose them concurrently. Context: any.
     pub(crate) fn is_alive(&self) -> bool {
         crate::mm::space::is_in_use(&self.mm)
     }
 
-    /// Where devices use memory.
+    /// Returns the notifier windows.
     pub(crate) fn windows(&self) -> &Windows {
         &self.windows
     }
 
-    /// What was said of ranges. A device is named by [`MirrorOps::device_name`].
+    /// Returns the attributes of ranges. Devices are identified by [`MirrorOps::device_name`].
     pub(crate) fn attributes(&self) -> &Map {
         &self.attributes
     }
 
-    /// Whether `event` was not told before.
+    /// Returns whether `event` was not handled before; an event may concern several windows.
     fn is_first_of(&self, event: &Event<'_>) -> bool {
         self.last_event.xchg(event.number(), Relaxed) != event.number()
     }
 
-    /// An eviction has taken pages, and is over: tells the mirrors, if there is a `need`, and maps again what devices are to
-    /// have mapped always, if `restore` says so. Context: may sleep; no lock may be held.
+    /// Called after an eviction of pages of this space. With `need`, reports the eviction to the
+    /// mirrors. With `restore`, maps pages again that devices must have mapped always
+    /// ([`accessed_by`](crate::attributes::Attributes::accessed_by)).
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held.
     pub(crate) fn evicted(&self, need: Option<Need>, restore: bool) {
         let current = current!();
         let is_own = current
@@ -225,24 +233,25 @@ impl Space {
             }
         }
         if restore && !is_own {
-            // It needs the mmap lock, for which who evicts does not wait.
+            // Deferred to a worker: this takes the mmap lock, and an eviction must not wait for
+            // that of another process.
             self.windows.restore_later();
         }
     }
 
-    /// A fault has to try again, as long as this is there.
+    /// Registers a fault that is retried, until the returned value is dropped.
     pub(crate) fn retry(&self) -> Retrying<'_> {
         self.retrying.fetch_add(1, Relaxed);
         Retrying(self)
     }
 
-    /// Whether a fault has to try again.
+    /// Returns whether a fault is being retried.
     pub(crate) fn has_retries(&self) -> bool {
         self.retrying.load(Relaxed) != 0
     }
 }
 
-/// A fault that has to try again.
+/// Registration of a fault that is retried.
 pub(crate) struct Retrying<'s>(&'s Space);
 
 impl Drop for Retrying<'_> {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who there is to watch: all mirrors and all device memory, as the files `rust_hmm/mirrors`, `rust_hmm/devices` and
-//! `rust_hmm/map` in debugfs show them.
+//! Registry of all mirrors and device memories, shown by the files `rust_hmm/mirrors`,
+//! `rust_hmm/devices` and `rust_hmm/map` in debugfs.
 //!
-//! A mirror or memory has a [`Seat`] in one list. Who reads holds a lock of the place meanwhile, for a part of
-//! the work at a time, so that what he looks at stays. Nothing is taken that a fault or a callback needs, and the page
-//! tables are read without a lock.
+//! Each mirror and each device memory is registered by a [`Seat`]. A reader of a file holds the
+//! mutex of a registration while it shows a part of the object, so that the object is not dropped
+//! meanwhile. Readers take no lock that faults or callbacks take, and walk page tables locklessly.
 
 use crate::{mm::addr::PageRange, pgtable::Entry};
 use kernel::{
@@ -22,13 +22,19 @@ pub(crate) use list::{exit, init, Seat};
 pub(crate) use map::Map;
 pub(crate) use report::Report;
 
-/// What is watched.
+/// An object that is shown in debugfs.
 pub(crate) trait Watched: Send + Sync {
-    /// Writes its columns, those of [`MIRROR_COLUMNS`] or [`DEVICE_COLUMNS`] behind the ones that are known here.
+    /// Writes the columns of the object, which follow those that the registry writes: the rest of
+    /// [`MIRROR_COLUMNS`] or [`DEVICE_COLUMNS`].
     fn columns(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 
-    /// The device's translations from `from` on; see [`Reader::scan`](crate::pgtable::Reader::scan). `None` for
-    /// what has none. Context: may sleep, but for `f`.
+    /// Calls `f` for the device PTEs from address `from` on; see
+    /// [`Reader::scan`](crate::pgtable::Reader::scan). Returns `None` for objects without device
+    /// PTEs.
+    ///
+    /// # Context
+    ///
+    /// May sleep, but `f` must not.
     fn translations(
         &self,
         from: usize,
@@ -39,7 +45,7 @@ pub(crate) trait Watched: Send + Sync {
     }
 }
 
-/// What kind of thing.
+/// Type of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Mirror,
@@ -50,7 +56,7 @@ pub(crate) enum Kind {
 struct Place {
     kind: Kind,
     number: u32,
-    /// Of a mirror: the process whose memory it shows.
+    /// For a mirror, the pid of the process whose memory it mirrors.
     pid: i32,
     #[pin]
     subject: Mutex<Option<Arc<dyn Watched>>>,

@@ -70,9 +70,8 @@ impl<F: Format> FlushBatch<F> {
     /// Takes a table page of `pool` that covered `span` out of use. `pool` is that of the table.
     pub(super) fn detach(&mut self, pool: &Arc<Pool<F>>, span: PageRange, index: u32) {
         self.cover(span);
-        self.pool
-            .get_or_insert_with(|| pool.clone())
-            .push(&mut self.detached, index);
+        let pool = self.pool.get_or_insert_with(|| pool.clone());
+        pool.push(&mut self.detached, index);
     }
 
     /// Whether nothing has to be flushed.

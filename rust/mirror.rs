@@ -2,11 +2,13 @@
 
 //! A mirror: a device page table that follows the address space of a process.
 //!
-//! [`Mirror`] owns the one lock, the *table lock*, under which the table is read and changed. The
-//! table changes in four ways only: a [fault](Mirror::fault) installs what the CPU's page table
-//! says, an invalidation removes or write-protects, a migration switches entries that its
-//! transaction still owns (`transaction`), and reclaim removes entries for the memory of their
-//! table pages (`cold`).
+//! [`Mirror`] owns the *table lock*, a mutex under which the table is changed. The table changes in
+//! exactly four ways:
+//!
+//! - A device [fault](Mirror::fault) installs entries from the CPU page table.
+//! - An invalidation removes or write-protects entries.
+//! - A migration replaces the entries that still have its mark (`transaction`).
+//! - Reclaim removes cold entries to free their table pages (`cold`).
 
 use crate::{
     deferred::{
@@ -75,31 +77,37 @@ pub use walker::{Section, Seen, Unresolved, Walkers};
 use invalidate::{remove, remove_some};
 use transaction::Transactions;
 
-/// What a driver says about the address-space side of its device.
+/// Operations of a device that uses the address space of a process. Implemented by the driver.
 pub trait Device: Send + Sync + Sized + 'static {
     /// The driver's view of its memory.
     type Memory: MemoryOps;
 
-    /// How the device's page table looks.
+    /// Format of the device page table.
     type Format: Format;
 
-    /// What each walker of a software device holds, such as a TLB; `()` for other devices.
+    /// Data of each walker of a software device, such as a TLB; `()` for other devices.
     type Walker: Send + Unpin + 'static;
 
-    /// A TLB flush under way.
+    /// An outstanding TLB flush.
     type Flush: Send;
 
-    /// The device's memory, if it has any.
+    /// Returns the home memory of the device, to which its faults migrate, or `None` if the device
+    /// has no memory.
     fn memory(&self) -> Option<&Memory<Self::Memory>>;
 
-    /// Another memory of the device, if it has several (tiles): that of number `index`, up to the
-    /// first number that has none, at most 64. All have the owner of [`Self::memory`], see
-    /// [`Memory::new_tile`]; others are ignored, and so is [`Self::memory`] itself. They are there
-    /// before the first mirror is made, and stay as long as the device.
+    /// Returns tile `index`, which is a further memory of a device with several. The library
+    /// enumerates the tiles from 0 until the first `None`, and at most 64.
     ///
-    /// Pages of a tile are mapped in place if [`MemoryOps::connection`] says [`Unified`] at both
-    /// ends. Else a device fault moves them to [`Self::memory`]. Context: the table lock may be
-    /// held; must not sleep.
+    /// The tiles must exist before the first mirror is created, and as long as the device. A memory
+    /// whose owner differs from that of [`Self::memory`] is ignored, see [`Memory::new_tile`];
+    /// [`Self::memory`] itself is ignored, too.
+    ///
+    /// Pages of a tile are mapped in place if [`MemoryOps::connection`] of both memories returns
+    /// [`Unified`]. Otherwise a device fault moves them to [`Self::memory`].
+    ///
+    /// # Context
+    ///
+    /// The table lock may be held. Must not sleep.
     ///
     /// [`Unified`]: crate::connection::Connection::Unified
     fn tile(&self, index: usize) -> Option<&Memory<Self::Memory>> {
@@ -107,91 +115,117 @@ pub trait Device: Send + Sync + Sized + 'static {
         None
     }
 
-    /// Who accesses the system memory that the page table names: for a format of DMA addresses
-    /// ([`OfDma`](crate::pgtable::OfDma)), and only for such a one. Asked once per mirror. Pages are mapped for it when
-    /// entries are installed, and unmapped when [`Self::flush_wait`] has returned after they went.
+    /// Returns the device for which system memory is mapped. Must return a device if the format has
+    /// DMA addresses ([`OfDma`](crate::pgtable::OfDma)), and `None` otherwise. Called once for each
+    /// mirror.
+    ///
+    /// A page is mapped for DMA when its entry is installed. It is unmapped after the entry was
+    /// removed and [`Self::flush_wait`] has returned.
     fn dma(&self) -> Option<&Arc<DmaDevice>> {
         None
     }
 
-    /// Memory in which the device reads its page table, if it walks by itself. Called once for each
-    /// mirror. [`Mirror::table_root`] has the address for the hardware. Context: may sleep.
+    /// Returns the memory for the page table that the hardware walks. Called once for each mirror.
+    /// [`Mirror::table_root`] returns the address for the hardware.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     fn table_memory(&self) -> TableMemory {
         TableMemory::none()
     }
 
-    /// Whether [`Self::flush_wait`] may sleep now. If so, events that must not wait are refused: the OOM
-    /// reaper then leaves the memory that is mirrored to the process itself.
+    /// Returns whether [`Self::flush_wait`] may sleep now. If it may, the library refuses
+    /// non-blockable events. The OOM reaper then skips the mirrored memory, and the process frees
+    /// it when it exits.
     fn flush_sleeps(&self) -> bool {
         true
     }
 
-    /// The walkers that access memory through mirrors of this device. Asked once per mirror.
+    /// Returns the walkers that access memory through mirrors of this device. Called once for each
+    /// mirror.
     fn walkers(&self) -> Option<Arc<Walkers<Self::Walker>>> {
         None
     }
 
-    /// Whether a faultless migration is to leave writable entries as they are. That loses writes:
-    /// it is there to prove that a test finds it.
+    /// Returns whether a faultless migration leaves entries writable. Device writes during the copy
+    /// are lost then. Only for tests that must detect such lost writes.
     fn test_keep_write(&self) -> bool {
         false
     }
 
-    /// Whether [`Self::event`] is to be called now: somebody wants to know. Context: as there.
+    /// Returns whether the driver needs events now. [`Self::event`] is called only then.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::event`].
     #[inline]
     fn wants_events(&self) -> bool {
         false
     }
 
-    /// Something has happened to the memory that mirror number `mirror` of this device shows: see [`crate::events`].
+    /// Reports an event of the memory that mirror number `mirror` of this device maps, see
+    /// [`crate::events`].
     ///
-    /// Context: what the event is about may be going on, up to an invalidation that must not wait for memory: the
-    /// table lock may be held. Must not sleep or allocate with reclaim; functions of this library that wait fail with
-    /// `EDEADLK`.
+    /// # Context
+    ///
+    /// Called during the operation that the event describes, including non-blockable invalidations.
+    /// The table lock may be held. Must not sleep or allocate with reclaim. Functions of this
+    /// library that may sleep return `EDEADLK`.
     fn event(&self, mirror: u32, event: &Told) {
         let _ = (mirror, event);
     }
 
     /// Starts to flush all translations of `range` from the device's TLBs.
     ///
-    /// Entries in the range were just removed or write-protected; the device must not walk the
-    /// table for them in between. Context: the table lock is held; must not allocate with reclaim.
-    /// Functions of this library that wait fail with `EDEADLK`; walkers may be entered.
+    /// Entries in the range were just removed or write-protected. A translation that a walk found
+    /// before this call must not be used after [`Self::flush_wait`].
+    ///
+    /// # Context
+    ///
+    /// The table lock is held. Must not allocate with reclaim. Functions of this library that may
+    /// sleep return `EDEADLK`. Walkers may be entered.
     fn flush_start(&self, range: PageRange) -> Self::Flush;
 
     /// Flushes all translations of `range` from `walker`, as a part of `flush`. Called once for
-    /// each of [`Self::walkers`], before [`Self::flush_wait`]. By default walkers keep none.
+    /// each of [`Self::walkers`], before [`Self::flush_wait`]. The default implementation is for
+    /// walkers that cache no translations.
     ///
-    /// Context: the walker's spinlock is held, and perhaps the table lock; must not sleep.
-    /// Functions of this library that wait fail with `EDEADLK`, also those that enter this walker.
+    /// # Context
+    ///
+    /// The walker's spinlock is held. The table lock may be held. Must not sleep. Functions of this
+    /// library that may sleep return `EDEADLK`, and so does [`Mirror::enter`] for this walker.
     fn flush_walker(&self, flush: &Self::Flush, walker: &mut Self::Walker, range: PageRange) {
         let _ = (flush, walker, range);
     }
 
-    /// Waits until the device uses no flushed translation any more.
+    /// Waits until `flush` has completed. Afterwards the device must not use a translation that was
+    /// flushed.
     ///
-    /// Context: called with or without the table lock; must not allocate with reclaim. As in
-    /// [`Self::flush_start`], functions that wait fail with `EDEADLK`.
+    /// # Context
+    ///
+    /// The table lock may be held. Must not allocate with reclaim. Functions of this library that
+    /// may sleep return `EDEADLK`.
     fn flush_wait(&self, flush: Self::Flush);
 }
 
 /// A device page table that follows the address space of a process.
 ///
-/// Dropping it waits for callbacks that run, and flushes what the device still has; the address space
-/// may be gone already.
+/// Dropping a mirror removes all its entries, flushes the device's TLBs, waits for running
+/// callbacks, and drops the device. The address space may have been torn down before.
 ///
 /// # Context
 ///
-/// The drop may sleep. In a callback, with a table lock held and in a section it returns at once,
-/// and a worker does all of this when the callback has returned. The device is dropped with it.
+/// The drop may sleep. In a callback, in a section, or with a table lock held, it returns
+/// immediately, and a worker tears the mirror down after the callback has returned.
 pub struct Mirror<D: Device>(Deferred<Parts<D>>);
 
-/// The parts of a mirror, in the order of their drop.
+/// Parts of a mirror, in the order of their drop.
 struct Parts<D: Device> {
-    // First: nobody else may use the mirror when it goes.
+    // Dropped first, so that reclaim does not use the mirror while it is torn down.
     reclaim: Option<owner::Registration>,
     registration: Option<Registration>,
-    /// The same with the other tiles.
+    /// Registrations with the tiles of [`Device::tile`].
     tiles: KVec<Registration>,
     membership: Option<Membership>,
     _seat: Seat,
@@ -249,14 +283,21 @@ impl<D: Device> Parts<D> {
 }
 
 impl<D: Device> Mirror<D> {
-    /// Starts to mirror `mm` for `device`. Use [`new_mirror!`](crate::new_mirror), which makes a
-    /// lock class for the caller.
+    /// Creates a mirror of `mm` for `device`. Use [`new_mirror!`](crate::new_mirror), which creates
+    /// a lock class for the caller.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINTR` if killed; `EDEADLK` within a callback; `EINVAL` if the format and
-    /// [`Device::dma`] do not agree, or the format cannot express the addresses of
-    /// [`Device::table_memory`]; `ENODEV` if the device of either is gone. Context: may sleep.
+    /// - `ENOMEM`
+    /// - `EINTR` if a fatal signal is pending.
+    /// - `EDEADLK` within a callback.
+    /// - `EINVAL` if the format and [`Device::dma`] do not agree, or if the format cannot encode
+    ///   the addresses of [`Device::table_memory`].
+    /// - `ENODEV` if the device of [`Device::dma`] or of [`Device::table_memory`] was unbound.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub fn new(
         mm: &MmWithUser,
         device: D,
@@ -268,38 +309,55 @@ impl<D: Device> Mirror<D> {
         Deferred::new(make, GFP_KERNEL_ACCOUNT).map(Self)
     }
 
-    /// The driver's side.
+    /// Returns the driver's device.
     pub fn device(&self) -> &D {
         &self.inner().device
     }
 
-    /// Address at which a device that walks by itself finds the root of its table; `None` if
-    /// [`Device::table_memory`] has none, or its device is closed. It stays the same for the life
-    /// of the mirror.
+    /// Returns the address of the root of the table that the hardware walks. Returns `None` if
+    /// [`Device::table_memory`] returned [`TableMemory::none()`], or if its device is closed. The
+    /// address does not change during the lifetime of the mirror.
     ///
-    /// The table is valid for the device at every instant: until the mirror is dropped, or the
-    /// device closed. The driver stops the hardware from walking before. [`Device::flush_wait`]
-    /// waits until walks that began before the flush are over. Context: any.
+    /// The table is valid at every instant until the mirror is dropped or the device is closed. The
+    /// driver must stop hardware walks before that. [`Device::flush_wait`] must wait for walks that
+    /// began before the flush.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn table_root(&self) -> Option<u64> {
         self.inner().reader.root_address()
     }
 
-    /// Counters of this mirror.
+    /// Returns the counters of this mirror.
     pub fn stats(&self) -> &Stats {
         &self.inner().stats
     }
 
-    /// Names the address space that it shows, as long as it exists. Context: any.
+    /// Returns the cookie of the mirrored address space. It is unique as long as the mirror exists.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn space_name(&self) -> Cookie {
         self.inner().space.name()
     }
 
-    /// Whether the address space is still in use. It may end right after. Context: any.
+    /// Returns whether the address space is still in use. It may be torn down concurrently.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_alive(&self) -> bool {
         self.inner().space.is_alive()
     }
 
-    /// Keeps the address space from being torn down. `EFAULT` if it is gone; `ENODEV` if the device is.
+    /// Takes a reference that prevents the teardown of the address space.
+    ///
+    /// # Errors
+    ///
+    /// - `EFAULT` if the address space was torn down.
+    /// - `ENODEV` if the device memory was unplugged.
     pub(crate) fn space(&self) -> Result<AddressSpace> {
         if self.device().memory().is_some_and(Memory::is_gone) {
             return Err(ENODEV);
@@ -307,20 +365,26 @@ impl<D: Device> Mirror<D> {
         AddressSpace::new(self.inner().space.mm())
     }
 
-    /// Removes the device's entries for `range`: the device no longer needs it.
+    /// Removes the device's entries for `range`, which the device no longer needs, and waits for
+    /// the TLB flush.
     ///
-    /// Pages that live in device memory stay there.
+    /// Pages in device memory are not migrated.
     ///
     /// # Errors
     ///
-    /// `EDEADLK` within a callback. Context: may sleep.
+    /// - `EDEADLK` within a callback.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes the table lock.
     pub fn discard(&self, range: PageRange) -> Result {
         within::may_wait()?;
         remove(self.inner(), range);
         Ok(())
     }
 
-    /// Removes the entries of `range` for which `which` says so.
+    /// Removes the entries of `range` for which `which` returns `true`, and waits for the TLB
+    /// flush.
     pub(crate) fn remove_some(
         &self,
         range: PageRange,
@@ -329,22 +393,22 @@ impl<D: Device> Mirror<D> {
         remove_some(self.inner(), range, which);
     }
 
-    /// What an update of the table needs; not filled yet.
+    /// Returns an empty set of spare table pages for an update of the table.
     pub(crate) fn spares(&self) -> Spares<D::Format> {
         self.inner().reader.spares()
     }
 
-    /// The locked ranges of the address space.
+    /// Returns the locked ranges of the address space.
     pub(crate) fn host_locks(&self) -> &HostLocks {
         &self.0.host_locks
     }
 
-    /// The number of its place in its space.
+    /// Returns the index of the mirror in its space.
     pub(crate) fn place_in_space(&self) -> Option<usize> {
         self.0.membership.as_ref().map(Membership::number)
     }
 
-    /// What others may use meanwhile.
+    /// Returns the part of the mirror that the space, the device memory and other mirrors share.
     #[inline]
     pub(crate) fn inner(&self) -> &Inner<D> {
         &self.0.inner
@@ -353,22 +417,23 @@ impl<D: Device> Mirror<D> {
 
 impl<D: Device> Drop for Parts<D> {
     fn drop(&mut self) {
-        // Reclaim does not look at its tables any more.
+        // Unregister from the shrinker, so that reclaim no longer scans the table.
         self.reclaim = None;
-        // Nobody has it map anything from here on.
+        // Unregister from the device memories, so that evictions no longer map pages again.
         self.registration = None;
         self.tiles.clear();
-        // What the device has written is dirty, and it uses nothing any more. Until then it is told of what changes.
+        // Remove the entries before leaving the space. Pages that the device wrote are marked dirty
+        // here, and until then invalidations must reach the mirror.
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
             remove(&self.inner, all);
         }
         self.membership = None;
-        // Windows in which only this one had entries can go.
+        // Windows in which only this mirror had entries can be removed.
         self.inner.space.windows().doubt_all();
     }
 }
 
-/// Creates a [`Mirror`] with a lock class of the caller's own, which may be given a name.
+/// Creates a [`Mirror`] with a lock class for the caller, which may have a name.
 #[macro_export]
 macro_rules! new_mirror {
     ($mm:expr, $device:expr $(, $name:literal)? $(,)?) => {

@@ -32,38 +32,39 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic}, //
 };
 
-/// How long a fault that keeps colliding with invalidations is tried again, as in the kernel's
+/// Time for which a fault that collides with invalidations is retried. The value is that of
 /// `HMM_RANGE_DEFAULT_TIMEOUT`.
 const TIMEOUT: Delta = Delta::from_millis(1000);
 
-/// Tries that a fault has in any case.
+/// Minimum number of attempts of a fault, regardless of [`TIMEOUT`].
 const LEAST: usize = 100;
 
-/// Migrations of the range that a fault waits for before it gives up.
+/// Maximum number of times that a fault waits for migrations of its range.
 const WAITS: usize = 1000;
 
-/// Moves of pages from other tiles for one fault of 2 MiB: more than there can be runs of pages.
+/// Maximum number of pulls from other tiles for one fault of 2 MiB. A block has at most half as
+/// many runs of pages.
 const MOVES: usize = 2 * PMD_PAGES;
 
-/// Time between two looks where waiting is not possible.
+/// Time between two checks where waiting is not possible.
 const PAUSE: Delta = Delta::from_millis(1);
 
-/// Time after which a wait for a migration looks again, in jiffies.
+/// Time after which a wait for a migration is interrupted for a check, in jiffies.
 const LOOK_AGAIN: Jiffies = 10;
 
-/// What became of one try.
+/// Result of one attempt.
 enum Tried {
     Done,
-    /// Something changed meanwhile.
+    /// The range was invalidated after the collection, or a page must become writable first.
     Again,
-    /// A migration is about to switch one of the entries.
+    /// An in-flight migration has marked a page of the range.
     Held,
-    /// Pages are in memory that the device does not reach.
+    /// Pages are in memory that the device cannot reach.
     Unreached(Unreached),
 }
 
-/// How long a fault goes on trying: for [`TIMEOUT`], and where one try takes long, because the machine
-/// has much else to do, for [`LEAST`] tries.
+/// Limit for the retries of a fault: [`TIMEOUT`] has elapsed and more than [`LEAST`] attempts
+/// failed. The second condition is for a loaded machine, on which one attempt takes long.
 pub(super) struct Patience {
     since: Instant<Monotonic>,
     tries: usize,
@@ -77,7 +78,13 @@ impl Patience {
         }
     }
 
-    /// Whether another try makes sense after `error`.
+    /// Decides on a retry after `error`. Returns `Ok` if the caller must retry.
+    ///
+    /// # Errors
+    ///
+    /// - `error` if it is not `EBUSY`.
+    /// - `EINTR` if a fatal signal is pending.
+    /// - `EBUSY` if the limit was reached.
     pub(super) fn again(&mut self, error: Error) -> Result {
         if error != EBUSY {
             return Err(error);
@@ -93,36 +100,37 @@ impl Patience {
     }
 }
 
-/// Which of the pages that are there.
+/// Selection of present pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Present {
-    /// All.
+    /// All pages.
     All,
-    /// Those in this device's memory.
+    /// Pages in this device's memory.
     Own,
 }
 
-/// What a fault does about pages of another tile that the device does not reach and can pull.
+/// Handling of pages of another tile that the device cannot reach but can pull.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tiles {
-    /// It moves them to the memory at home.
+    /// The fault pulls them to the home memory.
     Pull,
-    /// They bounce: it brings them to system memory, where both tiles reach them.
+    /// The fault migrates them to system memory, which both tiles can reach. Used for pages that
+    /// bounce between tiles.
     ToSystem,
 }
 
-/// What is to be installed.
+/// Pages that are installed, and faults that may be taken for them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
-    /// All pages, brought in as needed.
+    /// All pages. Missing pages are faulted in.
     Asked(Access),
-    /// The same, and pages of device-private memory are brought to system memory.
+    /// As [`Self::Asked`], and pages in device-private memory are migrated to system memory.
     Brought(Access),
-    /// What is there.
+    /// Present pages only.
     There(Present),
 }
 
-/// Calls `f`, which is not inlined: what is rare in a loop for each page needs no registers there.
+/// Calls `f` without inlining it, so that rare cases in a loop over pages use no registers there.
 #[inline(never)]
 fn out_of_line<R>(f: impl FnOnce() -> R) -> R {
     f()
@@ -138,24 +146,34 @@ impl What {
 }
 
 impl<D: Device> Mirror<D> {
-    /// Makes `range` accessible to the device, bringing in pages as a CPU access would.
+    /// Makes `range` accessible to the device, and faults in missing pages as a CPU access would.
     ///
-    /// Each page is mapped with the rights that it has; reading breaks no sharing.
+    /// Each page is mapped with the access rights of its CPU PTE. A read fault does not break COW.
     ///
     /// # Errors
     ///
-    /// `EFAULT`: not mapped, not readable, special (`VM_IO`, `VM_PFNMAP`), lost by the device, or
-    /// the process is gone.
-    /// `ERANGE`: mapped beyond the addresses that the device's page table has; nothing was faulted in
-    /// there.
-    /// `EPERM`: not writable. `EBUSY`: it kept changing, for a second and 100 tries. `EINTR`: killed. `ENOMEM`.
-    /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
+    /// Entries that were installed before the error stay.
+    ///
+    /// - `EFAULT` if memory is not mapped, not readable, or special (`VM_IO`, `VM_PFNMAP`), if the
+    ///   device lost its contents, or if the address space was torn down.
+    /// - `ERANGE` if memory is mapped beyond the addresses that the device page table supports.
+    ///   Nothing is faulted in there.
+    /// - `EPERM` if memory is not writable and `access` is a write.
+    /// - `EBUSY` if the range was invalidated repeatedly, for a second and 100 attempts.
+    /// - `EINTR` if a fatal signal is pending.
+    /// - `ENOMEM`
+    /// - `ENODEV` if the device memory was unplugged, or the DMA device was closed.
+    /// - `EDEADLK` within a callback.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
         self.fault_from(range, access, Tiles::Pull, &mut 0)
     }
 
-    /// As [`Self::fault`]. Adds to `pulled` the pages that came from other tiles, also before an
-    /// error.
+    /// As [`Self::fault`]. Adds the number of pages that were pulled from other tiles to `pulled`,
+    /// also if an error is returned.
     pub(super) fn fault_from(
         &self,
         range: PageRange,
@@ -196,13 +214,18 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// Whether the device's page table has the addresses of `piece`, which lies within 2 MiB.
+    /// Checks that the device page table supports the addresses of `piece`, which lies within one
+    /// block. Addresses that are not mapped are no error here, because callers return a different
+    /// error for them.
     ///
     /// # Errors
     ///
-    /// `ERANGE`: it has not, and memory is mapped there. What is not mapped is left to the caller,
-    /// who has an error of its own for that. `EINTR`: killed. Context: may sleep; no lock may be
-    /// held.
+    /// - `ERANGE` if the table does not support them, and memory is mapped there.
+    /// - `EINTR` if a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     #[inline]
     pub(crate) fn check_reach(&self, space: &AddressSpace, piece: PageRange) -> Result {
         if reaches::<D::Format>(piece) {
@@ -243,10 +266,19 @@ impl<D: Device> Mirror<D> {
     }
 }
 
-// Without a [`Mirror`], which an eviction does not have.
+// These are methods of `Inner`, because an eviction has no [`Mirror`].
 impl<D: Device> Inner<D> {
-    /// Installs what is there of `piece`, without faulting anything in.
-    // Rare, and its variables need not be on the stacks of those who call it.
+    /// Installs entries for the present pages of `piece` that `which` selects. Does not fault in
+    /// any page.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Mirror::fault`].
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
+    // Not inlined, so that its variables do not enlarge the stack frames of the callers.
     #[inline(never)]
     pub(crate) fn install_present(
         &self,
@@ -260,8 +292,12 @@ impl<D: Device> Inner<D> {
             .map(drop)
     }
 
-    /// As [`Self::install_present`], best effort: for pages that were migrated but could not be switched. Where it
-    /// fails the device will fault, which is no error. `EINTR`: killed.
+    /// As [`Self::install_present`], for pages that were migrated and whose entries were not
+    /// replaced. Failures are ignored, because the device can fault the pages later.
+    ///
+    /// # Errors
+    ///
+    /// - `EINTR` if a fatal signal is pending.
     pub(crate) fn try_install_present(
         &self,
         space: &AddressSpace,
@@ -275,6 +311,9 @@ impl<D: Device> Inner<D> {
         }
     }
 
+    /// Installs the entries that `what` selects for `piece`, which lies within one block. Retries
+    /// while the range is invalidated, and waits for in-flight migrations. Returns pages that the
+    /// device cannot reach, if there are any.
     pub(super) fn fault_piece(
         &self,
         space: &AddressSpace,
@@ -317,7 +356,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Waits until a migration of `piece` has ended.
+    /// Waits until a migration of `piece` ends, or for at most [`LOOK_AGAIN`].
     fn wait_for_migrations(&self, piece: PageRange) -> Result {
         let mut lap = Lap::start();
         let begun = lap;
@@ -341,11 +380,12 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    /// The block of 2 MiB around `range`, if the CPU maps all of it by one entry, of which `pfn` is the first page of
-    /// `range`. Then the device gets one huge leaf, also where a change of some pages has split it.
+    /// Returns the block of 2 MiB around `range`, if one CPU entry maps all of it. `pfn` is the
+    /// first page of `range`. The device then gets one huge leaf, also if its leaf was split
+    /// before.
     ///
-    /// Not for DMA addresses: pages of the block that were just removed may still be mapped, and keep a fault waiting that
-    /// has not asked for them.
+    /// Returns `None` for formats of DMA addresses. DMA mappings of pages that were just removed
+    /// from the block may still exist, and the fault would wait for pages that it does not need.
     fn whole_block(range: PageRange, pfn: HmmPfn, access: Access) -> Option<PageRange> {
         let may_access = pfn.is_valid() && (access != Access::Write || pfn.is_writable());
         if D::Format::DMA
@@ -356,10 +396,13 @@ impl<D: Device> Inner<D> {
             return None;
         }
         let block = policy::block(range.start()).filter(|block| *block != range)?;
-        // What is huge is aligned alike in both. Hugetlb pages of 1 GiB have another order.
+        // Virtual and physical address of a huge page have the same offset in their block. Hugetlb
+        // pages of 1 GiB have a different order.
         (pfn.pfn() % PMD_PAGES == block.index_of(range.start())?).then_some(block)
     }
 
+    /// Attempts once to install the entries of `piece`: collects the pages from the CPU page table,
+    /// takes the table lock, validates the notifier sequence, and commits the entries.
     fn try_piece(
         &self,
         space: &AddressSpace,
@@ -383,7 +426,8 @@ impl<D: Device> Inner<D> {
         let Ok(mut valid) = collected.lock(self) else {
             return Ok(Tried::Again);
         };
-        // Under the lock: who takes all entries away, has set this before.
+        // Recheck under the table lock: `is_gone()` returns true before unplug removes the entries,
+        // so that no entry is installed after that.
         if memory.is_some_and(Memory::is_gone) {
             return Err(ENODEV);
         }
@@ -401,13 +445,15 @@ impl<D: Device> Inner<D> {
         let range = whole.unwrap_or(range);
         let migrating = transactions.overlap(range);
 
-        // A page of ours that is read-only, shared after a fork: the range fault does not care.
+        // A read-only page in this device's memory, shared after fork(). hmm_range_fault() does not
+        // fault it in for writing.
         let mut read_only = None;
         let mut held = false;
         let mut unreached = None;
         let mut installed = 0u64;
         let is_write = access == Access::Write;
-        // Most pages of the system become entries without a look elsewhere.
+        // Without tiles, pages that are not in the home memory are system memory, and need no
+        // lookup.
         let own_only = what == What::There(Present::Own);
         let is_plain = !own_only && !has_tiles;
         let mut unwritten = None;
@@ -478,5 +524,5 @@ impl<D: Device> Inner<D> {
     }
 }
 
-// A piece never has more pages than a buffer has room.
+// A piece has at most as many pages as the buffer has entries.
 const _: () = assert!(PMD_PAGES == 512);

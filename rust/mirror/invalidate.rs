@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a space tells its mirrors: entries go, the device is flushed, and what it wrote is dirty.
+//! Invalidation of the entries of a mirror.
+//!
+//! For each notifier event, a space invalidates the range in all its mirrors. A mirror removes or
+//! write-protects its entries under the table lock, marks the pages that the device wrote dirty,
+//! and flushes the device's TLBs. Entries that an in-flight migration will replace stay during the
+//! migration's own event.
 
 use super::{
     flushes::Flushes,
@@ -42,52 +47,57 @@ use kernel::{
     },
 };
 
-/// What the table lock protects.
+/// State of a mirror that the table lock protects.
 pub(crate) struct State<F: Format> {
     pub(crate) table: Table<F>,
     pub(crate) transactions: Transactions,
-    /// Where entries went of memory that the device is to have mapped always, see
+    /// Range in which entries were invalidated since the last restore, which maps memory again that
+    /// the device must always have mapped, see
     /// [`Attributes::accessed_by`](crate::attributes::Attributes::accessed_by).
     pub(crate) lost: Option<PageRange>,
-    /// Where faults need not look for pages that could move.
+    /// Parts of the address space in which faults need not look for pages that can migrate.
     pub(crate) immovable: Immovable,
 }
 
-/// A mirror, as far as others use it: its space, migrations of other mirrors, evictions.
+/// Part of a mirror that is shared with its space, with migrations of other mirrors, and with
+/// evictions.
 #[pin_data]
 pub(crate) struct Inner<D: Device> {
     pub(super) device: D,
-    /// Under the table lock.
+    /// The table lock and the state that it protects.
     #[pin]
     state: Mutex<State<D::Format>>,
     #[pin]
     pub(super) flushes: Flushes<Flush<D>>,
-    /// For tracepoints.
+    /// Identity of the mirror in tracepoints.
     pub(crate) who: Who,
     pub(super) stats: Stats,
     pub(super) reader: Reader<D::Format>,
-    /// The pages that are mapped for DMA.
+    /// Pages that are mapped for DMA.
     pub(crate) dma: Option<Arc<Windows>>,
     pub(super) walkers: Option<Arc<Walkers<D::Walker>>>,
-    /// Changes of entries from before the first one until after the flush. While there are any, an
-    /// invalidation that finds no entries must flush too: they may be gone, and still in use.
+    /// Number of table updates whose flush has not completed. An update is counted before its first
+    /// entry changes. While the number is not zero, an invalidation must flush even if it finds no
+    /// entries: a concurrent update may have removed them, and the device may still use their
+    /// translations.
     pub(super) changing: Atomic<usize>,
-    /// What is known of the address space.
+    /// State of the library for the address space.
     pub(super) space: RcuArc<Space>,
-    /// Names the device by what its mirrors share: its memory, or who accesses memory for it. The
-    /// device keeps that, so that nothing else has the name as long as there is a mirror.
+    /// Cookie that all mirrors of the device share: that of the owner of its memory, otherwise that
+    /// of its DMA device. The device holds a reference, so that the cookie is unique as long as a
+    /// mirror exists.
     pub(super) shared_name: Option<Cookie>,
-    /// Pages that an eviction has taken, which is not told yet.
+    /// Number of pages that an eviction has invalidated and not reported yet.
     taken: Atomic<usize>,
-    /// A migration has ended: who wants to install entries may try again.
+    /// Signalled when a migration ends. Faults that found entries with marks wait for it.
     pub(super) ended: Pin<KBox<CondVar>>,
 }
 
-/// A flush under way.
+/// Outstanding flush of a mirror.
 pub(crate) type Flush<D> = Flushing<Pending<<D as Device>::Flush>, <D as Device>::Format>;
 
-/// The device's part of a flush of `range`, and the DMA mappings that are unmapped after it: those
-/// of the range that were retired before the tick.
+/// Outstanding flush of `range` by the device. After it, the DMA mappings of the range that were
+/// retired before `tick` are unmapped.
 pub(crate) struct Pending<P> {
     flush: P,
     range: PageRange,
@@ -116,7 +126,8 @@ impl<D: Device> Flusher for Inner<D> {
             }
             self.device.flush_wait(flush);
         }
-        // The device uses none of it any more, and whoever owns the pages does not have them yet.
+        // Unmap after the flush, because the device may use the mappings until then, and before the
+        // caller frees or migrates the pages.
         if let (Some(windows), Some(tick)) = (self.dma(), tick) {
             windows.unmap(range, tick);
         }
@@ -125,7 +136,8 @@ impl<D: Device> Flusher for Inner<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// For a mirror of `mm` with `state`, whose lock has that class.
+    /// Creates the shared part of a mirror of `mm` with `state`, with the given name and class of
+    /// the table lock.
     pub(super) fn new(
         mm: &MmWithUser,
         space: RcuArc<Space>,
@@ -156,21 +168,34 @@ impl<D: Device> Inner<D> {
         }? Error)
     }
 
-    /// Takes the table lock. Context: may sleep; below the mmap lock and folio locks.
+    /// Takes the table lock.
+    ///
+    /// # Context
+    ///
+    /// May sleep. In the lock order, the table lock is inside the mmap lock and folio locks.
     #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, State<D::Format>> {
         self.state.lock()
     }
 
-    /// Takes the table lock, if nobody has it. Context: any but interrupts.
+    /// Takes the table lock if it is not held.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State<D::Format>>> {
         self.state.try_lock()
     }
 
-    /// Lets `f` change the table. If that needs a flush it is started; to be waited for by
-    /// [`Flushing::wait`], with or without the table lock.
+    /// Calls `f` to change the table, and starts a flush if the changes require one. The caller
+    /// waits for it with [`Flushing::wait`].
     ///
-    /// With `range` it is also flushed if flushes by others are under way.
+    /// With `range`, flushes that range also if concurrent updates have not completed their
+    /// flushes.
+    ///
+    /// # Context
+    ///
+    /// The table lock is held. It may be released before the wait.
     pub(crate) fn change<R>(
         &self,
         table: &mut Table<D::Format>,
@@ -180,7 +205,8 @@ impl<D: Device> Inner<D> {
         self.change_beside(0, table, range, f)
     }
 
-    /// As [`Self::change`], of an event that has begun `own` flushes, which have covered the range.
+    /// As [`Self::change`], for an event that already started `own` flushes of the range, which are
+    /// not regarded as concurrent.
     fn change_beside<R>(
         &self,
         own: usize,
@@ -188,7 +214,8 @@ impl<D: Device> Inner<D> {
         range: Option<PageRange>,
         f: impl FnOnce(&mut Table<D::Format>, &mut FlushBatch<D::Format>) -> R,
     ) -> (R, Option<Flush<D>>) {
-        // Before the first entry changes: who sees one change, sees this.
+        // Count the update before its first entry changes. A walker or an invalidation that
+        // observes a changed entry also observes the count.
         let others = self.changing.fetch_add(1, Full) > own;
         let mut batch = table.batch();
         let result = f(table, &mut batch);
@@ -202,8 +229,11 @@ impl<D: Device> Inner<D> {
         (result, Some(batch.start(self)))
     }
 
-    /// Writes the unwritten entries, whose flush has ended. Context: may sleep; takes the table
-    /// lock.
+    /// Writes the unwritten entries after their flush has completed.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes the table lock.
     #[inline]
     pub(super) fn write_sizes(&self, unwritten: Option<Unwritten>) {
         if let Some(unwritten) = unwritten {
@@ -211,7 +241,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    // Rare: tables of most formats have none.
+    // Not inlined, because most formats have no unwritten entries.
     #[inline(never)]
     fn write_now(&self, unwritten: Unwritten) {
         let mut guard = self.lock();
@@ -219,15 +249,16 @@ impl<D: Device> Inner<D> {
             table.write_sizes(unwritten, batch);
         });
         drop(guard);
-        // None: an entry that cannot be written yet is empty already.
+        // No flush is necessary, because these entries are empty in the device's table.
         let _flushed: Flushed = Flushing::end(flush, self);
     }
 
+    /// Returns the driver's device.
     pub(crate) fn device(&self) -> &D {
         &self.device
     }
 
-    /// The pages that are mapped for DMA. Nothing in mirrors of other formats.
+    /// Returns the pages that are mapped for DMA, or `None` if the format has no DMA addresses.
     #[inline]
     pub(super) fn dma(&self) -> Option<&Arc<Windows>> {
         match D::Format::DMA {
@@ -236,14 +267,28 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Sees to it that the pages of `range` can be mapped. Context: may sleep; no lock may be held. `ENOMEM`; `ENODEV`.
+    /// Prepares the DMA windows of `range`, so that its pages can be mapped under the table lock.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    /// - `ENODEV` if the DMA device was closed.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     #[inline]
     pub(crate) fn prepare(&self, range: PageRange) -> Result {
         self.dma().map_or(Ok(()), |windows| windows.prepare(range))
     }
 
-    /// Tells of `event`: who traces, and the driver. Context: any in which the event may happen.
-    // Always inlined: which event it is, is constant then.
+    /// Emits the tracepoint for `event` and, if the driver asked for events, calls
+    /// [`Device::event`].
+    ///
+    /// # Context
+    ///
+    /// That of the operation that causes the event.
+    // Always inlined, so that the kind of the event is a compile-time constant.
     #[inline(always)]
     pub(crate) fn tell(&self, event: &Told) {
         self.who.trace(event);
@@ -253,7 +298,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// An eviction that took pages of this mirror is over.
+    /// Reports the end of an eviction, if it invalidated pages of this mirror.
     pub(crate) fn evicted(&self, need: Need) {
         let pages = self.taken.xchg(0, Relaxed);
         if pages != 0 {
@@ -261,12 +306,16 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Notes the pages of an entry as dirty that goes away or can no longer be written. `dirty` is dropped before the
-    /// callback, or the lock, ends that keeps the CPU's mapping.
+    /// Adds the pages of `entry` to `dirty` if the device may have written them. Called before an
+    /// entry is removed or write-protected.
+    ///
+    /// The caller must drop `dirty` while the pages are still mapped by the CPU: before the
+    /// notifier callback returns or the table lock is released.
     #[inline]
     pub(crate) fn retire(dirty: &mut DirtyBatch, pages: usize, entry: Entry) {
         if entry.may_have_dirtied() {
-            // SAFETY: In the table: the CPU maps them until a callback returns, not before the batch is dropped.
+            // SAFETY: The entry is in the table, so that the CPU maps its pages until a notifier
+            // callback of this mirror returns. `dirty` is dropped before that.
             unsafe { dirty.add(entry.number(), pages) };
         }
     }
@@ -285,7 +334,12 @@ impl<D: Device> Member<Window> for Inner<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Takes away what `event` is about. Returns whether it had entries that changed, and a flush that was begun.
+    /// Invalidates the range of `event`. Returns whether entries have changed, and the flush if one
+    /// was started.
+    ///
+    /// # Context
+    ///
+    /// The table lock is held. Must not allocate or wait for memory.
     pub(super) fn invalidated(
         &self,
         state: &mut State<D::Format>,
@@ -299,13 +353,13 @@ impl<D: Device> Inner<D> {
         } = state;
         let own = transactions.note(event);
         let own = own.and_then(|name| transactions.get(name, event.range.start()));
-        // What leaves the device may come again.
+        // Pages that leave the device memory can migrate to it again.
         if own.is_none_or(Transaction::takes_device_pages) {
             immovable.forget(event.range);
         }
         let is_foreign = own.is_none();
         let keeps_reads = event.reason.keeps_reads();
-        // A flush that another window has begun for this event covers all of it.
+        // Flushes that other windows started for this event cover its whole range.
         let own_flushes = match peek_usize(&self.changing) {
             0 => 0,
             _ => self.flushes.count(event.number()),
@@ -320,7 +374,6 @@ impl<D: Device> Inner<D> {
             }
             let mut changed = 0;
             let split = |span| own.is_some_and(|own| own.divides(span));
-            // Called for each page: what does not change is part of it.
             table.for_each_split(event.range, batch, split, |span, entry| {
                 if own.is_some_and(|own| own.keeps(span, *entry)) {
                     return;
@@ -347,7 +400,8 @@ impl<D: Device> Inner<D> {
         }
         self.stats.add(Counter::Invalidations, 1);
         self.stats.add(Counter::InvalidatedPages, changed as u64);
-        // By physical page the kernel unmaps as for any other reason.
+        // try_to_unmap() and try_to_migrate() send the same events for an eviction as for other
+        // reasons. Therefore a foreign event during an eviction counts as part of it.
         let may_evict = matches!(event.reason, Reason::Clear | Reason::Migrate) && is_foreign;
         if may_evict && changed != 0 {
             let memory = self.device.memory();
@@ -365,12 +419,16 @@ impl<D: Device> Inner<D> {
     }
 }
 
-/// Removes the entries of `range`, and waits until the device uses none of them.
+/// Removes the entries of `range`, and waits for the TLB flush.
+///
+/// # Context
+///
+/// May sleep. Takes the table lock.
 pub(super) fn remove<D: Device>(inner: &Inner<D>, range: PageRange) {
     remove_some(inner, range, |_, _| true);
 }
 
-/// As [`remove`], of the entries for which `which` says so.
+/// As [`remove`], for entries that `which` selects.
 pub(super) fn remove_some<D: Device>(
     inner: &Inner<D>,
     range: PageRange,
@@ -393,19 +451,20 @@ pub(super) fn remove_some<D: Device>(
                 changed += span.pages();
                 return;
             }
-            // An entry that stays keeps its mark: without it, it would not be switched, and outlive its page.
+            // An entry that stays must keep its mark. Otherwise the migration would not replace it,
+            // and it would outlive its page.
             if let Ok(removed) = PageRange::new(behind, span.start()) {
                 transactions.unmark(removed);
             }
             behind = span.end();
         });
     });
-    // A migration under way must not bring back what was removed.
+    // An in-flight migration must not install the removed entries again.
     if let Ok(removed) = PageRange::new(behind, range.end()) {
         transactions.unmark(removed);
     }
-    // Waited for under the lock: a page that is unmapped meanwhile must not be found absent
-    // here and still be in a TLB.
+    // Wait with the table lock held. Otherwise a concurrent invalidation could find no entry for a
+    // page, and return while a TLB still has its translation.
     if let Some(flush) = flush {
         flush.wait(inner);
     }

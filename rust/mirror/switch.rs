@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The mirror's part in a migration, when pages have moved: its entries name the new places, where nobody else has
-//! taken them away.
+//! Commit of a migration in a mirror: replaces the entries of pages that have moved.
 //!
-//! A switch gives no write access where there was an entry. Until its flush is over one engine may
-//! still read the source, by its TLB, and would not see what another one writes to the new place.
-//! Write access comes back after the flush, to pages that still have their marks.
+//! Only entries whose mark is intact are replaced. A foreign event clears the mark of a page when
+//! it removes or write-protects the entry.
+//!
+//! A replaced entry is read-only first. Until the flush of the replacement completes, one engine
+//! may still read the source page through its TLB, and would miss data that another engine writes
+//! to the destination. After the flush, pages whose mark is still intact become writable again.
 
 use super::{transaction::Transaction, Device, Inner, Mirror, State};
 use crate::{
@@ -24,32 +26,32 @@ use crate::{
 use core::ops::Range;
 use kernel::prelude::*;
 
-/// What a switch made of one page.
+/// Result of a commit for one page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Switched {
-    /// The device's entry was switched, or made.
+    /// The page has moved, and its entry was replaced or created.
     Yes {
-        /// Whether there was one before.
+        /// Whether the device had an entry before.
         was_valid: bool,
     },
     /// The page has moved, and the device had no entry for it.
     NoEntry,
-    /// The page has moved, and somebody took the entry away meanwhile.
+    /// The page has moved, and its entry was removed or its mark was cleared meanwhile.
     Lost,
-    /// The page has not moved; it is in device memory or not.
+    /// The page has not moved.
     Stays {
-        /// Whether the device's entry is one of device memory.
+        /// Whether the device's entry maps device memory.
         on_device: bool,
     },
 }
 
-/// Whether any of `pages` has moved.
+/// Returns whether any of `pages` has moved.
 #[inline]
 fn any_moved(moved: &Moved<'_>, pages: &Range<usize>) -> bool {
     pages.clone().any(|index| moved.at(index).is_some())
 }
 
-/// What moved as one, and all of `pages` with it.
+/// Returns the folio that contains all of `pages`, if it has moved whole.
 #[inline]
 fn moved_whole(moved: &Moved<'_>, pages: &Range<usize>) -> Option<MovedEntry> {
     moved
@@ -58,15 +60,20 @@ fn moved_whole(moved: &Moved<'_>, pages: &Range<usize>) -> Option<MovedEntry> {
 }
 
 impl<D: Device> Mirror<D> {
-    /// Lets the device use what moved to its memory, of which `number` gives the device page number
-    /// by page frame. Calls `each` for every page of the range.
+    /// Replaces or creates the entries of pages that moved to the device's memory. `number` returns
+    /// the device page number of a page frame. Calls `each` for every page of the range.
     ///
-    /// Afterwards no entry names a source. If the table has no memory, all that moved is lost.
+    /// Afterwards no entry maps a source page. If table pages cannot be allocated, the entries of
+    /// all pages that have moved are removed.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the device's page table cannot hold the addresses.
-    // Its frame is not needed by the copies that come before.
+    /// - `EINVAL` if the format cannot encode the addresses.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes the table lock.
+    // Not inlined, so that its variables do not enlarge the stack frame of the copies.
     #[inline(never)]
     pub(super) fn switch_to_device(
         &self,
@@ -107,7 +114,7 @@ impl<D: Device> Mirror<D> {
                     return each(index, Switched::Lost);
                 }
                 let Some(number) = number(entry.destination) else {
-                    // Not of this device: nothing may name the source any more.
+                    // The page moved to other memory. The entry must not keep mapping the source.
                     *slot = Entry::NONE;
                     return each(index, Switched::Lost);
                 };
@@ -122,7 +129,7 @@ impl<D: Device> Mirror<D> {
                 each(index, Switched::Yes { was_valid });
             });
             if result.is_err() {
-                // The sources go in any case.
+                // The source pages are freed even if no entry can be installed.
                 table.for_each(piece, batch, |span, slot| {
                     Inner::<D>::retire(&mut dirty, span.pages(), *slot);
                     *slot = Entry::NONE;
@@ -155,9 +162,12 @@ impl<D: Device> Mirror<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Removes an entry of a page that has moved and lost its mark. An event that clears a mark removes the entry, too,
-    /// or takes write access only. A writable entry has come since, and names another page; a read-only one may name
-    /// the source. It costs at most a fault.
+    /// Removes the entry of a page that has moved and lost its mark, if the entry may map the
+    /// source.
+    ///
+    /// An event that clears the mark removes or write-protects the entry. A writable entry was
+    /// installed after that, and maps another page. A read-only entry may map the source. If it
+    /// does not, its removal costs a device fault.
     fn forget_source(dirty: &mut DirtyBatch, span: PageRange, slot: &mut Entry) {
         if slot.is_valid() && !slot.is_writable() {
             Self::retire(dirty, span.pages(), *slot);
@@ -166,23 +176,26 @@ impl<D: Device> Inner<D> {
     }
 }
 
-/// What becomes of the entries that there are when pages have moved.
+/// Replacement of present entries after pages have moved.
 struct Switching<'a, D: Device> {
     piece: PageRange,
     moved: &'a Moved<'a>,
-    /// The device's memory, if that is where the pages are now: all of a migration are in one memory.
+    /// The device's memory that contains the destination pages; `None` for other destinations. All
+    /// destinations of a migration are in the same memory.
     memory: Option<&'a Memory<D::Memory>>,
     own: Option<&'a Transaction>,
-    /// The pages of the piece that still belong to it.
+    /// Pages of the piece whose mark is intact.
     owned: Mask,
 }
 
 impl<D: Device> Switching<'_, D> {
+    /// Returns the number of pages of `span` whose mark is intact.
     fn owned(&self, span: PageRange) -> usize {
         self.own.map_or(0, |own| own.owned(span))
     }
 
-    /// Whether the pages of a huge leaf do not share one fate.
+    /// Returns whether the huge leaf for `span` must be split, because some of its pages have
+    /// moved, but not all as one folio with intact marks.
     fn divides(&self, span: PageRange) -> bool {
         self.piece.index_of(span.start()).is_some_and(|first| {
             let pages = first..first + span.pages();
@@ -191,8 +204,8 @@ impl<D: Device> Switching<'_, D> {
         })
     }
 
-    /// The new entry for `span`, page `first` of the piece, if that is what most are: one small page that has moved to
-    /// new memory and is still its own.
+    /// Returns the new entry for `span`, which begins at page `first` of the piece, in the common
+    /// case: a small page that has moved to newly allocated system memory and whose mark is intact.
     #[inline]
     fn small(&self, span: PageRange, first: usize, later: &mut Mask) -> Option<Entry> {
         let (pfn, writable) = self.moved.small_at(first)?;
@@ -205,8 +218,8 @@ impl<D: Device> Switching<'_, D> {
         Some(Entry::system(pfn, false))
     }
 
-    /// What becomes of any other one.
-    // So that its variables are not in the loop.
+    /// Replaces or removes the entry for `span` in all cases that [`Self::small`] does not handle.
+    // Not inlined, so that its variables use no registers in the loop.
     #[inline(never)]
     fn other(
         &self,
@@ -230,7 +243,7 @@ impl<D: Device> Switching<'_, D> {
         let entry = match whole {
             Some(entry) if owned == span.pages() => entry,
             _ => {
-                // It could not be split.
+                // The huge leaf could not be split.
                 Inner::<D>::retire(dirty, span.pages(), *slot);
                 *slot = Entry::NONE;
                 return Switched::Lost;
@@ -248,8 +261,9 @@ impl<D: Device> Switching<'_, D> {
         Switched::Yes { was_valid: true }
     }
 
-    /// The entry for page `index`, which `entry` has moved; `None` if the device cannot use the new place: the memory of
-    /// another device, or memory that its table cannot name.
+    /// Returns the read-only entry for the destination of page `index`, which moved with `entry`.
+    /// Returns `None` if the device cannot use the destination, because it is in the memory of
+    /// another device, or because the format cannot encode it.
     fn new_entry(&self, entry: &MovedEntry, index: usize) -> Option<Entry> {
         let pfn = entry.destination + (index - entry.index);
         let Some(memory) = self.memory else {
@@ -261,9 +275,13 @@ impl<D: Device> Switching<'_, D> {
     }
 }
 
-/// Lets the device use what has moved, where it had an entry. Calls `each` for pages that had one. Without `with_write`
-/// the entries stay read-only.
-// A stack frame of its own.
+/// Replaces the present entries of pages that have moved, and waits for the flush. Calls `each` for
+/// pages that had an entry. With `with_write`, entries become writable again after the flush.
+///
+/// # Context
+///
+/// May sleep. Takes the table lock.
+// Not inlined, so that its variables do not enlarge the stack frames of the callers.
 #[inline(never)]
 pub(super) fn switch_present<D: Device>(
     inner: &Inner<D>,
@@ -277,7 +295,8 @@ pub(super) fn switch_present<D: Device>(
     let first = moved.entries().next().map(|first| first.destination);
     let home = inner.device.memory();
     let home = home.filter(|home| first.is_some_and(|pfn| home.lookup(pfn).is_some()));
-    // Before the table lock, because it takes that of the answers of drivers.
+    // Looked up before the table lock is taken, because this takes the lock of the connection
+    // cache.
     let tile = match home {
         Some(_) => None,
         None => first.and_then(|pfn| inner.reached(pfn)),
@@ -289,7 +308,7 @@ pub(super) fn switch_present<D: Device>(
         ..
     } = &mut *guard;
     let own = transactions.get(name, piece.start());
-    // Under the lock: see `Inner::elsewhere`.
+    // Recheck under the table lock, see `Inner::elsewhere`.
     let memory = home.or(tile.filter(|tile| !tile.is_gone()));
     let (mut switched, mut later, mut all) = (0, Mask::EMPTY, Mask::EMPTY);
     all.add(0..piece.pages());
@@ -303,7 +322,6 @@ pub(super) fn switch_present<D: Device>(
             own,
             owned: own.map_or(Mask::EMPTY, |own| own.owned_of(piece.start(), &all)),
         };
-        // A huge leaf whose pages do not share one fate cannot stay one.
         let split = |span: PageRange| switching.divides(span);
         table.for_each_split(piece, batch, split, |span, slot| {
             let Some(first) = piece.index_of(span.start()) else {
@@ -336,9 +354,13 @@ pub(super) fn switch_present<D: Device>(
     flushed
 }
 
-/// Gives write access to those of `pages`, by their index in `piece`, that still belong to the
-/// migration. The flush of the switch is over. Context: may sleep; takes the table lock.
-// Its frame is not needed by the copies that come before.
+/// Makes the entries of those `pages` writable whose mark is intact. `pages` has indices in
+/// `piece`. Called after the flush of the replaced entries.
+///
+/// # Context
+///
+/// May sleep. Takes the table lock.
+// Not inlined, so that its variables do not enlarge the stack frame of the copies.
 #[inline(never)]
 fn permit_writes<D: Device>(inner: &Inner<D>, name: Cookie, piece: PageRange, pages: &Mask) {
     let mut guard = inner.lock();
@@ -350,7 +372,8 @@ fn permit_writes<D: Device>(inner: &Inner<D>, name: Cookie, piece: PageRange, pa
     let Some(own) = transactions.get(name, piece.start()) else {
         return;
     };
-    // Under the table lock, so that none of them is taken away meanwhile.
+    // Read the marks under the table lock, so that no concurrent event clears them before the
+    // entries change.
     let pages = own.owned_of(piece.start(), pages);
     let ((), flush) = inner.change(table, None, |table, batch| {
         table.for_each(piece, batch, |span, slot| {
@@ -367,11 +390,15 @@ fn permit_writes<D: Device>(inner: &Inner<D>, name: Cookie, piece: PageRange, pa
         });
     });
     drop(guard);
-    // None, unless the format has to replace what gains rights.
+    // A flush is necessary only if the format requires break-before-make for added permissions.
     let _flushed: Flushed = Flushing::end(flush, inner);
 }
 
-/// Removes the entries of pages that have moved, whoever owns them, and waits for the flush.
+/// Removes the entries of pages that have moved, with or without a mark, and waits for the flush.
+///
+/// # Context
+///
+/// May sleep. Takes the table lock.
 pub(super) fn forget_moved<D: Device>(inner: &Inner<D>, moved: &Moved<'_>) -> Flushed {
     let piece = moved.range();
     let mut guard = inner.lock();
@@ -381,7 +408,7 @@ pub(super) fn forget_moved<D: Device>(inner: &Inner<D>, moved: &Moved<'_>) -> Fl
             let pages = piece
                 .index_of(span.start())
                 .map(|first| first..first + span.pages());
-            // A huge leaf that reaches beyond the range goes, too.
+            // A huge leaf that extends beyond the range is removed whole.
             if pages.is_none_or(|pages| any_moved(moved, &pages)) {
                 Inner::<D>::retire(&mut dirty, span.pages(), *slot);
                 *slot = Entry::NONE;

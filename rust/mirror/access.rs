@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Access through the table by software, as a software device does it: under the table lock, so
-//! that what an entry names cannot go away.
+//! Memory access by software through the device page table, with the table lock held.
+//!
+//! An invalidation takes the table lock before it removes an entry. Therefore the pages of valid
+//! entries stay until the lock is released.
 
 use super::{Device, Inner, Mirror, State};
 use crate::{
@@ -17,50 +19,54 @@ use crate::{
 use core::cell::Cell;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
 
-/// Where a page to read is.
+/// Location of a page for a read.
 pub enum Place<'a> {
-    /// In memory that the CPU can address.
+    /// Memory that the CPU can address.
     Cpu(CpuPages<'a>),
-    /// In device-private memory. Of several tiles, the one that has it says where; see
-    /// [`Memory::locate`](crate::memory::Memory::locate).
+    /// Device-private memory. If the device has several tiles,
+    /// [`Memory::locate`](crate::memory::Memory::locate) returns the location within a tile.
     Device(DeviceRange),
 }
 
-/// Where a page to write is.
+/// Location of a page for a write.
 pub enum PlaceMut<'a> {
-    /// In memory that the CPU can address.
+    /// Memory that the CPU can address.
     Cpu(CpuPagesMut<'a>),
-    /// In device-private memory. Of several tiles, the one that has it says where; see
-    /// [`Memory::locate`](crate::memory::Memory::locate).
+    /// Device-private memory. If the device has several tiles,
+    /// [`Memory::locate`](crate::memory::Memory::locate) returns the location within a tile.
     Device(DeviceRange),
 }
 
-/// Where the device itself finds a page.
+/// Address of a page as the device uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// In system memory.
+    /// System memory.
     Dma(DmaAddress),
-    /// In its own memory.
+    /// Memory of the device.
     Device(DeviceAddress),
 }
 
-/// The table lock, held: entries stay true until it is dropped.
+/// Guard of the table lock. Entries do not change until it is dropped.
 pub struct TableGuard<'a, D: Device> {
     guard: MutexGuard<'a, State<D::Format>>,
     mirror: &'a Mirror<D>,
-    /// Where the last look has ended: most are of one page after the other.
+    /// Position of the last lookup. Most lookups are sequential.
     near: Cell<Near>,
-    /// Who holds it must not wait for what needs it.
+    /// Makes blocking functions of the library return `EDEADLK` while the lock is held.
     _within: Within,
 }
 
 impl<D: Device> Mirror<D> {
-    /// Takes the table lock. Do not access user memory while it is held.
+    /// Takes the table lock. The caller must not access user memory while it is held, because a CPU
+    /// fault may take the lock.
     ///
     /// # Errors
     ///
-    /// `EDEADLK` within a callback, or if the task holds it, or that of another mirror. Context: may
-    /// sleep.
+    /// - `EDEADLK` within a callback, or if the task already holds a table lock.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn lock_table(&self) -> Result<TableGuard<'_, D>> {
         let within = Within::enter_to_wait()?;
         Ok(TableGuard {
@@ -73,7 +79,7 @@ impl<D: Device> Mirror<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// The pfn, or the device range, that a valid `entry` names.
+    /// Returns the pfn of a valid `entry`, or its device range if the page is in private memory.
     #[inline(always)]
     fn resolve(&self, entry: Entry) -> Option<core::result::Result<usize, DeviceRange>> {
         match entry.is_device() {
@@ -82,7 +88,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// The same of the device's own memory.
+    /// As [`Self::resolve`], for an entry of device memory.
     #[inline(never)]
     fn resolve_device(&self, entry: Entry) -> Option<core::result::Result<usize, DeviceRange>> {
         let (memory, local) = self.page_of(entry.number())?;
@@ -96,8 +102,8 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Where the device finds the page of `leaf`, from its table. `None` of system memory if the table holds page
-    /// frames.
+    /// Returns the address that the device uses for the page of `leaf`. Returns `None` for system
+    /// memory if the table holds page frame numbers.
     pub(super) fn target(&self, leaf: &Leaf) -> Option<Target> {
         let number = leaf.entry.number();
         if !leaf.entry.is_device() {
@@ -110,28 +116,30 @@ impl<D: Device> Inner<D> {
         Some(Target::Device(DeviceAddress::new(address)))
     }
 
-    /// Where the page of `entry` is, to be read.
+    /// Returns the location of the page of `entry` for a read.
     ///
     /// # Safety
     ///
-    /// `entry` must be in our table, and must not be removed, or its removal not be over, for `'a`.
+    /// `entry` must be in the table of this mirror. During `'a`, it must not be removed, or its
+    /// removal must not be completed.
     pub(super) unsafe fn place<'a>(&self, entry: Entry) -> Option<Place<'a>> {
         Some(match self.resolve(entry)? {
-            // SAFETY: A valid entry names a page that the CPU has mapped, or that a migration
-            // holds; it cannot go before the removal of the entry is over.
+            // SAFETY: The page of a valid entry is mapped by the CPU or isolated by a migration. It
+            // is not freed before the removal of the entry has completed, which is not during `'a`.
             Ok(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, 1) }),
             Err(range) => Place::Device(range),
         })
     }
 
-    /// As [`Self::place`], to be written.
+    /// As [`Self::place`], for a write.
     ///
     /// # Safety
     ///
-    /// As [`Self::place`], and `entry` must be writable.
+    /// As for [`Self::place`]. In addition, `entry` must be writable.
     pub(super) unsafe fn place_mut<'a>(&self, entry: Entry) -> Option<PlaceMut<'a>> {
         Some(match self.resolve(entry)? {
-            // SAFETY: As in `place`; the entry is writable, so that the CPU's is, too.
+            // SAFETY: The page is not freed before the removal of the entry has completed, which is
+            // not during `'a`. The entry is writable, so that the CPU's mapping is writable, too.
             Ok(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, 1) }),
             Err(range) => PlaceMut::Device(range),
         })
@@ -139,37 +147,42 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> TableGuard<'_, D> {
-    /// The entry for the page at `addr`.
+    /// Returns the entry for the page at `addr`.
     #[inline]
     fn entry(&self, addr: usize) -> Entry {
         self.guard.table.get_near(addr, &self.near)
     }
 
-    /// Where the page at `addr` is, if the device may read it.
+    /// Returns the location of the page at `addr`, or `None` if the device must fault to read it.
     #[inline]
     pub fn readable(&self, addr: usize) -> Option<Place<'_>> {
         let entry = self.entry(addr);
         if !entry.is_valid() {
             return None;
         }
-        // SAFETY: In the table, whose lock is held as long as `self` is borrowed.
+        // SAFETY: The entry is in the table. `self` holds the table lock, and the place borrows it,
+        // so that the entry is not removed meanwhile.
         unsafe { self.mirror.inner().place(entry) }
     }
 
-    /// Where the page at `addr` is, if the device may write it.
+    /// Returns the location of the page at `addr`, or `None` if the device must fault to write it.
     #[inline]
     pub fn writable(&self, addr: usize) -> Option<PlaceMut<'_>> {
         let entry = self.entry(addr);
         if !entry.is_valid() || !entry.is_writable() {
             return None;
         }
-        // SAFETY: As in `readable`, and it is writable.
+        // SAFETY: The entry is in the table and writable. `self` holds the table lock, and the
+        // place borrows it, so that the entry is not removed meanwhile.
         unsafe { self.mirror.inner().place_mut(entry) }
     }
 
-    /// Where the device finds the page at `addr`, if it may read it, or with `write` write it. Good until an
-    /// invalidation of the page has been flushed: who starts the access now, while the guard exists, and has flushes
-    /// of the page wait for its end, is safe.
+    /// Returns the address that the device uses for the page at `addr`, if it may read the page, or
+    /// write it with `write`.
+    ///
+    /// The address is valid until an invalidation of the page completes its flush. Therefore the
+    /// caller must start the access before it drops the guard, and flushes of the page must wait
+    /// for the end of the access.
     pub fn target(&self, addr: usize, write: bool) -> Option<Target> {
         let leaf = self.guard.table.reader().walk(addr)?;
         if write && !leaf.entry.is_writable() {
@@ -178,12 +191,13 @@ impl<D: Device> TableGuard<'_, D> {
         self.mirror.inner().target(&leaf)
     }
 
-    /// Number of pages from the start of `range` on that the device may read without a fault.
+    /// Returns the number of consecutive pages from the start of `range` that the device may read
+    /// without a fault.
     pub fn present(&self, range: PageRange) -> usize {
         self.guard.table.present(range)
     }
 
-    /// Whether the device has exclusive access to any page of `range`.
+    /// Returns whether the device has exclusive access to any page of `range`.
     pub fn any_exclusive(&self, range: PageRange) -> bool {
         self.guard.table.any(range, |entry| entry.is_exclusive())
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An announced step, until its migration is over.
+//! An announced step of a migration, until the migration ends.
 
 use super::{
     switch::{forget_moved, switch_present},
@@ -17,19 +17,25 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// A step that a mirror was told of, by [`Mirror::begin`]: the device keeps its entries of the pages. Dropping it ends the
-/// step.
+/// Announced step of a migration, see [`Mirror::begin`]. The device keeps its marked entries during
+/// the migration's own event.
+///
+/// Dropping it ends the step: it removes the marks, and wakes up faults that wait for them.
+///
+/// # Context
+///
+/// The drop may sleep. It takes the table lock.
 #[must_use = "dropping it ends the step"]
 pub(crate) struct Announced<'m, D: Device> {
     mirror: &'m Mirror<D>,
-    /// Stays as long as the step.
+    /// Keeps the window registered during the step.
     _window: WindowUser,
     name: Cookie,
     range: PageRange,
 }
 
 impl<'m, D: Device> Announced<'m, D> {
-    /// For [`Mirror::begin`], which has registered the transaction `name`.
+    /// Creates the step of the migration `name`, which [`Mirror::begin`] has announced.
     pub(super) fn new(
         mirror: &'m Mirror<D>,
         window: WindowUser,
@@ -44,17 +50,17 @@ impl<'m, D: Device> Announced<'m, D> {
         }
     }
 
-    /// Name of the transaction.
+    /// Returns the name of the migration.
     pub(crate) fn name(&self) -> Cookie {
         self.name
     }
 
-    /// What the step is about: within one mapping.
+    /// Returns the range of the step, which lies within one VMA.
     pub(crate) fn range(&self) -> PageRange {
         self.range
     }
 
-    /// As [`Mirror::switch_to_device`].
+    /// As [`Mirror::switch_to_device`]. Returns the step with the proof of its flush.
     pub(crate) fn switch_to_device(
         self,
         moved: &Moved<'_>,
@@ -69,8 +75,12 @@ impl<'m, D: Device> Announced<'m, D> {
         (self.settled(flushed), result)
     }
 
-    /// Lets the device use what moved to system memory, where it had an entry. Calls `each` for
-    /// pages that had one.
+    /// Replaces the present entries of pages that moved to system memory, and waits for the flush.
+    /// Calls `each` for pages that had an entry.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes the table lock.
     pub(crate) fn switch_to_system(
         self,
         moved: &Moved<'_>,
@@ -80,6 +90,7 @@ impl<'m, D: Device> Announced<'m, D> {
         self.settled(flushed)
     }
 
+    /// Adds the proof of the flush.
     fn settled(self, flushed: Flushed) -> Settled<'m, D> {
         Settled {
             _announced: self,
@@ -97,7 +108,8 @@ impl<D: Device> Drop for Announced<'_, D> {
     }
 }
 
-/// The device uses no source of a page that has moved. Dropping it ends the step.
+/// Step whose commit was flushed, so that the device no longer uses the source pages. Dropping it
+/// ends the step.
 pub(crate) struct Settled<'m, D: Device> {
     _announced: Announced<'m, D>,
     _flushed: Flushed,

@@ -14,18 +14,31 @@ use crate::{
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
-/// Tries for each page, of which each costs one collision with an invalidation.
+/// Maximum number of retries for each page. A retry follows a collision with an invalidation.
 const TRIES: usize = 64;
 
 impl<D: Device> Mirror<D> {
-    /// Gives the device exclusive access to the pages of `range`: a CPU access ends it.
+    /// Gives the device exclusive access to the pages of `range`. A CPU access to a page ends the
+    /// exclusive access.
     ///
     /// # Errors
     ///
-    /// `EFAULT`: not mapped, not writable, special pages, or the process is gone. `EOPNOTSUPP`: not anonymous, or hugetlb.
-    /// `ERANGE`: mapped beyond the addresses that the device's table has.
-    /// `EINVAL`: the format of the device's table has no exclusive entries. `EBUSY`: it kept changing. `EINTR`: killed.
-    /// `ENODEV`: unplugged. `ENOMEM`. `EDEADLK`: within a callback. Pages before the one that failed stay exclusive. Context: may sleep; no lock may be held.
+    /// Pages before the one that failed stay exclusive.
+    ///
+    /// - `EFAULT` if memory is not mapped, not writable, or special, or if the address space was
+    ///   torn down.
+    /// - `EOPNOTSUPP` if memory is not anonymous, or hugetlb.
+    /// - `ERANGE` if memory is mapped beyond the addresses that the device page table supports.
+    /// - `EINVAL` if the format has no exclusive entries.
+    /// - `EBUSY` if the range was invalidated repeatedly.
+    /// - `EINTR` if a fatal signal is pending.
+    /// - `ENODEV` if the device memory was unplugged.
+    /// - `ENOMEM`
+    /// - `EDEADLK` within a callback.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub fn make_exclusive(&self, range: PageRange) -> Result {
         within::may_wait()?;
         let mut spares = self.spares();
@@ -41,10 +54,12 @@ impl<D: Device> Mirror<D> {
                 match self.make_page_exclusive(page, &mut spares)? {
                     Err(error) if error == EBUSY && tries > 0 && !fatal_signal_pending() => {
                         tries -= 1;
-                        // A CPU write splits a huge page and ends an exclusive access that we
-                        // could not install, so that neither is an event in the next try.
+                        // Emulate a CPU write. It splits a huge page, and ends an exclusive access
+                        // whose entry could not be installed. Otherwise each would cause an event
+                        // in the next attempt.
                         match self.space()?.fault_in_writable(page.start()) {
-                            // The next try says so, as the first one would have without the race.
+                            // The next attempt returns the error, as the first one would have
+                            // without the race.
                             Err(error) if error == EPERM => {}
                             result => result?,
                         }
@@ -56,15 +71,15 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// One try. The inner error is its own; the outer one is final: `begin` has waited and tried again
-    /// for as long as it is worth.
+    /// Makes one attempt. The inner error may be retried. The outer error is final, because
+    /// [`Mirror::begin`] has already retried.
     fn make_page_exclusive(
         &self,
         page: PageRange,
         spares: &mut Spares<D::Format>,
     ) -> Result<Result> {
         let space = self.space()?;
-        // Any address will do that nobody else has while this runs.
+        // The address of `spares` is unique while this function runs.
         let cookie = Cookie::of(spares);
         let request = Request {
             name: cookie,
@@ -74,7 +89,7 @@ impl<D: Device> Mirror<D> {
             destination: Destination::Any,
         };
         let (mmap, announced) = self.begin(&space, request).map_err(|error| {
-            // Nothing is mapped there.
+            // `begin` returns `EINVAL` if nothing is mapped there.
             if error == EINVAL {
                 EFAULT
             } else {
@@ -83,7 +98,8 @@ impl<D: Device> Mirror<D> {
         })?;
         let result = ExclusivePage::new(&mmap, page.start(), cookie).and_then(|exclusive| {
             let mut guard = self.inner().lock();
-            // Under the lock, as for a fault: an unplug that takes all entries away sets this before.
+            // Recheck under the table lock, as a fault does: `is_gone()` returns true before unplug
+            // removes the entries, so that no entry is installed after that.
             if self.device().memory().is_some_and(Memory::is_gone) {
                 return Err(ENODEV);
             }

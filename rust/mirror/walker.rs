@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Access by engines of a software device, through translations that they keep.
+//! Memory access by engines of a software device, through cached translations.
 //!
-//! As hardware does, an engine walks the page table while it changes, and keeps what it finds in a
-//! TLB until it is told to flush. What makes that safe is the *drain*: an invalidation changes the
-//! entries, and then takes each walker's lock once, to flush its TLB, before it returns. A walker
-//! holds its lock from the walk, or from the look at a kept translation, to the end of the access.
-//! So either it saw the table after the change, or the invalidation waits for it.
+//! Like hardware, an engine walks the page table while it changes concurrently, and caches the
+//! translations in a TLB until a flush. The *drain* makes this safe: an invalidation changes the
+//! entries, and then takes the lock of each walker to flush its TLB, before it returns. A walker
+//! holds its lock from the walk, or from the check of a cached translation, until the end of the
+//! access. Therefore it observes the changed entries, or the invalidation waits for its access.
 
 use super::{Device, Inner, Mirror, Place, PlaceMut, Target};
 use crate::{
@@ -28,23 +28,23 @@ use kernel::{
     },
 };
 
-/// One engine's.
+/// Walker of one engine.
 #[pin_data]
 struct Walker<T> {
-    /// The task that is in it; 0 if none.
+    /// Task that holds the lock; 0 if it is not held.
     owner: Atomic<usize>,
     #[pin]
     data: SpinLock<T>,
 }
 
-/// A walker's lock, held.
+/// Guard of a walker's lock.
 struct Held<'w, T> {
     owner: &'w Atomic<usize>,
     data: Guard<'w, T, SpinLockBackend>,
 }
 
 impl<'w, T> Held<'w, T> {
-    /// That of `walker`, whose lock `task` has taken.
+    /// Creates the guard for `walker`, whose lock `task` has taken with `data`.
     #[inline]
     fn new(walker: &'w Walker<T>, data: Guard<'w, T, SpinLockBackend>, task: usize) -> Self {
         store_usize(&walker.owner, task);
@@ -61,16 +61,21 @@ impl<T> Drop for Held<'_, T> {
     }
 }
 
-/// The walkers of a device, one for each engine, shared by all its mirrors. Each holds data of the
-/// driver, such as a TLB, which only its engine and flushes touch.
+/// Walkers of a device, one for each engine, shared by all its mirrors. Each walker has data of the
+/// driver, such as a TLB, which only its engine and flushes access.
 pub struct Walkers<T>(KVec<Pin<KBox<Walker<T>>>>);
 
 impl<T: Send + Unpin> Walkers<T> {
-    /// Makes `count` walkers. Context: may sleep.
+    /// Creates `count` walkers. `make` returns the data of the walker with the given index.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, or what `make` returns.
+    /// - `ENOMEM`
+    /// - The error that `make` returned.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(count: usize, mut make: impl FnMut(usize) -> Result<T>) -> Result<Arc<Self>> {
         let mut walkers = KVec::with_capacity(count, GFP_KERNEL)?;
         let (name, key) = locks::walker();
@@ -88,20 +93,22 @@ impl<T: Send + Unpin> Walkers<T> {
         Ok(Arc::new(Self(walkers), GFP_KERNEL)?)
     }
 
-    /// Number of walkers.
+    /// Returns the number of walkers.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no walkers.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Calls `f` with the data of walker `index`, under its lock. `None` if there is no such walker, or
-    /// if the task is in one already and would wait for ever; see [`Mirror::enter`].
+    /// Calls `f` with the data of walker `index`, with its lock held. Returns `None` if there is no
+    /// such walker, or if taking its lock could deadlock, see [`Mirror::enter`].
     ///
-    /// Context: takes a spinlock; `f` must not sleep or enter a walker.
+    /// # Context
+    ///
+    /// Takes the walker's spinlock. `f` must not sleep or enter a walker.
     pub fn with<R>(&self, index: usize, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         self.hold(index).ok().map(|mut held| f(&mut held.data))
     }
@@ -109,13 +116,14 @@ impl<T: Send + Unpin> Walkers<T> {
     fn hold(&self, index: usize) -> Result<Held<'_, T>> {
         let walker = self.0.get(index).ok_or(EINVAL)?;
         let task = within::current_task();
-        // Nobody else writes our name there.
+        // No race: only this task stores its own address in `owner`.
         if peek_usize(&walker.owner) == task {
             return Err(within::deadlock());
         }
         let data = match walker.data.try_lock() {
             Some(data) => data,
-            // Who has one must not wait for another: its owner may wait for ours.
+            // A task in one walker must not wait for another, whose owner may wait for the first
+            // one.
             None if self.0.iter().any(|one| one.owner.load(Relaxed) == task) => {
                 return Err(within::deadlock());
             }
@@ -124,8 +132,12 @@ impl<T: Send + Unpin> Walkers<T> {
         Ok(Held::new(walker, data, task))
     }
 
-    /// Waits until nobody is within an access that began before, and calls `flush` with the data of
-    /// each walker, under its lock.
+    /// Calls `flush` with the data of each walker, with its lock held. Thus waits until all
+    /// accesses that began before have ended.
+    ///
+    /// # Context
+    ///
+    /// Takes the spinlock of each walker. The table lock may be held. `flush` must not sleep.
     pub(super) fn drain(&self, mut flush: impl FnMut(&mut T)) {
         let task = within::current_task();
         for walker in &self.0 {
@@ -135,31 +147,35 @@ impl<T: Send + Unpin> Walkers<T> {
     }
 }
 
-/// Why a translation that the driver kept cannot be used.
+/// Reason why a translation cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unresolved {
-    /// It was removed or changed, and the flush is under way, or it has gained rights: walk again.
+    /// The entry was removed or changed and its flush has not completed, or it has become writable.
+    /// The caller must walk again.
     Changing,
-    /// It was removed or changed, and the flush that should have removed it is over: a bug of the
-    /// driver's flush. It cannot be used.
+    /// The entry was removed or changed, and the flush that should have removed the translation has
+    /// completed. This is a bug of the driver's flush.
     Stale,
-    /// It does not allow to write.
+    /// The translation is read-only, and the access is a write.
     ReadOnly,
 }
 
-/// What a device has found in the table that it walks by itself: a page of 4 KiB, by the address
-/// that the device uses for it.
+/// Translation of a 4 KiB page that a device found in the table that it walks itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Address of the page.
+    /// Address of the page, as the device uses it.
     pub address: u64,
-    /// Whether the device may write.
+    /// Whether the device may write to the page.
     pub writable: bool,
 }
 
-/// A walker's lock, held: an access of an engine under way. Atomic context.
+/// Critical section for one access of an engine, with the walker's spinlock held.
 ///
-/// What a translation names cannot go away before this is dropped.
+/// The pages of translations that the section resolves stay valid until it is dropped.
+///
+/// # Context
+///
+/// The owner of a section must not sleep.
 pub struct Section<'m, D: Device> {
     walker: Held<'m, D::Walker>,
     inner: &'m Inner<D>,
@@ -170,8 +186,13 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such walker. `EDEADLK` if the task is in it, or is in another one and
-    /// this one is in use. Context: takes a spinlock; a thread should be in one section at a time.
+    /// - `EINVAL` if there is no such walker.
+    /// - `EDEADLK` if the task holds the walker's lock, or if it holds that of another walker and
+    ///   the lock of this one is contended.
+    ///
+    /// # Context
+    ///
+    /// Takes the walker's spinlock. A task should be in one section at a time.
     pub fn enter(&self, index: usize) -> Result<Section<'_, D>> {
         let inner = self.inner();
         let walkers = inner.walkers.as_ref().ok_or(EINVAL)?;
@@ -183,25 +204,27 @@ impl<D: Device> Mirror<D> {
 }
 
 impl<D: Device> Section<'_, D> {
-    /// The driver's data of this walker.
+    /// Returns the driver's data of this walker.
     pub fn data(&mut self) -> &mut D::Walker {
         &mut self.walker.data
     }
 
-    /// Walks the table for the page at `addr`.
+    /// Walks the library's tree for the page at `addr`.
     pub fn walk(&self, addr: usize) -> Option<Leaf> {
         self.inner.reader.walk(addr)
     }
 
-    /// What is wrong with a translation that the table does not have.
+    /// Returns the reason why the table lacks a translation.
     fn outdated(&self) -> Unresolved {
-        // A change counts itself before it is seen, and until after its flush.
+        // `change_beside()` counts an update before its first entry changes, and until its flush
+        // has completed.
         match self.inner.changing.load(Acquire) {
             0 => Unresolved::Stale,
             _ => Unresolved::Changing,
         }
     }
 
+    /// Compares a cached translation with the library's tree, and returns the present entry.
     fn check(&self, addr: usize, kept: Entry) -> Result<Entry, Unresolved> {
         match self.walk(addr) {
             Some(now) if kept.is_valid() && !kept.is_outdated_by(now.entry) => Ok(now.entry),
@@ -209,7 +232,8 @@ impl<D: Device> Section<'_, D> {
         }
     }
 
-    /// Compares a translation that the device has found in its table with the library's tree.
+    /// Compares a translation that the device found in its own table with the library's tree, and
+    /// returns the present entry.
     fn compare(&self, addr: usize, found: Seen) -> Result<Entry, Unresolved> {
         match self.walk(addr) {
             Some(Leaf { entry, .. })
@@ -222,53 +246,64 @@ impl<D: Device> Section<'_, D> {
         }
     }
 
-    /// Reads the word at `address`, a multiple of 8, of the table that the device walks by itself
-    /// ([`Device::table_memory`]), for software that takes the place of its walker. Only the tables
-    /// on the way to the page at `addr` can be read; [`Mirror::table_root`] is the first one.
+    /// Reads the word at `address`, a multiple of 8, of the table that the device walks itself
+    /// ([`Device::table_memory`]). For software that emulates the hardware walker. Only the tables
+    /// on the path from [`Mirror::table_root`] to the page at `addr` can be read.
     ///
     /// # Errors
     ///
-    /// * [`Unresolved::Changing`]: none of these tables is there, and a change is under way. The
-    ///   table may have been replaced: see [`Self::reach`].
-    /// * [`Unresolved::Stale`]: none of them is there, which is a bug: the entry that leads there is
-    ///   wrong, or the device is closed.
+    /// - [`Unresolved::Changing`] if `address` is in none of these tables, and an update is
+    ///   outstanding, which may have replaced the table. See [`Self::reach`].
+    /// - [`Unresolved::Stale`] if `address` is in none of these tables, and no update is
+    ///   outstanding. This is a bug: an entry of the device's table is wrong, or the device was
+    ///   closed.
     pub fn table_word(&self, addr: usize, address: u64) -> Result<u64, Unresolved> {
         let word = self.inner.reader.image_word(addr, address);
         word.ok_or_else(|| self.outdated())
     }
 
-    /// Where the page at `addr` is, to be read, by what the device has found in the table that it
-    /// walks by itself, in this section or an earlier one. As an IOMMU does, it gives access to what
-    /// the library has mapped at `addr`, and to nothing else: the table of the device is not
-    /// trusted.
+    /// Returns the location of the page at `addr` for a read, given the translation that the device
+    /// found in its own table, in this section or an earlier one.
+    ///
+    /// The device's table is not trusted. Like an IOMMU, the function gives access only to pages
+    /// that the library has mapped at `addr`.
     ///
     /// # Errors
     ///
-    /// * [`Unresolved::Changing`]: the library's tree has another page there, or less rights, and a
-    ///   change is under way. Hardware would use the page that it has found, which stays until the
-    ///   flush has ended. Software uses what [`Self::walk`] finds, with [`Self::resolve`], and so
-    ///   accesses the page as after the change. It need not wait.
-    /// * [`Unresolved::Stale`]: the same, and no change is under way: a flush or an entry is wrong.
+    /// - [`Unresolved::Changing`] if the library's tree has a different page or fewer permissions,
+    ///   and an update is outstanding. Hardware would use the page that it found, which stays valid
+    ///   until the flush completes. Software passes the result of [`Self::walk`] to
+    ///   [`Self::resolve`], and so accesses the page as it is after the update, without waiting.
+    /// - [`Unresolved::Stale`] if the library's tree has a different page or fewer permissions, and
+    ///   no update is outstanding. This is a bug: a flush or an entry is wrong.
     pub fn reach(&self, addr: usize, found: Seen) -> Result<Place<'_>, Unresolved> {
         let entry = self.compare(addr, found)?;
         let entry = self.frame(addr, entry)?;
-        // SAFETY: The entry is in the table, and the drain waits for this section.
+        // SAFETY: The walk found the entry in the table in this section. Its removal ends with a
+        // drain, which waits for this section, and the place borrows `self`.
         unsafe { self.inner.place(entry) }.ok_or(Unresolved::Changing)
     }
 
-    /// As [`Self::reach`], to be written. [`Unresolved::ReadOnly`] if `found` or the entry does not
-    /// permit that, also of a page that is exclusive.
+    /// As [`Self::reach`], for a write.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unresolved::ReadOnly`] if `found` or the entry does not permit writes.
+    /// - [`Unresolved::Changing`] and [`Unresolved::Stale`] as for [`Self::reach`].
     pub fn reach_mut(&self, addr: usize, found: Seen) -> Result<PlaceMut<'_>, Unresolved> {
         let entry = self.compare(addr, found)?;
         if !found.writable || !entry.is_writable() {
             return Err(Unresolved::ReadOnly);
         }
         let entry = self.frame(addr, entry)?;
-        // SAFETY: As in `reach`, and the entry is writable.
+        // SAFETY: The walk found the entry in the table in this section, and the entry is writable.
+        // Its removal ends with a drain, which waits for this section, and the place borrows
+        // `self`.
         unsafe { self.inner.place_mut(entry) }.ok_or(Unresolved::Changing)
     }
 
-    /// The entry with its page frame, which a table of DMA addresses does not hold.
+    /// Returns `entry` with its page frame number, which is looked up if the table has DMA
+    /// addresses.
     #[inline]
     fn frame(&self, addr: usize, entry: Entry) -> Result<Entry, Unresolved> {
         match self.inner.dma().filter(|_| !entry.is_device()) {
@@ -280,12 +315,15 @@ impl<D: Device> Section<'_, D> {
         }
     }
 
-    /// Where the device finds the page at `addr`, by what [`Self::walk`] gave for it in this section or an earlier
-    /// one; see [`TableGuard::target`](super::TableGuard::target). Good until the section is dropped.
+    /// Returns the address that the device uses for the page at `addr`, given the result of
+    /// [`Self::walk`] in this section or an earlier one; see
+    /// [`TableGuard::target`](super::TableGuard::target). The address is valid until the section is
+    /// dropped.
     ///
     /// # Errors
     ///
-    /// See [`Unresolved`]; [`Unresolved::Stale`] also of system memory if the table holds page frames.
+    /// - As listed for [`Unresolved`].
+    /// - [`Unresolved::Stale`] also for system memory, if the table holds page frame numbers.
     pub fn target(&self, addr: usize, kept: &Leaf, write: bool) -> Result<Target, Unresolved> {
         self.check(addr, kept.entry)?;
         if write && !kept.entry.is_writable() {
@@ -294,24 +332,25 @@ impl<D: Device> Section<'_, D> {
         self.inner.target(kept).ok_or(Unresolved::Stale)
     }
 
-    /// Where the page at `addr` is, to be read, by what [`Self::walk`] gave for it in this section
-    /// or an earlier one.
+    /// Returns the location of the page at `addr` for a read, given the result of [`Self::walk`] in
+    /// this section or an earlier one.
     ///
     /// # Errors
     ///
-    /// See [`Unresolved`].
+    /// - [`Unresolved::Changing`] and [`Unresolved::Stale`] as listed there.
     pub fn resolve(&self, addr: usize, kept: &Leaf) -> Result<Place<'_>, Unresolved> {
         self.check(addr, kept.entry)?;
         let entry = self.frame(addr, kept.entry)?;
-        // SAFETY: The entry is in the table, and the drain waits for this section.
+        // SAFETY: `check` found the entry in the table in this section. Its removal ends with a
+        // drain, which waits for this section, and the place borrows `self`.
         unsafe { self.inner.place(entry) }.ok_or(Unresolved::Changing)
     }
 
-    /// As [`Self::resolve`], to be written.
+    /// As [`Self::resolve`], for a write.
     ///
     /// # Errors
     ///
-    /// See [`Unresolved`].
+    /// - As listed for [`Unresolved`].
     pub fn resolve_mut(&self, addr: usize, kept: &Leaf) -> Result<PlaceMut<'_>, Unresolved> {
         let now = self.check(addr, kept.entry)?;
         if !kept.entry.is_writable() {
@@ -322,7 +361,8 @@ impl<D: Device> Section<'_, D> {
             });
         }
         let entry = self.frame(addr, kept.entry)?;
-        // SAFETY: As in `resolve`, and the entry is writable.
+        // SAFETY: `check` found the entry in the table in this section, and `kept` is writable. The
+        // removal ends with a drain, which waits for this section, and the place borrows `self`.
         unsafe { self.inner.place_mut(entry) }.ok_or(Unresolved::Changing)
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A mirror, as others use it: its space when something changes, migrations that others have begun, and the memory of its
-//! device.
+//! Interfaces of a mirror to its space and to the memory of its device: [`MirrorOps`] for notifier
+//! events and for migrations that another mirror or a CPU fault begins, [`Peer`] for unplug and
+//! eviction.
 
 use super::{
     remove,
@@ -28,17 +29,26 @@ use crate::{
 use core::ops::ControlFlow;
 use kernel::page::PAGE_MASK;
 
-/// A mirror, as the memory of its device sees it.
+/// Operations of a mirror that the memory of its device calls.
 pub(crate) trait Peer: Send + Sync {
-    /// Removes all entries. Context: may sleep; takes the table lock.
+    /// Removes all entries, and waits for the TLB flush.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes the table lock.
     fn forget(&self);
 
-    /// An eviction is over that has taken pages of too many address spaces: see [`Space::evicted`](crate::space::Space::evicted).
+    /// Called after an eviction whose address spaces were too many to be recorded; see
+    /// [`Space::evicted`](crate::space::Space::evicted).
     fn evicted_from_many(&self, need: Option<Need>, restore: bool);
 }
 
 impl<D: Device> Inner<D> {
-    /// Whether the device can keep reading pages that move to `destination`. Context: may sleep.
+    /// Returns whether the device can keep reading pages that migrate to `destination`.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     fn can_use(&self, destination: Destination) -> bool {
         let memory = self.device.memory();
         let reaches = |memory: &Memory<D::Memory>, tile: Cookie| {
@@ -47,7 +57,8 @@ impl<D: Device> Inner<D> {
         match destination {
             Destination::Any => true,
             Destination::Private(tile) => memory.is_some_and(|memory| reaches(memory, tile)),
-            // What has no memory has no connection either: it reaches what the CPU can address.
+            // A device without memory has no connections, and can use all memory that the CPU can
+            // address.
             Destination::Coherent(tile) => memory.is_none_or(|memory| reaches(memory, tile)),
         }
     }
@@ -121,7 +132,7 @@ impl<D: Device> MirrorOps for Inner<D> {
     }
 
     fn restore(&self, range: Option<PageRange>) {
-        // Else it will fault, which is no error.
+        // Ignore failures, because the device can fault the pages later.
         let _ = Inner::restore(self, range);
     }
 
@@ -147,7 +158,7 @@ impl<D: Device> MirrorOps for Inner<D> {
         if transactions.begin(request, room).is_err() {
             return false;
         }
-        // In one pass: pages without an entry are let go, the others are write-protected.
+        // One pass clears the marks of pages without an entry, and write-protects the others.
         let keep_write = inner.device().test_keep_write();
         let mut behind = range.start();
         let mut any = false;

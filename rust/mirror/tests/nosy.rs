@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A device whose callbacks call the API, and drop what a test has given them.
+//! A device whose callbacks call the API, and drop objects that a test passes to them.
 
 use super::*;
 use crate::{
@@ -22,7 +22,7 @@ use kernel::sync::{
     SpinLock, //
 };
 
-/// Where the API is called from.
+/// Callback from which the API is called.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum From {
     FlushStart,
@@ -44,38 +44,40 @@ pub(super) enum From {
 
 pub(super) const PLACES: usize = From::Event as usize + 1;
 
-/// What the callbacks call, while they do.
+/// Mirror and range for the calls, or `None` while callbacks make no calls.
 pub(super) type Target = Option<(Arc<Mirror<Nosy>>, PageRange)>;
 
-/// What the callbacks know, and what their calls said.
+/// State of the callbacks, and the results of their calls.
 #[pin_data]
 pub(super) struct Probe {
-    // A spinlock: pages may be freed where sleeping is not allowed.
+    // A spinlock, because pages may be freed in atomic context.
     #[pin]
     target: SpinLock<Target>,
-    /// Dropped in the next callback of the kind.
+    /// Objects that the next callback of the given kind drops.
     #[pin]
     cargo: SpinLock<Option<(From, Cargo)>>,
-    /// By place: calls of the API, and those of them that were refused.
+    /// Number of calls of the API, by callback.
     pub(super) called: [Atomic<u32>; PLACES],
+    /// Number of refused calls, by callback.
     pub(super) refused: [Atomic<u32>; PLACES],
-    /// Walkers entered.
+    /// Number of times that walkers were entered, by callback.
     pub(super) entered: [Atomic<u32>; PLACES],
     pub(super) walkers: Arc<Walkers<u32>>,
     fence: Fence,
-    /// Within [`Probe::ask`]: what that calls may tell of events.
+    /// Set during [`Probe::ask`], whose calls may cause events. Their callbacks must make no calls.
     asking: AtomicFlag,
-    /// Set by the next copy, which then waits until it is cancelled.
+    /// If present, the next copy sets it, and does not complete until it is cancelled.
     #[pin]
     pub(super) stop: Mutex<Option<Stop>>,
     #[pin]
     kept: Mutex<Option<CopyJob>>,
 }
 
-/// Calls of [`call_all`].
+/// Number of calls of [`call_all`].
 pub(super) const CALLS: u32 = 22;
 
-/// Calls everything that waits. Returns how many calls there were, and how many were refused.
+/// Calls all functions that may sleep. Returns the number of calls, and the number of calls that
+/// returned `EDEADLK`.
 pub(super) fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
     let refused = Err(within::deadlock());
     let current = current!();
@@ -111,10 +113,10 @@ pub(super) fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
         mirror.device().0.probe.fence.synchronize(None),
         memory.remove(none).map(|_| ()),
         memory.add(none),
-        // Last: afterwards the memory is gone.
+        // The last call, because it unplugs the memory if it is not refused.
         memory.unplug().map(|_| ()),
     ];
-    // What never waits is fine anywhere.
+    // Functions that never sleep may be called in any callback.
     let _alive = mirror.is_alive();
     let count = calls.iter().filter(|call| **call == refused).count();
     (calls.len() as u32, count as u32)
@@ -124,12 +126,12 @@ pub(super) fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
 pub(super) type Cargo = KVec<KBox<dyn Send>>;
 
 impl Probe {
-    /// Has the next callback of the kind `from` drop `cargo`.
+    /// Makes the next callback of the kind `from` drop `cargo`.
     pub(super) fn load(&self, from: From, cargo: Cargo) {
         *self.cargo.lock() = Some((from, cargo));
     }
 
-    /// Whether no callback has dropped the cargo.
+    /// Returns whether no callback has dropped the cargo yet.
     pub(super) fn is_loaded(&self) -> bool {
         self.cargo.lock().is_some()
     }
@@ -166,7 +168,8 @@ impl Probe {
         self.asking.store(false, Relaxed);
     }
 
-    /// Calls from there, those of them that were refused, and walkers that were entered.
+    /// Returns the numbers of calls from `from`, of refused calls, and of walkers that were
+    /// entered.
     pub(super) fn counts(&self, from: From) -> [u32; 3] {
         [&self.called, &self.refused, &self.entered].map(|counters| {
             let counter = counters.get(from as usize);
@@ -174,7 +177,8 @@ impl Probe {
         })
     }
 
-    /// Whether it was called from there, and all was refused but the walkers.
+    /// Returns whether the API was called from `from`, all calls were refused, and walkers could be
+    /// entered.
     pub(super) fn was_refused(&self, from: From) -> bool {
         let [called, refused, entered] = self.counts(from);
         called > 0 && called == refused && entered * CALLS == called
@@ -191,7 +195,7 @@ impl MemoryOps for NosyMemory {
             stop.set();
             return;
         }
-        // The contents do not matter here.
+        // Complete without a copy, because no test checks the contents.
         job.complete(Ok(()));
     }
 
@@ -291,7 +295,7 @@ impl Device for Nosy {
     }
 }
 
-/// A mirror whose callbacks call it, for the pages of a new mapping.
+/// Creates a mirror whose callbacks can call its API, and maps a new range of `pages` pages.
 pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
     let range = map(pages)?;
     let probe = Arc::pin_init(
@@ -302,7 +306,7 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
             refused: [const { Atomic::new(0) }; PLACES],
             entered: [const { Atomic::new(0) }; PLACES],
             walkers: Walkers::new(2, |_| Ok(0))?,
-            // It has ended: to wait for it is no more than to ask.
+            // The fence has completed, so that a call which is not refused returns immediately.
             fence: Pending::new(Cookie::NONE)?.fence(),
             asking: AtomicFlag::new(false),
             stop <- kernel::new_mutex!(None),
@@ -323,7 +327,7 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
     Ok((mirror, range))
 }
 
-/// Lets the callbacks call the mirror as long as this exists.
+/// Makes the callbacks call the API of the mirror until it is dropped.
 pub(super) struct Armed<'a>(pub(super) &'a Probe);
 
 impl<'a> Armed<'a> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The API called from within its own callbacks: what would wait for itself is refused, in KUnit.
+//! KUnit tests of calls of the API from its own callbacks. Calls that could deadlock are refused.
 
 use super::{
     dropped::{
@@ -32,7 +32,7 @@ mod suite {
         unmap(range)?;
         assert!(armed.0.was_refused(From::FlushStart) && armed.0.was_refused(From::FlushWait));
         drop(armed);
-        // It goes on as before.
+        // The mirror still works after the refused calls.
         let range = map(1)?;
         mirror.fault(range, Access::Write)?;
         assert_eq!(mirror.lock_table()?.present(range), 1);
@@ -55,7 +55,7 @@ mod suite {
         mirror.fault(range, Access::Write)?;
         let armed = Armed::new(&mirror, range);
         mirror.discard(range)?;
-        // The first walker is refused while it is flushed itself.
+        // Walker 0 cannot be entered during its own flush, but during that of walker 1.
         assert_eq!(armed.0.counts(From::FlushWalker), [2 * CALLS, 2 * CALLS, 1]);
         Ok(())
     }
@@ -78,7 +78,7 @@ mod suite {
         ] {
             assert!(armed.0.was_refused(from));
         }
-        // The same in a CPU fault.
+        // A CPU fault must refuse the calls, too.
         for counters in [&armed.0.called, &armed.0.refused, &armed.0.entered] {
             counters
                 .iter()
@@ -136,7 +136,7 @@ mod suite {
             pages += 1;
         })?;
         assert_eq!(pages, 2);
-        // Nothing of it stays.
+        // Calls are permitted again afterwards.
         mirror.fault(range, Access::Read)?;
         mirror.discard(range)
     }
@@ -153,7 +153,7 @@ mod suite {
         drop(section);
         assert_eq!(refused, (CALLS, CALLS));
         assert_eq!((again, with), (Some(within::deadlock()), None));
-        // A walker within a walker.
+        // A walker cannot be entered from within itself.
         let inner = walkers.with(1, |_| (walkers.with(1, |_| ()), mirror.enter(1).err()));
         assert_eq!(inner, Some((None, Some(within::deadlock()))));
         assert_eq!(walkers.with(1, |count| *count), Some(0));
@@ -210,7 +210,8 @@ mod suite {
         let gate = Gate::new(Counted::new(&Ends::new()?))?;
         let node = gate.node()?;
         let _file = OpenNode::new(node.minor())?;
-        // A node is registered under the mutex that the kernel holds there; all else may be called.
+        // The kernel calls open() with the mutex held under which a node is registered. Therefore
+        // only the creation of a node is refused.
         assert_eq!(gate.made(), Some(within::deadlock()));
         Ok(())
     }

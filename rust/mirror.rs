@@ -419,7 +419,7 @@ impl<D: Device> Drop for Parts<D> {
     fn drop(&mut self) {
         // Unregister from the shrinker, so that reclaim no longer scans the table.
         self.reclaim = None;
-        // Unregister from the device memories, so that evictions no longer map pages again.
+        // Unregister from the device memories, so that unplug and eviction no longer call `Peer`.
         self.registration = None;
         self.tiles.clear();
         // Remove the entries before leaving the space. Pages that the device wrote are marked dirty

@@ -27,7 +27,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// - `EFAULT` if memory is not mapped, not writable, or special, or if the address space was
     ///   torn down.
-    /// - `EOPNOTSUPP` if memory is not anonymous, or hugetlb.
+    /// - `EOPNOTSUPP` if memory is not anonymous, or is hugetlb memory.
     /// - `ERANGE` if memory is mapped beyond the addresses that the device page table supports.
     /// - `EINVAL` if the format has no exclusive entries.
     /// - `EBUSY` if the range was invalidated repeatedly.

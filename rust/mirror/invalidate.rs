@@ -314,8 +314,9 @@ impl<D: Device> Inner<D> {
     #[inline]
     pub(crate) fn retire(dirty: &mut DirtyBatch, pages: usize, entry: Entry) {
         if entry.may_have_dirtied() {
-            // SAFETY: The entry is in the table, so that the CPU maps its pages until a notifier
-            // callback of this mirror returns. `dirty` is dropped before that.
+            // SAFETY: The entry is in the table. Its pages are mapped by the CPU until a notifier
+            // callback of this mirror returns, or isolated until a migration is finalized. `dirty`
+            // is dropped before that.
             unsafe { dirty.add(entry.number(), pages) };
         }
     }
@@ -463,8 +464,8 @@ pub(super) fn remove_some<D: Device>(
     if let Ok(removed) = PageRange::new(behind, range.end()) {
         transactions.unmark(removed);
     }
-    // Wait with the table lock held. Otherwise a concurrent invalidation could find no entry for a
-    // page, and return while a TLB still has its translation.
+    // Wait with the table lock held. A task that finds no entry for a page under the lock relies on
+    // no TLB having its translation.
     if let Some(flush) = flush {
         flush.wait(inner);
     }

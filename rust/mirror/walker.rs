@@ -337,7 +337,7 @@ impl<D: Device> Section<'_, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unresolved::Changing`] and [`Unresolved::Stale`] as listed there.
+    /// - As listed for [`Unresolved`], except [`Unresolved::ReadOnly`].
     pub fn resolve(&self, addr: usize, kept: &Leaf) -> Result<Place<'_>, Unresolved> {
         self.check(addr, kept.entry)?;
         let entry = self.frame(addr, kept.entry)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An announced step of a migration, until the migration ends.
+//! An announced step, until its migration is over.
 
 use super::{
     switch::{forget_moved, switch_present},

@@ -452,8 +452,7 @@ impl<D: Device> Inner<D> {
         let mut unreached = None;
         let mut installed = 0u64;
         let is_write = access == Access::Write;
-        // Without tiles, pages that are not in the home memory are system memory, and need no
-        // lookup.
+        // Most pages of the system become entries without a look elsewhere.
         let own_only = what == What::There(Present::Own);
         let is_plain = !own_only && !has_tiles;
         let mut unwritten = None;

@@ -288,7 +288,8 @@ impl<D: Device> Section<'_, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unresolved::ReadOnly`] if `found` or the entry does not permit writes.
+    /// - [`Unresolved::ReadOnly`] if `found` or the entry does not permit writes. Exclusive entries
+    ///   do not permit them.
     /// - [`Unresolved::Changing`] and [`Unresolved::Stale`] as for [`Self::reach`].
     pub fn reach_mut(&self, addr: usize, found: Seen) -> Result<PlaceMut<'_>, Unresolved> {
         let entry = self.compare(addr, found)?;

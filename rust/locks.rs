@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Lock classes. A class has one key and one name, and both must be the same objects wherever the
-//! lock is made. Generic and inlined code is compiled into drivers too, where a name written in it
-//! would be another object; so they are all here, in functions that are neither.
+//! Lock classes.
+//!
+//! Lockdep identifies a class by the addresses of its key and name. All locks of a class must
+//! therefore be initialized with the same two objects. Generic and inlined code is also compiled
+//! into drivers, where a key or name written in it would be another object. So all of them are
+//! here, in functions that are neither generic nor inlined. The crate root has the lock order.
 
 use kernel::{prelude::*, static_lock_class, sync::LockClassKey};
 
-/// Name and key.
+/// Name and key of a class.
 pub(crate) type Class = (&'static CStr, Pin<&'static LockClassKey>);
 
 macro_rules! classes {
@@ -20,104 +23,104 @@ macro_rules! classes {
 }
 
 classes! {
-    /// Pieces are added to device memory.
+    /// Growth of device memory.
     adding = c"rust_hmm::adding";
-    /// The mirrors of a device's memory.
+    /// The list of mirrors of a device memory.
     peers = c"rust_hmm::peers";
-    /// One of them is used.
+    /// A mirror of that list, while it is used.
     peer = c"rust_hmm::peer";
-    /// Spaces of which pages were evicted.
+    /// Spaces whose pages were evicted and whose mirrors have not been notified yet.
     victims = c"rust_hmm::victims";
-    /// A migration waits for its copies.
+    /// Copy jobs of a step.
     copies = c"rust_hmm::copies";
-    /// The same.
+    /// Wait queue of a step that waits for its copy jobs.
     copies_idle = c"rust_hmm::copies_idle";
-    /// The device is unplugged, and waits for migrations to it.
+    /// Steps of migrations to the device, for which an unplug waits.
     arrivals = c"rust_hmm::arrivals";
-    /// The same.
+    /// Wait queue of that unplug.
     arrivals_idle = c"rust_hmm::arrivals_idle";
-    /// The device is unplugged, and waits for migrations from it.
+    /// Steps of migrations from the device, for which an unplug waits.
     departures = c"rust_hmm::departures";
-    /// The same.
+    /// Wait queue of that unplug.
     departures_idle = c"rust_hmm::departures_idle";
-    /// A fault waits for a migration.
+    /// Wait queue of faults that wait for an in-flight migration.
     ended = c"rust_hmm::ended";
-    /// A walker.
+    /// A walker of a device page table.
     walker = c"rust_hmm::walker";
-    /// The thread of a device's memory looks for work.
+    /// Work items of the worker thread of a device memory.
     chores = c"rust_hmm::chores";
-    /// Huge device pages that are split.
+    /// Table of huge device pages that are being split.
     splits = c"rust_hmm::splits";
-    /// The memory waits until none is.
+    /// Wait queue of the memory, which waits until no huge page is being split.
     splits_idle = c"rust_hmm::splits_idle";
-    /// The pages that those who split them refer to.
+    /// The reference to the device pages that new work items of splits get.
     split_pages = c"rust_hmm::split_pages";
-    /// What has mappings for a device.
+    /// List of the users of a DMA device.
     dma_users = c"rust_hmm::dma_users";
-    /// Addresses of pinned pages, and whether they are mapped.
+    /// DMA addresses of pinned pages, and whether the pages are mapped.
     dma_addresses = c"rust_hmm::dma_addresses";
     /// Whether memory of a PCI device is mapped for another one.
     peer_mapped = c"rust_hmm::peer_mapped";
-    /// The mappings of a page table are taken away.
+    /// Removal of the DMA mappings of a page table.
     dma_closing = c"rust_hmm::dma_closing";
-    /// Who has mapped memory of a PCI device.
+    /// Devices that have mapped memory of a PCI device.
     pci_users = c"rust_hmm::pci_users";
     /// Pages behind a BAR that are allocated to page tables.
     bar_tables_used = c"rust_hmm::bar_tables_used";
-    /// The page tables that these are of.
+    /// List of the page tables that own these pages.
     bar_tables_owners = c"rust_hmm::bar_tables_owners";
-    /// The mapping of these is removed.
+    /// Removal of the mapping of these pages.
     bar_tables_closing = c"rust_hmm::bar_tables_closing";
-    /// The windows of a page table of DMA addresses.
+    /// Tree of the DMA windows of a page table.
     dma_windows = c"rust_hmm::dma_windows";
-    /// That thread waits.
+    /// Wait queue of the worker thread of a device memory.
     chores_wake = c"rust_hmm::chores_wake";
-    /// The stream that a policy follows.
+    /// Access stream that a policy follows.
     policy = c"rust_hmm::policy";
-    /// What bounces between a device and others.
+    /// Ranges that thrash between a device and other memory.
     bounces = c"rust_hmm::bounces";
-    /// Sets of attributes, and those that lost their mapping.
+    /// Attribute sets, and attributes whose VMA was unmapped or moved.
     attributes = c"rust_hmm::attributes";
-    /// Attributes change, or are moved.
+    /// Serializes changes and moves of attributes.
     attribute_changes = c"rust_hmm::attribute_changes";
-    /// The mirrors of an address space.
+    /// List of the mirrors of an address space.
     mirrors = c"rust_hmm::mirrors";
-    /// What registers an address space.
+    /// Registration of an address space for interval notifiers.
     registration = c"rust_hmm::registration";
-    /// The windows of an address space.
+    /// Notifier windows of an address space.
     windows = c"rust_hmm::windows";
-    /// Windows that may not be needed any more.
+    /// Notifier windows that a worker checks and removes if they are unused.
     doubts = c"rust_hmm::doubts";
-    /// Memory is watched for its attributes.
+    /// The notifier that detects unmapped memory with attributes.
     attribute_watch = c"rust_hmm::attribute_watch";
-    /// Flushes that are waited for later.
+    /// Started flushes that are waited for later.
     flushes = c"rust_hmm::flushes";
-    /// What stands in a queue.
+    /// Operations of a queue.
     queue = c"rust_hmm::queue";
-    /// Fences that a file reports by `poll`.
+    /// Fences that a file reports by `poll()`.
     fence_watch = c"rust_hmm::fence_watch";
-    /// Who helps with an operation.
+    /// Workers that help with an operation.
     crew = c"rust_hmm::crew";
-    /// Somebody is called, or has left.
+    /// Condition variable: a worker was called, or has finished.
     crew_wake = c"rust_hmm::crew_wake";
-    /// How far an operation is that several do.
+    /// Progress of an operation that several workers share.
     shares = c"rust_hmm::shares";
-    /// Host memory is locked or unlocked.
+    /// Serializes locking and unlocking of host memory.
     host_locks = c"rust_hmm::host_locks";
-    /// Who has locked a range.
+    /// Users of a locked range of host memory.
     lock_users = c"rust_hmm::lock_users";
-    /// For whom a locked range is mapped.
+    /// Devices for which a locked range is mapped.
     dma_mappings = c"rust_hmm::dma_mappings";
-    /// What drivers have said of memory connections.
+    /// Cached memory connections, as the drivers reported them.
     connections = c"rust_hmm::connections";
     /// The table lock of a mirror of a driver in C.
     c_mirror = c"rust_hmm::c_mirror";
-    /// Memory of tables that a device walks is freed.
+    /// Freeing of page table memory that a device walks.
     table_memory = c"rust_hmm::table_memory";
-    /// Somebody looks at a mirror or at device memory.
+    /// A mirror or device memory, while a debugfs file reports it.
     watched = c"rust_hmm::watched";
-    /// An owner of memory is asked to give some back.
+    /// Owners of table pages, while one of them is asked to give some back.
     owner = c"rust_hmm::owner";
-    /// Free table pages.
+    /// Pool of free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

@@ -2,71 +2,76 @@
 
 //! Heterogeneous memory management for drivers in Rust.
 //!
-//! A device with its own page table and memory gets the address space of a process: it uses the
-//! same pointers as the CPU, and pages move between system and device memory.
+//! The library mirrors the address space of a process in the page table of a device that has its
+//! own MMU and memory. The device uses the same pointers as the CPU, and pages migrate between
+//! system and device memory.
 //!
 //! - [`mirror`]: a device page table that follows an address space.
-//! - [`migrate`]: moves a mirror's memory to the device and back.
-//! - [`memory`]: the device's memory, the CPU fault on it, eviction.
-//! - [`attributes`]: what a program says of ranges of its memory.
-//! - [`policy`]: what a device fault brings to the device.
-//! - [`pgtable`]: the table itself.
-//! - [`connection`]: how memory of one device reaches another.
-//! - [`managed`]: memory that CPU and devices use, and that migrates by itself.
-//! - [`host_lock`]: memory of a process that stays where it is, for devices.
-//! - [`queue`]: operations that run in their own time, with fences.
-//! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
-//! - [`node`]: the character device through which a process reaches a driver.
+//! - [`migrate`]: migrates memory of a mirror to the device and back.
+//! - [`memory`]: device memory: allocation, CPU faults, eviction.
+//! - [`attributes`]: attributes that a program sets for ranges of its memory.
+//! - [`policy`]: chooses the pages that a device fault maps or migrates.
+//! - [`pgtable`]: the device page table itself.
+//! - [`connection`]: access to the memory of another device, and migration between devices.
+//! - [`managed`]: allocations that CPU and devices share and that migrate on demand.
+//! - [`host_lock`]: system memory of a process that is pinned for devices.
+//! - [`queue`]: asynchronous operations, with fences.
+//! - [`mm`]: safe types over the kernel's C interfaces, on which all other modules are built.
+//! - [`node`]: the character device through which a process uses a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
-//! - [`events`]: what happens, as tracepoints and drivers are told.
+//! - [`events`]: events that tracepoints and drivers get.
 //! - [`mod@alarm`]: reports of broken rules.
-//! - `capi`: the same for drivers in C, by `include/rust_hmm.h`.
+//! - `capi`: the same interface for drivers in C, declared in `include/rust_hmm.h`.
 //! - [`inject`]: fault injection.
-//! - [`phases`]: where time goes.
-//! - `space`: what is known of an address space: its mirrors.
-//! - `overhead`: what page tables take, and what is mapped for DMA.
-//! - `watch`: the mirrors and devices that there are.
-//! - `deferred`: objects that a worker drops, because their owner could not wait.
+//! - [`phases`]: time that each phase of an operation takes.
+//! - `space`: the state of an address space that its mirrors share.
+//! - `overhead`: memory that page tables use, and pages mapped for DMA.
+//! - `watch`: the lists of open mirrors and devices.
+//! - `deferred`: objects that a worker drops because their owner could not wait.
 //!
 //! # Lock order
 //!
-//! Outer locks first; lockdep checks it on the `debug` kernel.
+//! Outer locks come first. Lockdep checks the order on the `debug` kernel. `owner`, for
+//! example, is the lock class that lockdep reports as `rust_hmm::owner`.
 //!
-//! 1. `mmap_lock` of the mirrored process, for reading. That of another process is only tried, but when device memory goes.
-//! 2. Folio locks, of pages that are being migrated.
-//! 3. The table lock of a mirror ([`mirror`]). It is taken in invalidation callbacks, so below
-//!    reclaim: nothing allocates with reclaim or takes one of the locks above while it is held,
-//!    and it is not held over a call that invokes notifiers (`migrate_vma_setup`).
-//! 4. The mutex of a space's sets of attributes, and of those whose mapping has gone; the spinlock
-//!    of their tree.
-//! 5. The spinlock of the tree of a table's DMA windows. Pages are mapped under the table lock, without that one.
+//! 1. `mmap_lock` of the mirrored process, for reading. The `mmap_lock` of another process is only
+//!    taken by trylock, except when device memory is torn down.
+//! 2. Folio locks of pages that are being migrated.
+//! 3. The table lock of a mirror ([`mirror`]). Invalidation callbacks take it, also in reclaim.
+//!    Therefore no task that holds it allocates with reclaim, takes one of the locks above, or
+//!    calls a function that invokes notifiers (`migrate_vma_setup`).
+//! 4. `attributes`, the mutex of a space's attribute sets and of the attributes whose VMA was
+//!    unmapped or moved; then the spinlock of their maple tree.
+//! 5. The spinlock of the tree of a table's DMA windows. Pages are mapped for DMA under the table
+//!    lock, without this spinlock.
 //! 6. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
 //!
-//! Spinlocks of a `space`, of its places, windows and doubts, are held for a moment, and nothing is
-//! taken under them. The mutexes under which mirrors are opened and attributes are watched are
-//! taken before all of these. The mutex under which attributes change is taken below the
-//! `mmap_lock`, and in no callback: it is held while memory is waited for.
+//! The spinlocks of a `space` (`mirrors`, `windows`, `doubts`) are held for a short time, and no
+//! lock is taken under them. The mutexes under which mirrors are opened and attributes are watched
+//! (`attribute_watch`) are taken before all of these. `attribute_changes`, the mutex that
+//! serializes changes of attributes, is taken below the `mmap_lock` and in no callback, because
+//! allocations under it may reclaim.
 //!
 //! `table_memory`, under which memory of tables that a device walks is freed, may be taken in
-//! reclaim; nothing is allocated under it, and none of the locks above is taken.
+//! reclaim. No task that holds it allocates or takes one of the locks above.
 //!
 //! `bar_tables_used`, under which pages of a device's own memory are allocated to tables, may be
-//! taken in reclaim, too. `bar_tables_owners` is held while the list of their owners changes.
-//! Nothing is taken under either.
+//! taken in reclaim, too. `bar_tables_owners` protects the list of their owners. No lock is taken
+//! under either.
 //!
 //! `owner`, under which a mirror gives table pages back for reclaim or for another mirror, is taken
 //! by trylock, and unconditionally only where a mirror ends. The table lock is taken under it, by
-//! trylock, and the locks that an invalidation takes under that.
+//! trylock, and so are the locks that an invalidation takes under the table lock.
 //!
-//! What is mapped for a device has mutexes of its own, under which it is unmapped: `dma_closing` (windows of a table) is
-//! taken before the spinlock of their tree; `pci_users`, then `peer_mapped`; `dma_mappings`, then `dma_addresses`. None of
-//! the locks above is taken under them but that spinlock.
+//! DMA mappings are removed under mutexes of their own. `dma_closing` (the windows of a table) is
+//! taken before the spinlock of their tree; `pci_users` before `peer_mapped`; `dma_mappings` before
+//! `dma_addresses`. Of the locks above, only that spinlock is taken under them.
 //!
-//! Device memory is allocated and freed without a lock, but for a huge page: what was to be split
-//! there is forgotten under `splits`, the mutex of the table of huge pages that are split. This
-//! one, and `split_pages`, under which the pages are found that a work item refers to, are taken
-//! below folio locks, and nothing is taken under them. The mutex under which device memory grows is
-//! taken before all of these.
+//! Device memory is allocated and freed without a lock, except huge pages: the allocation of one
+//! removes the request to split its predecessor, under `splits`, the mutex of the table of huge
+//! pages that are being split. `split_pages` protects the reference to the device pages that work
+//! items of splits get. Both are taken below folio locks, and no lock is taken under them. `adding`, the mutex
+//! under which device memory grows, is taken before all of these.
 
 pub mod alarm;
 pub mod attributes;
@@ -116,7 +121,7 @@ module! {
     license: "GPL",
 }
 
-/// What the library tells in debugfs, and where it can be made to fail.
+/// Returns the files of the debugfs directory: reports, and controls of fault injection.
 fn files() -> Result<KVec<File>> {
     static MIRRORS: watch::Report = watch::Report(watch::Kind::Mirror);
     static DEVICES: watch::Report = watch::Report(watch::Kind::Device);
@@ -146,9 +151,9 @@ fn files() -> Result<KVec<File>> {
 struct RustHmm {
     _files: Directory,
     _workers: Workers,
-    // After the workers: these end what tasks sleep for.
+    // Dropped after the workers, which complete the work that sleeping tasks wait for.
     _task_works: TaskWorks,
-    // After the workers: they may still free page tables.
+    // Dropped after the workers, which may still free page tables.
     _owners: Owners,
 }
 
@@ -160,13 +165,13 @@ impl Drop for RustHmm {
 
 impl kernel::Module for RustHmm {
     fn init(module: &'static ThisModule) -> Result<Self> {
-        // SAFETY: A module is initialized once.
+        // SAFETY: `init` is called once, when the module is loaded.
         unsafe { watch::init() };
-        // SAFETY: As above; there is no mirror yet.
+        // SAFETY: `init` is called once, and no mirror exists yet.
         unsafe { space::init() };
-        // SAFETY: As above; there is no page table yet.
+        // SAFETY: `init` is called once, and no page table exists yet.
         let owners = unsafe { Owners::new() }?;
-        // SAFETY: As above; nothing that waits exists yet.
+        // SAFETY: `init` is called once, and no deferred object exists yet.
         let workers = unsafe { Workers::new() }?;
         Ok(Self {
             _workers: workers,

@@ -4,47 +4,48 @@
 
 use kernel::sync::atomic::{ordering::Relaxed, Atomic};
 
-/// What is counted. Pages are of 4 KiB.
+/// Type of an event that is counted. Numbers of pages count pages of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Counter {
-    /// Entries that device faults installed or changed.
+    /// Device PTEs that device faults installed or changed.
     MappedPages,
     /// Invalidation callbacks.
     Invalidations,
-    /// Entries that were removed or write-protected.
+    /// Device PTEs that invalidations removed or write-protected.
     InvalidatedPages,
-    /// Pages that moved to the device.
+    /// Pages that were migrated to the device.
     ToDevice,
-    /// Pages that moved to system memory at the driver's request.
+    /// Pages that were migrated to system memory at the driver's request.
     ToSystem,
-    /// Pages that a migration had to leave where they were.
+    /// Pages that a migration could not move.
     Skipped,
-    /// Tries of a fault that collided with an invalidation.
+    /// Attempts of a device fault that were repeated because of an invalidation.
     Retries,
-    /// CPU faults on device memory that were served.
+    /// CPU faults on device memory that were handled.
     CpuFaults,
-    /// Pages that they brought back.
+    /// Pages that CPU faults migrated to system memory.
     CpuFaultPages,
     /// Pages that were evicted.
     Evicted,
-    /// Pages that moved under a valid device entry, which was switched without a fault.
+    /// Migrated pages whose valid device PTE was replaced without being removed before.
     Switched,
-    /// Pages that were evicted because others needed their room.
+    /// Pages that were evicted to make room for other pages.
     EvictedForRoom,
-    /// Device faults, served or not.
+    /// Device faults, including those that failed.
     Faults,
-    /// Nanoseconds that their tries took, and waits for migrations: so long the device waited.
+    /// Nanoseconds that the device waited for faults: all attempts, and waits for in-flight
+    /// migrations.
     FaultNs,
-    /// Migrations, of any size.
+    /// Migrations of any size.
     Migrations,
-    /// Pauses of migrations for pages that somebody holds, or migrates.
+    /// Pauses of migrations, because another task has a reference to a page or migrates it.
     Pauses,
 }
 
 const COUNT: usize = Counter::Pauses as usize + 1;
 
-/// One set of counters.
+/// Counters of a mirror or of device memory, one for each [`Counter`].
 pub struct Stats([Atomic<u64>; COUNT]);
 
 impl Stats {
@@ -59,7 +60,7 @@ impl Stats {
         }
     }
 
-    /// The value of `counter`.
+    /// Returns the value of `counter`. Context: any.
     pub fn get(&self, counter: Counter) -> u64 {
         self.0
             .get(counter as usize)

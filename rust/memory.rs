@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The memory of a device: allocation, the CPU fault on it, eviction.
+//! Device memory: allocation, CPU faults, eviction.
 
 use crate::{
     deferred::{
@@ -72,29 +72,30 @@ pub(crate) use steps::Step;
 use steps::Steps;
 use victims::Victims;
 
-/// The memory of one device, shared by all mirrors of it.
+/// Memory of one device, shared by all its mirrors.
 ///
-/// Dropping it evicts all pages and waits for the last one. The copies of that are made by the
-/// driver, so that what copies must be owned by `M`.
+/// Dropping it evicts all pages, and waits until all are free. The driver copies the evicted pages.
+/// Therefore `M` must own the copy engine.
 ///
 /// # Context
 ///
-/// The drop may sleep. In a callback, with a table lock held and in a section it returns at once,
-/// and a worker does all of this when the callback has returned.
+/// The drop may sleep. In a callback, with a table lock held or in a section it returns at once;
+/// a worker then evicts the pages after the callback has returned.
 pub struct Memory<M: MemoryOps> {
     parts: Deferred<Parts<M>>,
 }
 
-/// The parts of a device's memory, in the order of their drop.
+/// The parts of a device memory, in the order of their drop.
 struct Parts<M: MemoryOps> {
-    /// From the first use on. Gone before the pages are, of which it has a reference.
+    /// Set on first use. Dropped before `pages`, to which it has a reference.
     worker: SetOnce<Worker<M>>,
     _seat: Seat,
     pages: Arc<DevicePages<Ops<M>>>,
 }
 
 impl<M: MemoryOps> DropWaits for Parts<M> {
-    /// Pages are split and given back by a thread of the memory's own.
+    /// The worker thread of the memory splits and frees pages. If it drops the last reference, the
+    /// drop would wait for the thread itself.
     fn waits_for_current(&self) -> bool {
         self.worker.as_ref().is_some_and(Worker::is_current)
     }
@@ -110,7 +111,7 @@ impl<M: MemoryOps> Parts<M> {
         })
     }
 
-    // Not on the stack of whoever makes the device, too.
+    // Not inlined: this saves stack of the caller.
     #[inline(never)]
     fn pages(
         owner: Option<Arc<Owner>>,
@@ -118,7 +119,7 @@ impl<M: MemoryOps> Parts<M> {
         kind: Kind,
         max_pages: usize,
     ) -> Result<Arc<DevicePages<Ops<M>>>> {
-        // Before anything of that size is allocated.
+        // Checked before an allocation whose size depends on it.
         if max_pages > MAX_PAGES {
             return Err(EINVAL);
         }
@@ -147,25 +148,35 @@ impl<M: MemoryOps> Parts<M> {
 }
 
 impl<M: MemoryOps> Memory<M> {
-    /// Prepares memory of at most `max_pages` pages of 4 KiB. It grows when it is used.
+    /// Creates memory of at most `max_pages` pages of 4 KiB. The memory grows on demand.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINVAL` if the limit or the start is invalid, see [`DevicePages::new`].
+    /// - `ENOMEM`
+    /// - `EINVAL` if the limit or the start is invalid, see [`DevicePages::new`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(driver: M, kind: Kind, max_pages: usize) -> impl PinInit<Self, Error> {
         Self::of_owner(None, driver, kind, max_pages)
     }
 
-    /// As [`Self::new`], one of several memories of a device (tiles), all of which have the same
-    /// `owner`.
+    /// Creates one of several memories of a device (tiles), all of which have the same `owner`.
+    /// Otherwise as [`Self::new`].
     ///
     /// The driver lists the other memories in [`Device::tile`](crate::mirror::Device::tile).
-    /// Numbers of pages in [`MemoryOps`] and [`CopyJob`] begin at 0 in each memory. Those in entries
-    /// are the owner's, see [`Self::locate`].
+    /// Device page numbers in [`MemoryOps`] and [`CopyJob`] begin at 0 in each memory. Numbers in
+    /// device PTEs count all memories of the owner, see [`Self::locate`].
     ///
     /// # Errors
     ///
-    /// As there; `EINVAL` if the owner would have more than [`MAX_PAGES`] pages.
+    /// - Those of [`Self::new`].
+    /// - `EINVAL` if the owner would have more than [`MAX_PAGES`] pages.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new_tile(
         owner: Arc<Owner>,
         driver: M,
@@ -186,16 +197,17 @@ impl<M: MemoryOps> Memory<M> {
         }? Error)
     }
 
-    /// The pages of this memory that `range` names, whose numbers are the owner's: that of
-    /// [`Place::Device`](crate::mirror::Place::Device). `None` if they are another memory's.
-    /// Context: any.
+    /// Converts `range`, whose numbers are those of the owner as in
+    /// [`Place::Device`](crate::mirror::Place::Device), to numbers of this memory. Returns `None`
+    /// if the pages belong to another memory. Context: any.
     #[inline]
     pub fn locate(&self, range: DeviceRange) -> Option<DeviceRange> {
         let first = self.local(range.first)?;
         Some(DeviceRange { first, ..range })
     }
 
-    /// The number in this memory of page `number` of the owner, if it is one of this memory.
+    /// Converts the owner's number of a page to its number in this memory. Returns `None` if the
+    /// page belongs to another memory.
     #[inline]
     pub(crate) fn local(&self, number: usize) -> Option<usize> {
         let local = number.checked_sub(self.pages().first())?;
@@ -208,37 +220,37 @@ impl<M: MemoryOps> Memory<M> {
         &self.parts.pages
     }
 
-    /// The driver's side.
+    /// Returns the driver's object.
     pub fn driver(&self) -> &M {
         &self.pages().data().driver
     }
 
-    /// Counters of CPU faults and evictions.
+    /// Returns the counters of CPU faults and evictions.
     pub fn stats(&self) -> &Stats {
         &self.pages().data().stats
     }
 
-    /// Its number in what the library tells: tracepoints, debugfs.
+    /// Returns the number of the memory in tracepoints and debugfs.
     pub(crate) fn number(&self) -> u32 {
         self.pages().data().id
     }
 
-    /// How the CPU sees the memory.
+    /// Returns whether the CPU can address the memory.
     pub fn kind(&self) -> Kind {
         self.pages().kind()
     }
 
-    /// Pages in use and pages that there are by now.
+    /// Returns the number of pages in use, and of those that exist now.
     pub fn usage(&self) -> (usize, usize) {
         (self.pages().used(), self.pages().total())
     }
 
-    /// Most pages that there can be.
+    /// Returns the maximum number of pages.
     pub fn limit(&self) -> usize {
         self.pages().limit()
     }
 
-    /// Adds a mirror of the address space `space`.
+    /// Registers a mirror of the address space `space`. Context: may sleep.
     pub(crate) fn add_peer(&self, space: Cookie, peer: Arc<dyn Peer>) -> Result<Registration> {
         self.pages().data().windows.forget(space.number());
         self.pages().data().peers.add(peer)
@@ -248,23 +260,30 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().owner()
     }
 
-    /// Its name, where several memories may have the same owner.
+    /// Identifies the memory among those of the same owner.
     pub(crate) fn tile(&self) -> Cookie {
         self.pages().tile()
     }
 
-    /// Whether the owner may have other memories. If not, numbers of the owner begin at 0, too.
+    /// Returns whether the owner may have other memories. If not, the owner's page numbers are
+    /// those of this memory.
     #[inline]
     pub(crate) fn shares_owner(&self) -> bool {
         self.pages().shares_owner()
     }
 
-    /// Pieces of 256 MiB that there are, and of these those of which nothing is in use.
+    /// Returns the number of chunks of 256 MiB, and how many of them have no page in use.
     pub fn pieces(&self) -> (usize, usize) {
         self.pages().pieces_idle()
     }
 
-    /// Makes room; see [`DevicePages::grow`].
+    /// Adds pages to the memory until `pages` are free or the limit is reached; see
+    /// [`DevicePages::grow`].
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the device was unplugged.
+    /// - `ENOMEM`
     pub(crate) fn grow(&self, pages: usize) -> Result {
         if self.is_gone() {
             return Err(ENODEV);
@@ -273,12 +292,12 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().grow(pages)
     }
 
-    /// Starts the worker thread, and lets huge pages be split. Called before the first piece is
+    /// Starts the worker thread, and allows splits of huge pages. Called before the first chunk is
     /// added.
     fn start_worker(&self) -> Result {
         self.pages().data().splits.open(self.pages());
         if self.parts.worker.as_ref().is_none() {
-            // Another thread may be faster; then this one's goes at once.
+            // If a concurrent task has set it, this new worker is dropped at once.
             self.parts
                 .worker
                 .populate(Worker::new(self.pages().clone())?);
@@ -286,56 +305,64 @@ impl<M: MemoryOps> Memory<M> {
         Ok(())
     }
 
-    /// The number in this memory of page frame `pfn`, if it is one of this memory.
+    /// Returns the number in this memory of page frame `pfn`, or `None` if it belongs to another
+    /// memory.
     pub(crate) fn lookup(&self, pfn: usize) -> Option<usize> {
         self.pages().lookup(pfn)
     }
 
-    /// The first number that this memory has in entries.
+    /// Returns the owner's number of the first page of this memory.
     #[inline]
     pub(crate) fn first_number(&self) -> usize {
         self.pages().first()
     }
 
-    /// The owner's number of page frame `pfn`, if it is in this memory.
+    /// Returns the owner's number of page frame `pfn`, as device PTEs have it, or `None` if the
+    /// page belongs to another memory.
     pub(crate) fn entry_number(&self, pfn: usize) -> Option<usize> {
         Some(self.pages().first() + self.pages().lookup(pfn)?)
     }
 
-    /// As [`Self::entry_number`], for frames that are close together.
+    /// Returns a function that does the same as [`Self::entry_number`], and is faster for page
+    /// frames that are close together.
     pub(crate) fn numbers(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
         let (first, mut find) = (self.pages().first(), self.pages().finder());
         move |pfn| Some(first + find(pfn)?)
     }
 
-    /// The page frame of page `local` of this memory, if it is there.
+    /// Returns the page frame number of page `local` of this memory, or `None` if its chunk does
+    /// not exist.
     pub(crate) fn pfn(&self, local: usize) -> Option<usize> {
         self.pages().pfn(local)
     }
 
-    /// This memory, as pages are isolated from it.
+    /// Identifies this memory as the source of an isolation.
     pub(crate) fn origin(&self) -> Origin {
         self.pages().origin()
     }
 
-    /// Whether a test wants the next allocation to fail.
+    /// Asks the driver whether the next allocation is to fail, for tests.
     pub(crate) fn driver_fails(&self, order: u32) -> bool {
         self.pages().data().fails(order)
     }
 
-    /// Begins a step that may bring pages. `ENODEV` if the device is gone.
+    /// Begins a step of a migration to this memory.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the device was unplugged.
     pub(crate) fn arrive(&self) -> Result<Arrival<'_>> {
         self.pages().data().arrivals.begin()
     }
 
-    /// Begins a step that takes pages out, before it isolates the first. The step lasts until the
-    /// copies have ended and the pages are mapped again: unplug waits for it, because the copies need
-    /// the device.
+    /// Begins a step of a migration from this memory. Must be called before the first page is
+    /// isolated. An unplug waits until the step is dropped, because its copies need the device: the
+    /// caller drops it when the copies have completed and the pages are mapped again.
     pub(crate) fn depart(&self) -> Step<'_> {
         self.pages().data().departures.begin()
     }
 
-    /// One allocation, see [`Self::allocator`].
+    /// Allocates one folio, see [`Self::allocator`].
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn alloc(
         &self,
@@ -345,41 +372,44 @@ impl<M: MemoryOps> Memory<M> {
         self.allocator(1).alloc(arrival, order)
     }
 
-    /// As a fault has the huge page that begins at device page `number` split.
+    /// Requests that the huge page that begins at device page `number` is split, as a CPU fault
+    /// does.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn split_later(&self, number: usize) -> Result<Arc<crate::mm::bell::Bell>> {
         self.pages().data().splits.begin(number, true)
     }
 
-    /// Whether the huge page that begins at device page `number` is about to be split.
+    /// Returns whether the huge page that begins at device page `number` is being split.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn is_to_be_split(&self, number: usize) -> bool {
         self.pages().data().splits.is_splitting(number)
     }
 
-    /// For some allocations in a row, of at most `ahead` small pages, which are taken before they
-    /// are needed. The caller keeps the folios as long as this exists: only so does a block of
-    /// which one was taken stay a candidate for eviction.
+    /// Returns an allocator that takes at most `ahead` small pages before they are needed. The
+    /// caller keeps the folios as long as the allocator exists. Otherwise a block of which one was
+    /// allocated would not stay a candidate for eviction.
     pub(crate) fn allocator(&self, ahead: usize) -> Allocator<'_, M> {
         Allocator::new(self.pages(), ahead)
     }
 
-    /// Whether the CPU cannot address it.
+    /// Returns whether the CPU cannot address the memory.
     pub(crate) fn is_private(&self) -> bool {
         self.kind() == Kind::Private
     }
 
-    /// What the drivers have said of connections.
+    /// Returns the cached connections to other memories.
     pub(crate) fn known(&self) -> &Known {
         &self.pages().data().known
     }
 
-    /// Has drivers asked again for connections: the hardware has changed.
+    /// Invalidates all cached connections, so that drivers are queried again. A driver calls this
+    /// after a change of the hardware.
     pub fn connections_changed(&self) {
         known::forget();
     }
 
-    /// Copies what is isolated of this memory to destinations in `other`.
+    /// Copies the isolated pages of this memory to their destinations in `other`. Returns the
+    /// indices of the entries that were not copied, as [`Ops::copy_all`].
     pub(crate) fn copy_to<R>(
         &self,
         other: &Self,
@@ -390,7 +420,7 @@ impl<M: MemoryOps> Memory<M> {
         ops.copy_each(self.pages(), Some(other.pages()), isolated, copies)
     }
 
-    /// Submits copies to all destinations of `copying`; see [`Ops::submit_all`].
+    /// Submits the copies to all destinations of `copying`; see [`Ops::submit_all`].
     pub(crate) fn submit_all<'c, 'a, R>(
         &'c self,
         copying: &mut Copying<'c, 'a, R>,
@@ -400,17 +430,18 @@ impl<M: MemoryOps> Memory<M> {
         ops.submit_all(self.pages(), copying, copies)
     }
 
-    /// Notes whether copies of a step to this memory were outstanding when all had been submitted.
+    /// Stores whether copies of a step to this memory were still outstanding after the last one had
+    /// been submitted.
     pub(crate) fn set_asynchronous(&self, yes: bool) {
         let flag = &self.pages().data().is_asynchronous;
-        // The cache line of what changes rarely is not written for each step.
+        // The flag rarely changes. Not writing it keeps its cache line shared.
         if yes != flag.load(Relaxed) {
             flag.store(yes, Relaxed);
         }
     }
 
-    /// Whether they were at the last step, so that others may overlap with the copies of the next
-    /// one.
+    /// Returns the flag that [`Self::set_asynchronous`] stored. If it is set, other steps may
+    /// overlap with the copies of the next one.
     pub(crate) fn is_asynchronous(&self) -> bool {
         self.pages().data().is_asynchronous.load(Relaxed)
     }
@@ -420,7 +451,8 @@ impl<M: MemoryOps> Drop for Parts<M> {
     fn drop(&mut self) {
         known::forget();
         self.evict_until_empty();
-        // Work items hold references to the pages, of which the last one must be dropped here.
+        // Waits for the work items that hold references to the pages: the last reference must be
+        // dropped here.
         self.pages.data().splits.close();
     }
 }

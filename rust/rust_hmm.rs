@@ -60,8 +60,8 @@
 //! under either.
 //!
 //! `owner`, under which a mirror gives table pages back for reclaim or for another mirror, is taken
-//! by trylock, and unconditionally only where a mirror ends. The table lock is taken under it, by
-//! trylock, and so are the locks that an invalidation takes under the table lock.
+//! by trylock, and unconditionally only where a mirror is closed. Under it, the table lock is taken
+//! by trylock, and then the locks that an invalidation takes under the table lock.
 //!
 //! DMA mappings are removed under mutexes of their own. `dma_closing` (the windows of a table) is
 //! taken before the spinlock of their tree; `pci_users` before `peer_mapped`; `dma_mappings` before
@@ -70,8 +70,8 @@
 //! Device memory is allocated and freed without a lock, except huge pages: the allocation of one
 //! removes the request to split its predecessor, under `splits`, the mutex of the table of huge
 //! pages that are being split. `split_pages` protects the reference to the device pages that work
-//! items of splits get. Both are taken below folio locks, and no lock is taken under them. `adding`, the mutex
-//! under which device memory grows, is taken before all of these.
+//! items of splits get. Both are taken below folio locks, and no lock is taken under them.
+//! `adding`, the mutex under which device memory grows, is taken before all of these.
 
 pub mod alarm;
 pub mod attributes;

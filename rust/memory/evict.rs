@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Eviction of what is in the memory, whoever maps it: for release and unload.
+//! Eviction of pages from device memory, by block, whichever processes map them.
 
 use super::{
     lru::{Claim, Lru, NoClaim},
@@ -30,14 +30,14 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
-/// Passes over the memory before a release gives up. Pages that somebody holds for a moment are
-/// found in the next pass.
+/// Passes over the memory before an eviction of all pages gives up. A page to which another task
+/// had a temporary reference is evicted in a later pass.
 const PASSES: usize = 50;
 
 /// Time between two passes.
 const PAUSE: Delta = Delta::from_millis(2);
 
-/// Pages are being isolated to be evicted, as long as this is there.
+/// Guard: an eviction is isolating pages. Counted in [`Ops::evicting`](super::Ops::evicting).
 struct Evicting<'a>(&'a Atomic<usize>);
 
 impl<'a> Evicting<'a> {
@@ -54,30 +54,43 @@ impl Drop for Evicting<'_> {
 }
 
 impl<M: MemoryOps> Memory<M> {
-    /// Moves all pages in use to system memory, whatever signals come: for a close. Returns the
-    /// pages that stay, because somebody holds them or takes new ones.
+    /// Evicts all pages in use to system memory. Signals do not stop it. Returns the number of
+    /// pages that remain in use, because of references that other tasks have or because of
+    /// concurrent allocations.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, or `EDEADLK` within a callback, before anything was done. Context: may sleep; no lock
-    /// may be held.
+    /// After an error no page has moved.
+    ///
+    /// - `ENOMEM`
+    /// - `EDEADLK` within a callback, with a table lock held or in a section.
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held.
     pub fn evict_all(&self) -> Result<usize> {
         within::may_wait()?;
         self.parts.evict(MmapLocks::Own, false)
     }
 
-    /// As [`Self::evict_all`], for a process that may be killed meanwhile.
+    /// Evicts all pages in use as [`Self::evict_all`], but stops if the task is killed.
     ///
     /// # Errors
     ///
-    /// Also `EINTR`: killed; what was moved by then has moved.
+    /// - Those of [`Self::evict_all`].
+    /// - `EINTR` if the task was killed. Pages that have been evicted by then stay evicted.
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held.
     pub fn evict_all_killable(&self) -> Result<usize> {
         within::may_wait()?;
         self.parts.evict(MmapLocks::Own, true)
     }
 
-    /// Whether pages are being evicted: then what the space `name` loses without a transaction of its own is told as
-    /// that, when the eviction is over.
+    /// Returns whether an eviction is isolating pages. If so, the space `name` is added to those
+    /// whose mirrors are notified after the eviction. An invalidation calls this when a mirror of
+    /// the space loses device pages without a migration of its own.
     pub(crate) fn evicts_from(&self, name: Cookie) -> bool {
         let ops = self.pages().data();
         let evicting = ops.evicting.load(Relaxed) != 0;
@@ -96,7 +109,7 @@ pub(super) struct Eviction<'a> {
 }
 
 impl Eviction<'_> {
-    /// The pages of the block.
+    /// Returns the pages of the block.
     pub(super) fn block(&self) -> DeviceRange {
         DeviceRange {
             first: self.claim.block() * PMD_PAGES,
@@ -136,7 +149,7 @@ impl<M: MemoryOps> Parts<M> {
                 result = Err(EINTR);
                 break;
             }
-            // A block that another task evicts is left to the next pass.
+            // A block that a concurrent task evicts is left to the next pass.
             let begun = self.begin_eviction(|lru| lru.claim(block.first / PMD_PAGES));
             moved += begun.map_or(0, |eviction| {
                 self.evict_block(&eviction, locks, batch, copies)
@@ -147,16 +160,18 @@ impl<M: MemoryOps> Parts<M> {
         result
     }
 
-    /// Tells of an eviction, after which `moved` pages were elsewhere: for the device, and for each mirror that has lost
-    /// some. Memory that a device is to have mapped always is mapped where it is now: that of the current process at
-    /// once, that of others by a worker.
+    /// Reports the end of an eviction that has moved `moved` pages: emits the tracepoint, and
+    /// notifies each mirror that has lost pages. Memory with the attribute "accessed by" is mapped
+    /// again at its new location: memory of the current process at once, memory of other processes
+    /// by a worker.
     pub(super) fn evicted(&self, need: Need, moved: usize) {
         let ops = self.pages.data();
         trace::evict(ops.id, need, moved, self.pages.used());
         self.tell_victims(Some(need));
     }
 
-    /// As [`Self::evicted`], of pages that are taken out of use: without `need`, this is no event.
+    /// Notifies the mirrors that have lost pages. Without `need` no event is reported; used for
+    /// pages that are taken out of use.
     pub(super) fn tell_victims(&self, need: Option<Need>) {
         let ops = self.pages.data();
         let victims = ops.victims.take();
@@ -172,13 +187,18 @@ impl<M: MemoryOps> Parts<M> {
         }
     }
 
-    /// Begins the eviction of the block that `claim` claims, or returns why it claimed none.
+    /// Begins the eviction of the block that `claim` claims.
+    ///
+    /// # Errors
+    ///
+    /// The reason why `claim` claimed no block.
     pub(super) fn begin_eviction<'a>(
         &'a self,
         claim: impl FnOnce(&'a Lru) -> Result<Claim<'a>, NoClaim>,
     ) -> Result<Eviction<'a>, NoClaim> {
         let ops = self.pages.data();
-        // Before the claim: an unplug that finds the block claimed must find the departure, too.
+        // Begun before the claim, so that an unplug that finds the block claimed also finds the
+        // departure, and waits for it.
         let departure = ops.departures.begin();
         Ok(Eviction {
             claim: claim(&ops.lru)?,
@@ -186,7 +206,8 @@ impl<M: MemoryOps> Parts<M> {
         })
     }
 
-    /// Moves the pages of a block that can move to system memory. Returns how many were freed.
+    /// Migrates the pages of a block to system memory, as far as they can move. Returns the number
+    /// of pages that moved.
     pub(super) fn evict_block(
         &self,
         eviction: &Eviction<'_>,
@@ -225,7 +246,8 @@ impl<M: MemoryOps> Parts<M> {
         moved.unwrap_or(0)
     }
 
-    /// Moves what is isolated to system memory, a huge page to `huge`. Returns the pages moved.
+    /// Migrates the isolated pages to system memory, a huge page to `huge`. Returns the number of
+    /// pages that moved.
     fn bring_back(
         &self,
         mut isolated: Isolated<'_>,
@@ -236,7 +258,8 @@ impl<M: MemoryOps> Parts<M> {
         lap.end(Phase::Unmap);
         if isolated.fill_small(None, |_| true) {
             isolated.fill(|entry| match (entry.source, entry.order()) {
-                // Of other migrations: a page of the device is there, or its entry is empty.
+                // Holes occur only in other migrations: each entry here is a page of the device or
+                // empty.
                 (Source::Hole, _) => None,
                 (_, PMD_ORDER) => huge.take(),
                 (_, order) => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
@@ -250,13 +273,13 @@ impl<M: MemoryOps> Parts<M> {
         let migrated = isolated.migrate();
         let moved = migrated.moved().pages();
         lap.end(Phase::Switch);
-        // The notifiers of the isolation have removed what devices had.
+        // No flush is needed: the invalidation of the isolation has removed the device PTEs.
         migrated.finalize(|(), _| ());
         lap.end(Phase::Finalize);
         moved
     }
 
-    /// A huge page of system memory, if it can be had without effort.
+    /// Allocates a huge page of system memory, in one cheap attempt.
     fn huge_destination(&self) -> Option<LockedFolio> {
         if self.pages.data().fails(PMD_ORDER) {
             return None;
@@ -264,7 +287,8 @@ impl<M: MemoryOps> Parts<M> {
         LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Try).ok()
     }
 
-    /// For drop: the memory cannot go before its pages have.
+    /// Evicts until no page is in use, because the memory cannot be freed before. Raises an alarm
+    /// every 100 rounds. Called by the drop.
     pub(super) fn evict_until_empty(&self) {
         let mut rounds = 0u32;
         while self.pages.used() != 0 {

@@ -12,16 +12,22 @@ use crate::{
     within::Within,
 };
 
-/// Allocates pages of a device's memory. The task is within a callback as long as this exists.
+/// Allocator of device pages for one step of a migration.
 ///
-/// Small pages are taken in rows, so that most of them cost no search and no atomic operation.
+/// Small pages are taken in rows of consecutive pages, so that most allocations need neither a
+/// search nor an atomic operation.
+///
+/// # Context
+///
+/// The task counts as within a driver callback as long as the allocator exists, because the driver
+/// chooses pages.
 pub(crate) struct Allocator<'m, M: MemoryOps> {
     pages: &'m DevicePages<Ops<M>>,
-    /// The first page of the folio that was allocated last.
+    /// First page of the last allocated folio.
     last: Option<usize>,
-    /// Small pages that were taken, and not allocated yet.
+    /// Small pages that were taken and are not allocated yet.
     row: Option<Row<'m, Ops<M>>>,
-    /// Small pages that will be needed, at most.
+    /// Most small pages that will still be needed.
     ahead: usize,
     _within: Within,
 }
@@ -37,13 +43,14 @@ impl<'m, M: MemoryOps> Allocator<'m, M> {
         }
     }
 
-    /// Whether a test wants the next allocation to fail.
+    /// Asks the driver whether the next allocation is to fail, for tests.
     #[inline]
     pub(crate) fn driver_fails(&self, order: u32) -> bool {
         self.pages.data().driver.fail_allocation(order)
     }
 
-    /// A folio of `order`, if there is one. The arrival is one of this memory.
+    /// Allocates a folio of `order`. Returns `None` if no such folio is free or the device is being
+    /// unplugged. `arrival` must be a step of this memory.
     #[inline]
     pub(crate) fn alloc(&mut self, arrival: &Arrival<'_>, order: u32) -> Option<LockedFolio> {
         if self.driver_fails(order) {
@@ -59,7 +66,7 @@ impl<'m, M: MemoryOps> Allocator<'m, M> {
         }
     }
 
-    /// As [`Self::alloc`], if there is no row of pages. `choice` is the driver's.
+    /// Allocates a folio by a search. `choice` is the page that the driver prefers, if any.
     #[inline(never)]
     fn search(
         &mut self,
@@ -70,7 +77,7 @@ impl<'m, M: MemoryOps> Allocator<'m, M> {
         if arrival.is_late() {
             return None;
         }
-        // What the driver says is a wish: only free pages are taken.
+        // The driver's choice is a preference: if the page is not free, another one is taken.
         let chosen = |number| Some((number, self.pages.alloc_at(number, order)?));
         let (number, folio) = match choice.and_then(chosen) {
             Some(found) => found,
@@ -84,8 +91,8 @@ impl<'m, M: MemoryOps> Allocator<'m, M> {
         Some(folio)
     }
 
-    /// Takes a row of pages. Returns the first one. If the driver `chooses` pages, it is the only
-    /// one, because the driver may choose those behind.
+    /// Takes a row of pages and returns its first page. If the driver `chooses` pages, the row has
+    /// one page, because the driver may choose another successor.
     fn next_row(&mut self, chooses: bool) -> Option<LockedFolio> {
         let most = if chooses { 1 } else { self.ahead };
         let mut row = self.pages.take_row(self.last, most)?;
@@ -96,9 +103,10 @@ impl<'m, M: MemoryOps> Allocator<'m, M> {
         folio
     }
 
-    /// Notes that the folio of `order` at device page `number` was taken, or a row that begins there.
+    /// Marks the block of device page `number` as used, where a folio of `order` or a row was
+    /// taken.
     fn note(&mut self, number: usize, order: u32) {
-        // What is in the same block makes no difference: the block is in use since the last one.
+        // Only the first page of a block changes the order of use.
         let block = number / PMD_PAGES;
         let last = self.last.replace(number);
         if last.map(|last| last / PMD_PAGES) != Some(block) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A CPU touches a page that is in device memory.
+//! CPU faults on pages in private device memory.
 //!
-//! Nothing here waits for invalidations: a folio lock is held that an invalidation may wait for
-//! (H14). The device goes on reading through mirrors that can be had without waiting; others' entries
-//! are removed the ordinary way, by the notifier calls of the migration itself.
+//! A fault does not wait for invalidations, because it holds a folio lock for which an invalidation
+//! may wait (H14). Mirrors that can join the migration without waiting keep their device PTEs, so
+//! that the device continues to read. The notifier calls of the migration remove the device PTEs of
+//! all other mirrors.
 
 use super::{
     splits::{sleep_before_return, Met},
@@ -27,7 +28,8 @@ use crate::{
 };
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 
-/// Brings the faulting page back, and best effort the window around it. Returns the pages moved.
+/// Migrates the faulting page to system memory and, as far as possible, the window around it.
+/// Returns the number of pages that moved.
 pub(super) fn serve<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
@@ -35,14 +37,14 @@ pub(super) fn serve<M: MemoryOps>(
     if fault.is_huge() {
         return serve_huge(pages, fault);
     }
-    // Bytes around the faulting page that are brought back with it.
+    // Size in bytes of the window that is migrated with the faulting page.
     let space = fault.vma().space().number();
     let window = pages.data().windows.touch(space, fault.address());
     let mut batch = Batch::with_room(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
     if fault.is_part_of_large() {
-        // Isolating the page splits the folio; it then comes back only if it is the first one. What
-        // could not be split now is tried again by the CPU.
+        // Isolating the page splits the folio, and then migrates the page only if it is the first
+        // one. If the split failed, the CPU repeats the access.
         let moved = attempt(pages, fault, &mut batch, &mut copies, PAGE_SIZE)?;
         if moved != 0 || fault.is_part_of_large() {
             return Ok(moved);
@@ -51,9 +53,10 @@ pub(super) fn serve<M: MemoryOps>(
     attempt(pages, fault, &mut batch, &mut copies, window)
 }
 
-/// Brings a huge page back whole. If others map it too, or if there is no huge page of system
-/// memory, it has to be split first, which is not possible here: see [`splits`](super::splits). A
-/// task that faults in user mode sleeps meanwhile.
+/// Migrates a huge page to system memory without a split. If other processes map it, too, or if no
+/// huge page of system memory can be allocated, it must be split first. That is not possible in the
+/// fault, so that a work item does it: see [`splits`](super::splits). A task that faults in user
+/// mode sleeps until the work item has ended.
 fn serve_huge<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
@@ -78,11 +81,12 @@ fn serve_huge<M: MemoryOps>(
         return Ok(moved);
     }
     if is_last {
-        // Its caller has tried for long enough.
+        // A work item has tried the split and given up.
         return Err(FaultError::NoMemory);
     }
     if is_visit {
-        // Not begun anew: if the work item has given up meanwhile, the next fault is the last one.
+        // Do not begin another work item: if this one has given up by now, the next fault must see
+        // that, and is the last one.
         return Err(FaultError::Again);
     }
     match splits.begin(number, can_sleep) {
@@ -92,8 +96,8 @@ fn serve_huge<M: MemoryOps>(
     }
 }
 
-/// Ends the fault so that it is repeated: after `bell` has rung if the task can sleep for that, else
-/// at once.
+/// Ends the fault so that the access is repeated: after the completion `bell` if the task can sleep
+/// before it returns to user mode, else at once.
 fn put_off(fault: &CpuFault<'_>, bell: Arc<Bell>) -> Result<usize, FaultError> {
     // Not VM_FAULT_RETRY: with that the fault is repeated before the task returns to user mode.
     match fault.is_user() && sleep_before_return(bell) {
@@ -102,9 +106,9 @@ fn put_off(fault: &CpuFault<'_>, bell: Arc<Bell>) -> Result<usize, FaultError> {
     }
 }
 
-/// The pages of `range` around `addr` that are in device memory `tile`, without a gap. Others
-/// cannot come back: they keep their entries, and a migration that moves them to the device
-/// meanwhile keeps its marks.
+/// Returns the contiguous pages of `range` around `addr` that are in device memory `tile`. Only
+/// these are migrated. The device PTEs of other pages stay, and so do the marks of a concurrent
+/// migration that moves them to the device.
 fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, tile: Cookie) -> Option<PageRange> {
     let mut rest = Some(range);
     let mut run: Option<PageRange> = None;
@@ -121,8 +125,14 @@ fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, tile: Cookie) -> Opti
     run.filter(|run| run.index_of(addr).is_some())
 }
 
-/// Brings back what there is within `window` bytes around the fault. Returns the pages moved; if the faulting one is
-/// not among them, it was not to be had now.
+/// Migrates the device pages within `window` bytes around the fault to system memory. Returns the
+/// number of pages that moved. If the faulting page could not be isolated now, it is not among
+/// them.
+///
+/// # Errors
+///
+/// - `NoMemory` if no small page could be allocated for the faulting page.
+/// - `Lost` if the copy of the faulting page failed, or if nothing could be isolated.
 fn attempt<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
@@ -145,9 +155,9 @@ fn attempt<M: MemoryOps>(
     let mut no_memory = false;
     let mut no_huge = false;
     let _departure = ops.departures.begin();
-    // Mirrors that can be had at once keep their entries until the pages have moved.
+    // Mirrors that can join without waiting keep their device PTEs until the pages have moved.
     let request = Request {
-        // Any address that nothing else has meanwhile.
+        // Unique until the request ends: no other object has this address.
         name: Cookie::of(&*batch),
         identity: Identity::current(pages.owner()),
         range,
@@ -166,7 +176,7 @@ fn attempt<M: MemoryOps>(
     if isolated.fill_small(Some(vma), |_| true) {
         isolated.fill(|entry| {
             if entry.source == Source::Hole {
-                // The core offers these, too, but there is nothing to bring back.
+                // migrate_vma_setup() also collects empty PTEs, which have no page to migrate.
                 return None;
             }
             let needed = covers(entry.index, entry.pages);
@@ -191,11 +201,11 @@ fn attempt<M: MemoryOps>(
     lap.end(Phase::Allocate);
     ops.copy_all(pages, &mut isolated, copies);
     lap.end(Phase::Copy);
-    // A hole if the page was dropped since the fault has looked: then nothing is lost.
+    // The entry is a hole if the page was freed after the fault had begun. Then no data is lost.
     let wanted = isolated
         .entries()
         .find(|entry| covers(entry.index, entry.pages) && entry.source != Source::Hole);
-    // Isolated, given memory, but its destination was taken back: the copy failed.
+    // The page was isolated and got a destination, which was removed because the copy failed.
     let lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
 
     let migrated = isolated.migrate();
@@ -206,7 +216,7 @@ fn attempt<M: MemoryOps>(
         lap = Lap::start();
         settled
     });
-    // Now CPUs have the pages.
+    // From here on, CPUs can access the pages.
     lap.end(Phase::Finalize);
 
     if no_memory {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the pages of a device lead to: their CPU faults, their copies, and what is kept for them.
+//! Operations on the pages of a device memory: CPU faults, copies, and the release of pages.
 
 use super::{
     arrivals::Arrivals,
@@ -39,27 +39,28 @@ use kernel::{
     },
 };
 
-/// What goes with the pages of one device.
+/// State of a device memory, stored with its pages.
 pub(super) struct Ops<M: MemoryOps> {
     pub(super) driver: M,
-    /// For tracepoints.
+    /// Number of the memory in tracepoints.
     pub(super) id: u32,
     pub(super) stats: Stats,
     pub(super) peers: Pin<KBox<Peers>>,
-    /// Who has lost pages by an eviction, and is not told yet.
+    /// Spaces that have lost pages to an eviction and whose mirrors have not been notified yet.
     pub(super) victims: Pin<KBox<Victims>>,
     pub(super) lru: Lru,
     pub(super) windows: Windows,
-    /// Evictions that isolate pages now.
+    /// Number of evictions that are isolating pages.
     pub(super) evicting: Atomic<usize>,
-    /// The steps that bring pages.
+    /// Steps of migrations to this memory.
     pub(super) arrivals: Pin<KBox<Arrivals>>,
-    /// The steps that take pages out.
+    /// Steps of migrations from this memory.
     pub(super) departures: Pin<KBox<Steps>>,
     pub(super) known: Pin<KBox<Known>>,
     pub(super) chores: Pin<KBox<Chores>>,
     pub(super) splits: Pin<KBox<Splits<M>>>,
-    /// Whether copies of the last step to this memory were outstanding when all had been submitted.
+    /// Whether copies of the last step to this memory were still outstanding after the last one had
+    /// been submitted.
     pub(super) is_asynchronous: AtomicFlag,
 }
 
@@ -70,8 +71,8 @@ impl<M: MemoryOps> Ops<M> {
         self.driver.fail_allocation(order)
     }
 
-    /// Fills all destinations of `isolated`, and takes back those that could not be filled. Says
-    /// which these were, by the index of their entries.
+    /// Copies all pages of `isolated` to their destinations. Removes the destinations that could
+    /// not be written, and returns the indices of their entries. Context: may sleep.
     pub(super) fn copy_all<R>(
         &self,
         pages: &DevicePages<Self>,
@@ -81,7 +82,7 @@ impl<M: MemoryOps> Ops<M> {
         self.copy_each(pages, None, isolated, copies)
     }
 
-    /// As [`Self::copy_all`]; with `other`, from this memory to that one.
+    /// Copies as [`Self::copy_all`]; with `other`, from this memory to `other`.
     pub(super) fn copy_each<R>(
         &self,
         pages: &DevicePages<Self>,
@@ -89,20 +90,20 @@ impl<M: MemoryOps> Ops<M> {
         isolated: &mut Isolated<'_, R>,
         copies: &mut Copies,
     ) -> Mask {
-        // If no copies are handed out, no destination was filled.
+        // Stays if `run` refuses: then no destination was written.
         let mut count = usize::MAX;
         let filled = copies.run(self, |batch| {
-            // SAFETY: `isolated` is borrowed for longer than `batch` exists.
+            // SAFETY: `isolated` stays borrowed until `run` returns, which drops `batch` before.
             count = unsafe { self.hand_out_all(pages, other, isolated, batch) };
         });
         settle(isolated, &filled, count)
     }
 
-    /// As [`Self::copy_all`], but returns while copies are outstanding.
+    /// Submits the copies of [`Self::copy_all`], and returns while they are outstanding.
     ///
     /// # Errors
     ///
-    /// Those of [`Copying::submit`].
+    /// - Those of [`Copying::submit`].
     pub(super) fn submit_all<'c, 'a, R>(
         &'c self,
         pages: &DevicePages<Self>,
@@ -110,8 +111,8 @@ impl<M: MemoryOps> Ops<M> {
         copies: &'c mut Copies,
     ) -> Result {
         copying.submit(copies, self, |isolated, batch| {
-            // SAFETY: `Copying` owns both. It drops `batch`, which waits, before it changes or hands out the pages.
-            // Leaked, it leaks the pages.
+            // SAFETY: `Copying` owns both. It drops `batch`, which waits for the copies, before it
+            // changes or returns the pages. If it is leaked, so are the pages.
             unsafe { self.hand_out_all(pages, None, isolated, batch) }
         })
     }
@@ -121,7 +122,7 @@ impl<M: MemoryOps> Ops<M> {
     ///
     /// # Safety
     ///
-    /// `isolated` must stay as it is until `batch` was dropped.
+    /// `isolated` must not be changed or dropped until `batch` was dropped.
     #[inline(never)]
     unsafe fn hand_out_all<R>(
         &self,
@@ -132,8 +133,8 @@ impl<M: MemoryOps> Ops<M> {
     ) -> usize {
         let mut count = 0;
         let _within = Within::enter();
-        // Pages move between the system and this device. Memory that the CPU can address is
-        // addressed.
+        // Pages move between system memory and this device. Pages that the CPU can address are
+        // named by page frame number, all others by device page number.
         let private = matches!(pages.kind(), Kind::Private);
         let cpu_sources = isolated.has_cpu_sources();
         let to_device = private && cpu_sources;
@@ -161,10 +162,12 @@ impl<M: MemoryOps> Ops<M> {
                 cpu().or_else(|| device(entry.destination))
             };
             let (Some(source), Some(destination)) = (source, destination) else {
-                // Memory of another device that nobody here can read.
+                // Memory of another device, which neither the CPU nor this driver can access.
+                // Without a job, the entry counts as not copied.
                 continue;
             };
-            // SAFETY: Isolated pages and their destinations, which stay as they are by the function's requirements.
+            // SAFETY: The source is an isolated page and the destination belongs to the migration
+            // alone. Both stay so until `batch` is dropped, by the function's requirements.
             unsafe {
                 match other {
                     Some(other) => {
@@ -215,9 +218,9 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
     }
 
     fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
-        // Pages are also freed in interrupts, which may come while the task is being noted: there
-        // the kernel's own count says that nothing may wait. It is also cheaper, and this is called
-        // for each page.
+        // Pages are also freed in interrupts, which may occur while the task enters itself in the
+        // table of callbacks. With a preemption count, `rcu::read_lock()` suffices: it makes
+        // functions that wait refuse, and costs less for each page.
         let _within = (!cfg!(CONFIG_PREEMPT_COUNT)).then(Within::enter_anywhere);
         let _section = rcu::read_lock();
         pages.data().driver.freed(range);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Copies of a migration, which a driver may carry out in its own time and order.
+//! Copy jobs of a migration, which a driver may complete asynchronously and in any order.
 
 use super::MemoryOps;
 use crate::{
@@ -38,7 +38,7 @@ use kernel::{
 
 const WORDS: usize = PMD_PAGES / u64::BITS as usize;
 
-/// Time after which a wait looks again, in jiffies.
+/// Interval at which a wait checks for a stop and reports late jobs, in jiffies.
 const LOOK_AGAIN: Jiffies = 10;
 
 /// Nanoseconds after which a wait for copy jobs is reported.
@@ -47,19 +47,19 @@ const LATE: u64 = 10_000_000_000;
 /// Limits the reports of late copy jobs.
 static REPORTS: Limit = Limit::new(1);
 
-/// Time between two looks where waiting is not possible.
+/// Interval between two checks while a pending signal makes an interruptible wait return at once.
 const PAUSE: Delta = Delta::from_micros(200);
 
-/// What a copy is of: 1 or 512 pages.
+/// Source and destination of a copy of 1 or 512 pages.
 pub struct Copy<'a> {
-    /// Where the contents come from; `None` asks for zeros.
+    /// Source of the contents. If `None`, the destination is filled with zeros.
     pub source: Option<Place<'a>>,
-    /// Where they go.
+    /// Destination of the contents.
     pub destination: PlaceMut<'a>,
 }
 
 impl Copy<'_> {
-    /// Bytes to copy: 4 KiB or 2 MiB.
+    /// Returns the number of bytes to copy: 4 KiB or 2 MiB.
     #[inline]
     pub fn bytes(&self) -> usize {
         match &self.destination {
@@ -78,14 +78,14 @@ pub(crate) enum End {
     Device(usize),
 }
 
-/// What the jobs of one step have in common.
+/// State that the jobs of one step share.
 #[pin_data]
 struct State {
-    /// Jobs that exist, and one for who hands them out.
+    /// Number of jobs that exist or are reserved, and one for the [`Batch`].
     outstanding: Atomic<usize>,
-    /// A bit for each job that was made and has succeeded, by the index of its entry.
+    /// A bit for each job that has succeeded, by the index of its entry.
     filled: [Atomic<u64>; WORDS],
-    /// Nobody needs the copies any more.
+    /// The waiting task was killed or stopped: the results of the copies will not be used.
     cancelled: AtomicFlag,
     #[pin]
     lock: Mutex<()>,
@@ -94,7 +94,7 @@ struct State {
 }
 
 impl State {
-    /// Takes some away, and says whether these were the last.
+    /// Subtracts `count` jobs, and returns whether none is left.
     fn finish(&self, count: usize) -> bool {
         self.outstanding.fetch_sub(count, Full) == count
     }
@@ -102,22 +102,31 @@ impl State {
 
 /// A driver that can cancel copies which have not begun.
 pub(super) trait Cancel {
-    /// Cancels copies whose jobs are cancelled. Context: may sleep.
+    /// Called after jobs were cancelled, so that the driver can complete those that have not begun.
+    /// Context: may sleep.
     fn cancel(&self);
 }
 
-/// Room for the jobs of one step; reuse it.
+/// State for the jobs of one step. Reused for the next step.
 pub(crate) struct Copies {
     state: Arc<State>,
     /// Whether the jobs may be cancelled when the task that waits for them is killed.
     killable: bool,
-    /// Who else may have them cancelled.
+    /// A flag of another task that cancels the jobs, too.
     stop: Option<Stop>,
 }
 
 impl Copies {
-    /// Copies that are cancelled when the task that waits for them is killed, if `killable`.
-    /// Context: may sleep. `ENOMEM`.
+    /// Allocates the state. If `killable`, the jobs are cancelled when the task that waits for them
+    /// is killed or stopped.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn new(killable: bool) -> Result<Self> {
         let (name, key) = locks::copies();
         let (idle_name, idle_key) = locks::copies_idle();
@@ -138,14 +147,20 @@ impl Copies {
         })
     }
 
-    /// Has them cancelled also when `stop` is set.
+    /// Sets a flag that cancels the jobs, too, if they can be cancelled.
     pub(crate) fn until(&mut self, stop: Option<Stop>) {
         self.stop = stop;
     }
 
-    /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are. Calls `driver`
-    /// if the jobs are cancelled. Returns the indices of the entries that were copied; an entry
-    /// without a job, or whose job was dropped, was not. None is copied if [`Self::begin`] refuses.
+    /// Calls `hand_out` to create jobs, and waits for them. Calls `driver` if the jobs are
+    /// cancelled. The pages must not change until this returns.
+    ///
+    /// Returns the indices of the entries that were copied. Entries without a job, and those whose
+    /// job was dropped, are not among them. No entry is copied if [`Self::begin`] refuses.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn run(
         &mut self,
         driver: &dyn Cancel,
@@ -158,10 +173,11 @@ impl Copies {
         batch.wait()
     }
 
-    /// Begins a step without jobs. `None` if a previous batch was leaked: its jobs count down, and
-    /// mark their entries in, the state that all batches share.
+    /// Begins a step without jobs. Returns `None` if a previous batch was leaked, because its jobs
+    /// still count down and mark entries in the shared state.
     pub(super) fn begin<'a>(&'a mut self, driver: &'a dyn Cancel) -> Option<Batch<'a>> {
-        // No ordering: it is 0 only if who had the batch before has waited for its jobs.
+        // Relaxed is sufficient: the count is 0 only if the drop of the previous batch has waited
+        // for its jobs.
         if self.state.outstanding.load(Relaxed) != 0 {
             return None;
         }
@@ -180,42 +196,44 @@ impl Copies {
     }
 }
 
-/// The step's jobs. Dropping it waits for all of them.
+/// Jobs of a step. Dropping it waits for all of them.
 pub(crate) struct Batch<'a> {
     state: &'a Arc<State>,
-    /// Whose copies are cancelled; `None` if they cannot be.
+    /// Driver that is called if the jobs are cancelled. `None` if they cannot be cancelled, or
+    /// were.
     cancelled: Option<&'a dyn Cancel>,
     stop: Option<&'a Stop>,
-    /// Jobs that are counted as outstanding, and not made.
+    /// Number of jobs that are counted as outstanding and not created yet.
     reserved: usize,
     /// Indices of entries that were copied without a job.
     at_once: Mask,
 }
 
 impl Batch<'_> {
-    /// Waits for the jobs. Returns the indices of the entries that were copied. Context: may sleep.
+    /// Waits for the jobs, and returns the indices of the entries that were copied. Context: may
+    /// sleep.
     pub(super) fn wait(mut self) -> Mask {
         let mut filled = core::mem::replace(&mut self.at_once, Mask::EMPTY);
         let state = self.state;
-        // Waits.
+        // Waits for all jobs.
         drop(self);
         filled.insert_words(state.filled.iter().map(|word| word.load(Relaxed)));
         filled
     }
 
-    /// Whether jobs are outstanding.
+    /// Returns whether jobs are outstanding.
     pub(super) fn is_outstanding(&self) -> bool {
-        // One is that of `self`.
+        // One of the count is that of `self`.
         self.state.outstanding.load(Relaxed) > 1 + self.reserved
     }
 
-    /// Makes room for `count` jobs, which need not all be made.
+    /// Counts `count` jobs as outstanding in advance. Not all of them need to be created.
     pub(crate) fn reserve(&mut self, count: usize) {
         self.state.outstanding.fetch_add(count, Relaxed);
         self.reserved += count;
     }
 
-    /// Has `driver` copy the entry at `index`, which was reserved: now, or as a job.
+    /// Calls `driver` to copy the entry at `index`, at once or by a job.
     ///
     /// # Safety
     ///
@@ -229,25 +247,26 @@ impl Batch<'_> {
         source: Option<End>,
         destination: End,
     ) {
-        // SAFETY: By the function's requirements, for longer than the driver looks.
+        // SAFETY: By the function's requirements, the pages are alive and the destination is
+        // exclusive until `self` is dropped. `copy` ends before.
         let copy = unsafe { copy_of(pages, source, destination) };
         match driver.copy_at_once(&copy) {
             Some(Ok(())) if !fails(Point::Copy) => self.at_once.insert(index),
             Some(_) => {}
             None => {
-                // SAFETY: By the function's requirements.
+                // SAFETY: The requirements of both functions are the same.
                 let job = unsafe { self.job(index, pages, source, destination) };
                 driver.copy(job);
             }
         }
     }
 
-    /// Makes a job for the entry at `index`, which was reserved.
+    /// Creates a job for the entry at `index`.
     ///
     /// # Safety
     ///
-    /// The frames must be alive, the destination's must be to be written by nobody else, until
-    /// `self` was dropped.
+    /// Until `self` is dropped, the pages of source and destination must be alive, and only the job
+    /// may write the destination.
     pub(crate) unsafe fn job(
         &mut self,
         index: usize,
@@ -261,7 +280,8 @@ impl Batch<'_> {
                 self.state.outstanding.fetch_add(1, Relaxed);
             }
         }
-        // INVARIANT: By the function's requirements, and because the drop of `self` waits.
+        // INVARIANT: The pages are alive and the destination is exclusive until `self` is dropped,
+        // by the function's requirements. The drop waits until this job was dropped.
         CopyJob {
             state: self.state.clone(),
             index,
@@ -278,8 +298,9 @@ impl Drop for Batch<'_> {
         if self.state.finish(1 + self.reserved) {
             return;
         }
-        // Whatever signal comes: the pages are in use by whoever copies. But a task that is to die
-        // has those copies cancelled that have not begun.
+        // Signals do not end the wait, because the device may still access the pages. A fatal
+        // signal only cancels the jobs, so that the driver completes early those that have not
+        // begun.
         let start = monotonic_ns();
         let mut guard = self.state.lock.lock();
         while self.state.outstanding.load(Acquire) != 0 {
@@ -302,7 +323,7 @@ impl Drop for Batch<'_> {
                 cancelled.cancel();
             }
             if signal {
-                // One that stays would not let us wait.
+                // A signal that stays pending makes each interruptible wait return at once.
                 fsleep(PAUSE);
             }
             guard = self.state.lock.lock();
@@ -310,8 +331,8 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// Logs that jobs are not completed [`LATE`] after `start`. The kernel's hung task detector does not see the wait,
-/// which is interruptible and has a time limit.
+/// Logs that jobs are not completed [`LATE`] after `start`. The kernel's hung task detector does
+/// not see the wait, which is interruptible and has a time limit.
 #[inline(never)]
 fn report_late(state: &State, start: u64) {
     let waited = monotonic_ns().saturating_sub(start);
@@ -324,21 +345,21 @@ fn report_late(state: &State, start: u64) {
     }
 }
 
-/// The copy of `count` pages.
+/// Returns the source and destination of a copy of `count` pages.
 ///
 /// # Safety
 ///
-/// What source and destination name must be alive for `'a`, and the destination be nobody else's to
-/// write.
+/// For `'a`, the pages of source and destination must be alive, and only the holder of the returned
+/// object may write the destination.
 #[inline]
 unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> Copy<'a> {
     let source = source.map(|end| match end {
-        // SAFETY: By the function's requirements.
+        // SAFETY: The page frames are alive for `'a`, by the function's requirements.
         End::Cpu(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, count) }),
         End::Device(first) => Place::Device(DeviceRange { first, count }),
     });
     let destination = match destination {
-        // SAFETY: By the function's requirements.
+        // SAFETY: The page frames are alive and exclusive for `'a`, by the function's requirements.
         End::Cpu(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, count) }),
         End::Device(first) => PlaceMut::Device(DeviceRange { first, count }),
     };
@@ -348,15 +369,16 @@ unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> Co
     }
 }
 
-/// A copy to be done: now, or later by another thread.
+/// A copy that the driver has to carry out, now or later and in any thread.
 ///
-/// The migration waits until all its jobs are completed or dropped, however long that takes; when
-/// its task is killed, jobs that have not begun should end at once ([`Self::is_cancelled`]). A job
-/// that is dropped has failed with `EIO`; one that is leaked blocks its process for ever.
+/// The migration waits without a time limit until all its jobs are completed or dropped. When its
+/// task is killed, the driver should complete jobs that have not begun at once
+/// ([`Self::is_cancelled`]). Dropping a job fails it with `EIO`. A leaked job blocks its process
+/// forever.
 ///
 /// # Invariants
 ///
-/// What source and destination name is alive, and the destination is nobody else's to write.
+/// The pages of source and destination are alive, and only this job may write the destination.
 #[must_use = "dropped, it has failed"]
 pub struct CopyJob {
     state: Arc<State>,
@@ -368,43 +390,46 @@ pub struct CopyJob {
 }
 
 impl CopyJob {
-    /// What to copy.
+    /// Returns source and destination of the copy.
     pub fn copy(&self) -> Copy<'_> {
-        // SAFETY: By the type invariant, as long as `self` is.
+        // SAFETY: By the type invariant, the pages are alive and the destination is exclusive as
+        // long as `self` exists, which the result borrows.
         unsafe { copy_of(self.pages, self.source, self.destination) }
     }
 
-    /// Bytes to copy: 4 KiB or 2 MiB.
+    /// Returns the number of bytes to copy: 4 KiB or 2 MiB.
     pub fn bytes(&self) -> usize {
         self.pages.saturating_mul(PAGE_SIZE)
     }
 
-    /// Whether nobody needs the copy any more, for the process was killed. The job must still be
-    /// completed or dropped, and best at once.
+    /// Returns whether the result will not be used, because the process was killed or the operation
+    /// was stopped. The driver must still complete or drop the job, and should do so at once.
+    /// Context: any.
     pub fn is_cancelled(&self) -> bool {
         self.state.cancelled.load(Relaxed)
     }
 
-    /// Pages, source and destination, for [`DmaCopy`](super::DmaCopy).
+    /// Returns number of pages, source and destination, for [`DmaCopy`](super::DmaCopy).
     pub(super) fn ends(&self) -> (usize, Option<End>, End) {
         (self.pages, self.source, self.destination)
     }
 
-    /// Takes it apart for a driver in C. To be given to [`RawJob::complete`].
+    /// Converts the job to numbers and a pointer for a driver in C, which ends it by
+    /// [`RawJob::complete`].
     pub(crate) fn into_raw(self) -> RawJob {
         let this = ManuallyDrop::new(self);
         RawJob {
             pages: this.pages,
             source: this.source,
             destination: this.destination,
-            // SAFETY: `this` is not dropped, so that the reference is taken out once.
+            // SAFETY: The reference is moved out only once, because `this` is never dropped.
             state: Arc::into_raw(unsafe { core::ptr::read(&this.state) }).cast(),
             index: this.index,
         }
     }
 
-    /// Ends the job. `Ok` says that all of the destination was written, which the library cannot
-    /// check. After an error the page stays where it is, with its contents.
+    /// Completes the job. With `Ok` the driver guarantees that the whole destination was written,
+    /// which the library cannot check. After an error, the page keeps its place and contents.
     pub fn complete(mut self, result: Result) {
         self.result = match result {
             Ok(()) if fails(Point::Copy) => Err(EIO),
@@ -418,21 +443,22 @@ pub(crate) struct RawJob {
     pub(crate) pages: usize,
     pub(crate) source: Option<End>,
     pub(crate) destination: End,
-    /// A reference of the step's state.
+    /// A reference to the state of the step, from `Arc::into_raw()`.
     pub(crate) state: *const ffi::c_void,
     pub(crate) index: usize,
 }
 
 impl RawJob {
-    /// Ends the job, as [`CopyJob::complete`].
+    /// Completes the job as [`CopyJob::complete`].
     ///
     /// # Safety
     ///
     /// `state` and `index` must be those of a job that was not completed yet.
     pub(crate) unsafe fn complete(state: *const ffi::c_void, index: usize, result: Result) {
-        // INVARIANT: It names no page.
+        // INVARIANT: The job has no pages.
         CopyJob {
-            // SAFETY: From `into_raw`, and by the function's requirements for the first time.
+            // SAFETY: `state` is a reference that `into_raw` returned. By the function's
+            // requirements the job was not completed, so that the reference was not taken before.
             state: unsafe { Arc::from_raw(state.cast()) },
             index,
             pages: 0,
@@ -443,13 +469,14 @@ impl RawJob {
         .complete(result);
     }
 
-    /// Whether nobody needs the copy any more, as [`CopyJob::is_cancelled`].
+    /// Returns whether the result will not be used, as [`CopyJob::is_cancelled`].
     ///
     /// # Safety
     ///
     /// `state` must be that of a job that was not completed yet.
     pub(crate) unsafe fn is_cancelled(state: *const ffi::c_void) -> bool {
-        // SAFETY: From `into_raw`, which has left a reference.
+        // SAFETY: `state` is a reference that `into_raw` returned. It is valid because the job was
+        // not completed, by the function's requirements.
         unsafe { &*state.cast::<State>() }.cancelled.load(Relaxed)
     }
 }
@@ -458,11 +485,12 @@ impl Drop for CopyJob {
     fn drop(&mut self) {
         let word = self.state.filled.get(self.index / 64);
         if let Some(word) = word.filter(|_| self.result.is_ok()) {
-            // Each index is marked once, by one job, so that adding sets the bit.
+            // An addition sets the bit, because only one job marks each index, and only once.
             word.add(1 << (self.index % 64), Relaxed);
         }
         if self.state.finish(1) {
-            // Under the lock, so that who just found the number above 0 sleeps by now.
+            // The lock prevents a lost wakeup: a waiter that has read a count above 0 sleeps before
+            // it releases the lock.
             let _guard = self.state.lock.lock();
             self.state.idle.notify_all();
         }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What tells the attributes of a space that memory was unmapped of which something was said.
+//! The interval notifier that reports unmapped memory to the attributes of a space.
 //!
-//! Attributes may hold for the whole address space, and windows for all of it would be too many. So a space has one
-//! notifier over the hull of all ranges that have got some.
+//! Attributes may apply to the whole address space, which would need too many notifier windows.
+//! Therefore a space has one more notifier, over the hull of all ranges that got attributes.
 
 use super::Space;
 use crate::{
@@ -21,10 +21,10 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 
-/// The hull begins and ends at multiples of this.
+/// Alignment of the hull, in bytes.
 const MARGIN: usize = 64 << 20;
 
-/// Tells the attributes of a space.
+/// Subscriber that reports unmap events to the attributes of a space.
 struct Hull(RcuArc<Space>);
 
 impl Subscriber for Hull {
@@ -40,7 +40,7 @@ impl Subscriber for Hull {
     fn finish(&self, (): ()) {}
 }
 
-/// The notifier, once there are attributes.
+/// The notifier of a space. `None` until attributes are set.
 #[pin_data]
 pub(super) struct AttributeWatch {
     #[pin]
@@ -55,7 +55,7 @@ impl AttributeWatch {
         })
     }
 
-    /// Removes it. Context: may sleep; waits for callbacks.
+    /// Removes the notifier. Context: may sleep; waits for running callbacks.
     pub(super) fn remove(&self) {
         let notifier = self.notifier.lock().take();
         drop(notifier);
@@ -63,36 +63,42 @@ impl AttributeWatch {
 }
 
 impl Space {
-    /// Where the attributes are told when memory is unmapped. Context: may sleep.
+    /// Returns the range whose unmap events reach the attributes. Context: may sleep.
     pub(crate) fn watched(&self) -> Option<PageRange> {
         let notifier = self.attribute_watch.notifier.lock();
         notifier.as_ref().map(|notifier| notifier.range())
     }
 
-    /// Has the attributes told from now on when memory of `range` is unmapped.
+    /// Extends the notifier to `range`. From then on, unmap events of `range` reach the attributes.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINTR`: killed. Context: may sleep; the mmap lock must not be held.
+    /// - `ENOMEM`
+    /// - `EINTR` if the task was killed.
+    ///
+    /// # Context
+    ///
+    /// May sleep; the mmap lock must not be held.
     pub(crate) fn watch_attributes(
         space: &RcuArc<Self>,
         mm: &AddressSpace,
         range: PageRange,
     ) -> Result {
-        // Before the lock is taken: this may wait for the mmap lock.
+        // Before the mutex is taken, because this may wait for the mmap lock.
         let registered = space.registration.of(mm.mm())?;
         let mut notifier = space.attribute_watch.notifier.lock();
         let hull = notifier.as_ref().map(|notifier| notifier.range());
         if hull.is_some_and(|hull| hull.intersect(&range) == Some(range)) {
             return Ok(());
         }
-        // With room, so that a neighbour needs no other one.
+        // Aligned, so that a neighbouring range usually needs no other notifier.
         let end = range.end().checked_next_multiple_of(MARGIN);
         let range = PageRange::new(range.start() & !(MARGIN - 1), end.unwrap_or(range.end()))?;
         let hull = hull.map_or(range, |hull| hull.hull(&range));
         let larger = IntervalNotifier::new(registered, hull, Hull(space.clone()));
         let larger = Arc::pin_init(larger, GFP_KERNEL_ACCOUNT)?;
-        // The smaller one goes when the larger one is there, and the lock was released.
+        // The former notifier is removed after the larger one was inserted, so that no event is
+        // missed, and without the mutex, because the removal waits for callbacks.
         let smaller = notifier.replace(larger);
         drop(notifier);
         drop(smaller);

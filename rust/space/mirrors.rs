@@ -2,9 +2,9 @@
 
 //! The mirrors of a space, in numbered places.
 //!
-//! Who uses a mirror that is not its own *enters* its place: a spinlock is held for a moment, and the place is counted as
-//! used until it is left. A mirror that closes takes its place away, so that nobody enters any more, and waits until
-//! nobody uses it.
+//! A task that uses a mirror which it does not own *enters* the mirror's place. It increments the
+//! user count of the place under a spinlock, and decrements it when it leaves. A mirror that is
+//! closed removes its place, so that no other task can enter, and waits until the count is 0.
 
 use super::Request;
 use crate::{
@@ -34,70 +34,76 @@ use kernel::{
     },
 };
 
-/// What a mirror has done when it was told of an event.
+/// Result of the invalidation of a mirror.
 pub(crate) struct Invalidated {
-    /// Whether it had entries that changed.
+    /// Whether the event changed device PTEs.
     pub(crate) changed: bool,
-    /// The place of a flush that it has begun, to be [waited for](MirrorOps::finish).
+    /// The place of a started flush, which must be [waited for](MirrorOps::finish).
     pub(crate) flush: Option<usize>,
 }
 
-/// A mirror, as its space sees it, and migrations that others have begun.
+/// Operations of a mirror for its space, and for migrations that other tasks have begun.
 pub(crate) trait MirrorOps: Send + Sync {
-    /// Takes away what `event` is about. Takes the table lock. `Break` refuses an event that must not wait.
+    /// Removes or write-protects the device PTEs that `event` invalidates. Returns `Break` to
+    /// refuse an event that must not block, if a lock is contended.
     ///
-    /// If it is `alone`, no other flush of the event can overlap with this mirror's: then the
-    /// flush is waited for at once.
+    /// If the mirror is `alone`, no other flush of the event can overlap with this mirror's. Then
+    /// the mirror waits for the flush at once.
     ///
-    /// Context: as [`Subscriber::invalidate`](crate::mm::notifier::Subscriber::invalidate).
+    /// # Context
+    ///
+    /// As [`Subscriber::invalidate`](crate::mm::notifier::Subscriber::invalidate). Takes the table
+    /// lock.
     fn invalidate(&self, event: &Event<'_>, alone: bool) -> ControlFlow<(), Invalidated>;
 
     /// Waits for the flush in place `flush`.
     fn finish(&self, flush: usize);
 
-    /// Drops what else is known of a window in which nobody faults or migrates. `false` if there are entries in it, so
-    /// that it has to stay. Context: may sleep; takes the table lock.
+    /// Drops the mirror's other state of the window `range`, which has no users. Returns `false` if
+    /// the window has device PTEs and therefore must stay. Context: may sleep; takes the table
+    /// lock.
     fn leave_window(&self, range: PageRange) -> bool;
 
-    /// An eviction for `need` is over. Context: may sleep.
+    /// Reports the end of an eviction for `need`. Context: may sleep.
     fn evicted(&self, need: Need);
 
-    /// Names the mirror's device, for attributes: the same for all mirrors of the device that are
-    /// open.
+    /// Identifies the mirror's device, for attributes. The same for all open mirrors of the device.
     fn device_name(&self) -> Cookie;
 
-    /// Names where the device has its own pages: one of its memories, else the device.
+    /// Identifies the home of the device's pages: one of its memories, or else the device.
     fn home_name(&self) -> Cookie;
 
-    /// Adds to `mask` the pages of `range`, of at most 2 MiB, that are in the memory that `home`
-    /// names, as far as the device has entries for them, and if that is its own. Context: any but
-    /// NMI.
+    /// Adds to `mask` the pages of `range` that are in the memory `home`, as far as the device has
+    /// PTEs for them. Adds none if `home` is not the device's own. `range` has at most 2 MiB.
+    /// Context: any but NMI.
     fn add_at_home(&self, home: Cookie, range: PageRange, mask: &mut Mask);
 
-    /// Maps again what the device is to have mapped always, of what it has lost and of `range`.
-    /// Context: may sleep; no lock may be held.
+    /// Maps memory with the attribute `accessed_by` for the device again: ranges whose device PTEs
+    /// were lost, and `range`. Context: may sleep; no lock may be held.
     fn restore(&self, range: Option<PageRange>);
 
-    /// Joins the migration that `request` names: the device keeps its entries of the pages. Only of pages for which it has
-    /// one, so that an invalidation that began before has none of them (H4): nothing is waited for (H14). `false` if there
-    /// are none, or there is no memory.
+    /// Joins the migration that `request` names, so that the device keeps its PTEs of the pages.
+    /// Only pages with a device PTE join, because an invalidation that began before has already
+    /// removed its PTEs (H4). Therefore the call waits for no invalidation (H14). Returns `false`
+    /// if there are no such pages, or if memory cannot be allocated.
     fn join(&self, request: Request) -> bool;
 
-    /// Lets the device use what has moved. Entries become read-only: an event may be under way that takes write access.
+    /// Replaces the device PTEs of the pages that have moved. The new PTEs are read-only, because a
+    /// concurrent event may take write access away.
     fn switch(&self, name: Cookie, moved: &Moved<'_>) -> Flushed;
 
-    /// Removes the entries of pages that have moved.
+    /// Removes the device PTEs of pages that have moved.
     fn forget_moved(&self, moved: &Moved<'_>) -> Flushed;
 
     /// Leaves the migration.
     fn leave(&self, name: Cookie, range: PageRange);
 }
 
-/// How many use a place: twice their number, and one if the place is closed.
+/// User count of a place: twice the number of users, plus one if the place is closed.
 #[pin_data]
 struct Users {
     word: Atomic<usize>,
-    /// The place is closed, and nobody uses it.
+    /// Completed when the place is closed and has no user.
     #[pin]
     gone: Completion,
 }
@@ -105,12 +111,12 @@ struct Users {
 const CLOSED: usize = 1;
 const ONE: usize = 2;
 
-/// Somebody uses a place.
+/// A counted user of a place.
 struct User(Arc<Users>);
 
 impl Drop for User {
     fn drop(&mut self) {
-        // What was done with the mirror comes before its end.
+        // Release: orders the accesses of this user to the mirror before the end of the mirror.
         if self.0.word.fetch_sub(ONE, Release) == ONE + CLOSED {
             self.0.gone.complete_all();
         }
@@ -124,13 +130,13 @@ struct Place {
     device: Cookie,
     /// See [`MirrorOps::home_name`].
     home: Cookie,
-    /// Shared by all with that home.
+    /// Shared by all mirrors with that home.
     bounces: Arc<Bounces>,
 }
 
-/// A mirror that stays as long as this is there.
+/// A mirror of another task. It is not closed as long as this exists.
 pub(crate) struct Entered {
-    // Given back before the place is left: the last reference is not one of these.
+    // Dropped before `_user`, so that this is never the last reference of the mirror.
     mirror: Arc<dyn MirrorOps>,
     _user: User,
 }
@@ -147,10 +153,11 @@ impl core::ops::Deref for Entered {
 /// The mirrors of a space.
 #[pin_data]
 pub(crate) struct Mirrors {
-    /// Processes have few: a list is faster than a tree at each event. The last place is in use.
+    /// A list, because a process has few mirrors, and iterating it for each event is faster than
+    /// iterating a tree. The last place is always in use.
     #[pin]
     places: SpinLock<KVec<Option<Place>>>,
-    /// The length of that list. Changed under its lock.
+    /// The length of `places`. Changed under the lock of `places`, and read without it.
     end: Atomic<usize>,
 }
 
@@ -163,7 +170,15 @@ impl Mirrors {
         })
     }
 
-    /// Ensures that a place is free or can be added. Context: may sleep; one task at a time. `ENOMEM`.
+    /// Ensures that a place is free or can be added without an allocation.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep. The caller serializes calls.
     fn reserve(&self) -> Result {
         let count = {
             let places = self.places.lock();
@@ -172,11 +187,11 @@ impl Mirrors {
             }
             places.len()
         };
-        // Not under the lock. Meanwhile places may become free.
+        // Allocates without the spinlock. Places may become free concurrently, but none is added.
         let mut larger = KVec::with_capacity(count.max(1) * 2, GFP_KERNEL_ACCOUNT)?;
         let mut places = self.places.lock();
         for place in places.drain_all() {
-            // There is room.
+            // Cannot fail: the capacity exceeds the number of places.
             let _ = larger.push_within_capacity(place);
         }
         core::mem::swap(&mut *places, &mut larger);
@@ -184,8 +199,15 @@ impl Mirrors {
         Ok(())
     }
 
-    /// What bounces between the memory that `home` names and others. Context: may sleep; one task
-    /// at a time. `ENOMEM`.
+    /// Returns the record of ranges that thrash between the memory `home` and other memory.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep. The caller serializes calls.
     fn bounces(&self, home: Cookie) -> Result<Arc<Bounces>> {
         let known = {
             let places = self.places.lock();
@@ -199,7 +221,15 @@ impl Mirrors {
         }
     }
 
-    /// Gives `mirror` a place. Context: may sleep; one task at a time. `ENOMEM`.
+    /// Adds `mirror` to a free place.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep. The caller serializes calls.
     fn add(&self, mirror: Arc<dyn MirrorOps>) -> Result<(usize, Arc<Users>, Arc<Bounces>)> {
         let users = Arc::pin_init(
             pin_init!(Users {
@@ -223,7 +253,7 @@ impl Mirrors {
         let number = match places.iter().position(Option::is_none) {
             Some(number) => number,
             None => {
-                // There is room.
+                // Cannot fail: `reserve` has made room.
                 places.push_within_capacity(None).map_err(|_| ENOMEM)?;
                 places.len() - 1
             }
@@ -235,13 +265,13 @@ impl Mirrors {
         Ok((number, users, bounces))
     }
 
-    /// Whether there is at most one mirror. Context: any.
+    /// Returns whether there is at most one mirror. Context: any.
     #[inline]
     pub(super) fn are_few(&self) -> bool {
         peek_usize(&self.end) <= 1
     }
 
-    /// Takes the place `number` away. What is returned is dropped without a lock.
+    /// Removes place `number`. The caller must not hold a lock when it drops the returned place.
     fn remove(&self, number: usize) -> Option<Place> {
         let mut places = self.places.lock();
         let place = places.get_mut(number)?.take();
@@ -252,14 +282,14 @@ impl Mirrors {
         place
     }
 
-    /// Whether there is a mirror of `device`. Context: any but interrupts.
+    /// Returns whether there is a mirror of `device`. Context: any but interrupts.
     fn has_device(&self, device: Cookie) -> bool {
         let places = self.places.lock();
         places.iter().flatten().any(|place| place.device == device)
     }
 
-    /// Enters place `number`, if a mirror is there, of `device` if one is given. Context: any but
-    /// interrupts.
+    /// Enters place `number`. Returns `None` if it has no mirror, or none of `device` if one is
+    /// given. Context: any but interrupts.
     #[inline]
     fn enter(&self, number: usize, device: Option<Cookie>) -> Option<Entered> {
         let places = self.places.lock();
@@ -267,7 +297,7 @@ impl Mirrors {
         if device.is_some_and(|device| device != place.device) {
             return None;
         }
-        // Before the lock is released: who takes the place away afterwards waits for this.
+        // Under the lock, so that a task that removes the place afterwards waits for this user.
         place.users.word.fetch_add(ONE, Relaxed);
         let _user = User(place.users.clone());
         Some(Entered {
@@ -276,12 +306,13 @@ impl Mirrors {
         })
     }
 
-    /// Enters one place after the other, but for `except`. A mirror that is opened meanwhile may be left out.
+    /// Returns an iterator that enters all places one after the other, except `except`. It may omit
+    /// a mirror that is opened concurrently. Context: any but interrupts.
     pub(crate) fn entered(&self, except: Option<usize>) -> impl Iterator<Item = Entered> + '_ {
         self.entered_of(None, except)
     }
 
-    /// As [`Self::entered`], of mirrors of `device` if one is given.
+    /// Iterates as [`Self::entered`], over mirrors of `device` only if one is given.
     pub(crate) fn entered_of(
         &self,
         device: Option<Cookie>,
@@ -304,7 +335,12 @@ impl Mirrors {
     }
 }
 
-/// A mirror's place in its space. Dropping it waits until nobody uses the mirror.
+/// A mirror's place in its space. Dropping it removes the place, and waits until no other task uses
+/// the mirror.
+///
+/// # Context
+///
+/// The drop may sleep.
 pub(crate) struct Membership {
     space: super::Handle,
     number: usize,
@@ -313,7 +349,15 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// Gives `mirror` a place in `space`. Context: may sleep. `ENOMEM`.
+    /// Adds `mirror` to `space`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     #[inline(never)]
     pub(crate) fn new(space: super::Handle, mirror: Arc<dyn MirrorOps>) -> Result<Self> {
         let opening = super::OPENING.lock();
@@ -327,38 +371,39 @@ impl Membership {
         })
     }
 
-    /// What bounces between the mirror's memory at home and others, in this process.
+    /// Returns the record of ranges of this process that thrash between the mirror's home and other
+    /// memory.
     pub(crate) fn bounces(&self) -> &Bounces {
         &self.bounces
     }
 
-    /// The number of the place, which does not change.
+    /// Returns the number of the place, which does not change.
     pub(crate) fn number(&self) -> usize {
         self.number
     }
 }
 
 impl Drop for Membership {
-    // Not inlined: there is one lock in all modules.
+    // Not inlined: drivers must use the `OPENING` mutex of the library.
     #[inline(never)]
     fn drop(&mut self) {
         let opening = super::OPENING.lock();
         let place = self.space.mirrors.remove(self.number);
-        // No mirror of the device is opened meanwhile, and those that were have its name: another
-        // device gets the name only later. So what was said of this one is never taken for
-        // something else.
+        // `opening` excludes new mirrors of the device. As long as one is open, no other device can
+        // get the same identity. Therefore attributes of this device never apply to another one.
         if let Some(place) = place.as_ref() {
             if !self.space.mirrors.has_device(place.device) {
                 self.space.attributes.forget(place.device);
             }
         }
         drop(opening);
-        // Not under a lock: the reference of the mirror may be the last one.
+        // Not under a lock, because this may be the last reference of the mirror.
         drop(place);
         if self.users.word.fetch_add(CLOSED, Full) != 0 {
             self.users.gone.wait_for_completion();
         }
-        // What others did with the mirror comes before what follows.
+        // Acquire: pairs with the release in `User::drop`. Accesses of other users are ordered
+        // before the end of the mirror.
         self.users.word.load(Acquire);
     }
 }

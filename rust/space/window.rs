@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A window: a block of 2 MiB of a space in which a device uses memory, and of whose changes the mirrors are told.
+//! Notifier windows: blocks of 2 MiB of a space in which devices use memory. The interval notifier
+//! of a window invalidates all mirrors of the space.
 
 use super::{Entered, Space};
 use crate::mm::{
@@ -18,34 +19,42 @@ use kernel::{
     },
 };
 
-/// Mirrors whose flushes are waited for in the second pass of the core, so that those of all windows overlap.
+/// Most mirrors whose flushes an event starts before it waits for the first. The core waits in its
+/// second pass over the notifiers, so that the flushes of all windows overlap.
 const FEW: usize = 4;
 
-/// Events in a row that concerned nobody, after which a window is doubted.
+/// Number of consecutive events without effect after which a worker checks whether the window is
+/// still needed.
 const IDLE: u32 = 16;
 
-/// A block of 2 MiB with a notifier.
+/// A block of 2 MiB with an interval notifier.
 pub(crate) struct Window {
     space: RcuArc<Space>,
     range: PageRange,
-    /// Faults and migrations that use it. Those who begin hold the lock of the windows.
+    /// Number of faults and migrations that use the window. Incremented only under the lock of the
+    /// windows.
     users: Atomic<usize>,
-    /// Nobody has begun to use it since a worker began to look whether it can go. Under the lock of the windows.
+    /// Set when a worker begins to check whether the window can be removed, and cleared by the next
+    /// user. Changed under the lock of the windows.
     is_closing: Atomic<bool>,
-    /// Events in a row that have changed nothing.
+    /// Number of consecutive events that have changed no device PTE.
     idle: Atomic<u32>,
 }
 
-/// What is told of the changes.
+/// The interval notifier of a window.
 pub(crate) type WindowNotifier = IntervalNotifier<Window>;
 
-/// Number of the window with `addr`.
+/// Returns the number of the window that contains `addr`.
 pub(super) fn index_of(addr: usize) -> usize {
     addr / PMD_SIZE
 }
 
 impl Window {
-    /// The window of `space` with `addr`, used once. `EINVAL`: there are no such addresses.
+    /// Creates the window of `space` that contains `addr`, with one user.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if the window would exceed the address range.
     pub(super) fn new(space: RcuArc<Space>, addr: usize) -> Result<Self> {
         let start = addr & !(PMD_SIZE - 1);
         Ok(Self {
@@ -57,47 +66,51 @@ impl Window {
         })
     }
 
-    /// Its addresses.
+    /// Returns the address range of the window.
     pub(crate) fn range(&self) -> PageRange {
         self.range
     }
 
-    /// Whether it is one of `space`.
+    /// Returns whether the window belongs to `space`.
     pub(crate) fn is_of(&self, space: &Space) -> bool {
         core::ptr::eq(&*self.space, space)
     }
 
-    /// Begins to use it. Context: the lock of the windows is held.
+    /// Adds a user. Context: the lock of the windows is held.
     pub(super) fn enter(&self) {
         self.users.fetch_add(1, Relaxed);
         self.is_closing.store(false, Relaxed);
     }
 
-    /// Ends a use.
+    /// Removes a user.
     pub(super) fn leave(&self) {
-        // What the user has installed is seen by who finds no user.
+        // Release: pairs with the acquire in `begin_closing`. A worker that finds no user sees all
+        // device PTEs that the user has installed.
         self.users.fetch_sub(1, Release);
     }
 
-    /// How many use it.
+    /// Returns the number of users.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(super) fn users(&self) -> usize {
         self.users.load(Relaxed)
     }
 
-    /// Begins to close it, if nobody uses it. Context: the lock of the windows is held.
+    /// Begins the removal of the window if it has no user, and returns whether it did. Context: the
+    /// lock of the windows is held.
     pub(super) fn begin_closing(&self) -> bool {
         let unused = self.users.load(kernel::sync::atomic::ordering::Acquire) == 0;
         self.is_closing.store(unused, Relaxed);
         unused
     }
 
-    /// Whether nobody has begun to use it since [`Self::begin_closing`]. Context: the lock of the windows is held.
+    /// Returns whether the window got no user since [`Self::begin_closing`]. Context: the lock of
+    /// the windows is held.
     pub(super) fn is_closing(&self) -> bool {
         self.is_closing.load(Relaxed)
     }
 
-    /// Notes whether an event has changed something, and has a worker look whether the window is still needed.
+    /// Counts events without effect. Queues the window for a worker, which checks whether it is
+    /// still needed, after [`IDLE`] of them, or after an unmap of the whole window.
     fn note(&self, event: &Event<'_>, changed: bool) {
         let all =
             event.reason == Reason::Unmap && event.range.intersect(&self.range) == Some(self.range);
@@ -109,13 +122,14 @@ impl Window {
         }
         let idle = self.idle.fetch_add(1, Relaxed).wrapping_add(1);
         if all || idle % IDLE == 0 {
-            // What is mapped next at the addresses may be used by the device, too.
+            // After an unmap of the whole window the check is not urgent: the device may also use
+            // the next mapping at these addresses.
             self.space.windows().doubt(self.range.start(), !all);
         }
     }
 }
 
-/// Mirrors with flushes that were begun, and the places where these are.
+/// Mirrors with started flushes, and the places of the flushes.
 pub(crate) struct Flushes([Option<(Entered, usize)>; FEW]);
 
 impl Flushes {
@@ -125,7 +139,7 @@ impl Flushes {
         }
     }
 
-    /// Adds one, or waits for it if there is no room.
+    /// Adds a started flush, or waits for it if there is no room.
     fn add(&mut self, mirror: Entered, flush: usize) {
         match self.0.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some((mirror, flush)),
@@ -142,18 +156,18 @@ impl Subscriber for Window {
         let Some(own) = own else {
             return ControlFlow::Continue(());
         };
-        // Most events are of one window.
+        // Most events lie within one window.
         let whole = own == event.range;
         let first = !whole && self.space.is_first_of(event);
         let only = whole || (first && !self.space.windows().any_behind(self.range, event.range));
-        // The first of several windows removes all entries of the event at once; where the others look after it, there
-        // are none but those that came meanwhile.
+        // The first of several windows removes the device PTEs of the whole event. The other
+        // windows then find only PTEs that were installed concurrently.
         let event_here = match whole || (first && !only) {
             true => event,
             false => &event.within(own),
         };
         let mirrors = self.space.mirrors();
-        // No other window is told of it, and no other mirror.
+        // No other window and no other mirror gets the event.
         let alone = only && mirrors.are_few();
         let mut changed = false;
         for mirror in mirrors.entered(None) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory connections: how what is in the memory of one device reaches another one, and migration
-//! from device to device along them.
+//! Memory connections: how a device accesses the memory of another one, and migration between
+//! devices.
 //!
-//! The drivers say what their hardware can; of two answers the lesser counts, so that both ends of
-//! a connection agree.
+//! Both drivers report what their hardware supports. The library uses the lesser of the two
+//! answers, so that both ends of a connection agree.
 
 use crate::{
     events::{Event, Trigger},
@@ -25,18 +25,18 @@ use crate::{
 };
 use kernel::{mm::virt::flags, prelude::*};
 
-/// How memory of one (device, mirror) pair reaches another.
+/// How pages in the memory of one (device, mirror) pair are moved to, or used by, another pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Connection {
-    /// Not at all: it is copied through system memory.
+    /// There is no connection: pages are copied through system memory.
     None,
-    /// The library moves it directly, by a copy of the source's engine.
+    /// The copy engine of the source copies pages directly to the other memory.
     Migratable,
-    /// It is used in place; nothing is copied.
+    /// The other device uses the pages in place. No page is copied.
     Unified,
 }
 
-/// What steps use again.
+/// Buffers that the steps of a pull reuse, and its outcome.
 struct Room<'m, D: Device> {
     batch: Batch,
     copies: Copies,
@@ -44,20 +44,25 @@ struct Room<'m, D: Device> {
     outcome: &'m mut Outcome,
 }
 
-/// How an attempt ended.
+/// Result of an attempt that did not fail.
 enum Attempt {
     Done,
-    /// A huge page could not be had. Nothing has moved.
+    /// No huge page could be allocated. No page has moved.
     NoHuge,
 }
 
-/// The first pages of `piece`, within its mapping, that are in device memory `tile`, and the end
-/// of the walk that has found them, or none. `piece` must lie within 2 MiB.
+/// Finds the first contiguous pages of `piece` that are in device memory `tile`, within the first
+/// VMA of `piece`. Returns the end of the walk, and the pages if any were found. `piece` must lie
+/// within 2 MiB.
 ///
 /// # Errors
 ///
-/// `EINVAL`: nothing is mapped there, or it may not be read, or it is special or hugetlb. Context: may
-/// sleep.
+/// - `EINVAL` if there is no VMA at the start of `piece`, or if the VMA is not readable, special or
+///   hugetlb.
+///
+/// # Context
+///
+/// May sleep.
 fn first_of_tile(
     mmap: &MmapGuard<'_>,
     piece: PageRange,
@@ -80,8 +85,10 @@ fn first_of_tile(
 }
 
 impl<D: Device> Mirror<D> {
-    /// How memory of `other`'s device reaches this one. The same in both directions, and for as
-    /// long as both devices are there. Mirrors of different address spaces have no connection.
+    /// Returns the connection between the memory of `other`'s device and that of this one. It is
+    /// the same in both directions, and does not change as long as both devices exist, unless a
+    /// driver calls [`Memory::connections_changed`]. Mirrors of different address spaces have no
+    /// connection.
     pub fn connection(&self, other: &Self) -> Connection {
         if self.space_name() != other.space_name() {
             return Connection::None;
@@ -92,16 +99,21 @@ impl<D: Device> Mirror<D> {
         }
     }
 
-    /// Moves pages of `range` that are in the memory of `source`'s device to this device, along
-    /// their [connection](Self::connection): through system memory, directly, or, where they are
-    /// used in place, not at all; then this device gets entries for them.
+    /// Migrates pages of `range` from the memory of `source`'s device to this device. Depending on
+    /// their [connection](Self::connection), pages are copied through system memory or directly. If
+    /// pages are used in place, they do not move, and this device gets PTEs for them.
     ///
-    /// Directly, both devices go on reading: `source`'s reads the pages until they have moved.
+    /// Both devices can read the pages during a direct copy: the device of `source` reads the old
+    /// pages until they have moved.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the mirrors are of different address spaces; else as
-    /// [`Migrate::to_device`](crate::migrate::Migrate::to_device). Context: as there.
+    /// - `EINVAL` if the mirrors belong to different address spaces.
+    /// - Those of [`Migrate::to_device`](crate::migrate::Migrate::to_device).
+    ///
+    /// # Context
+    ///
+    /// As [`Migrate::to_device`](crate::migrate::Migrate::to_device).
     pub fn pull(&self, range: PageRange, source: &Self) -> Result<Outcome> {
         within::may_wait()?;
         if self.space_name() != source.space_name() {
@@ -136,8 +148,8 @@ impl<D: Device> Mirror<D> {
                 let mut rest = Some(range);
                 while let Some(left) = rest {
                     let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
-                    // As of all that moves memory: the first hole ends it, however long the range
-                    // is.
+                    // The first hole in the range ends the call with an error, as in all functions
+                    // that migrate memory.
                     let end = {
                         let mmap = space.mmap_lock_here()?;
                         let vma = mmap.vma_lookup(piece.start());
@@ -154,10 +166,10 @@ impl<D: Device> Mirror<D> {
         }
     }
 
-    /// As [`Self::pull`], for devices that do not reach each other's memory.
+    /// Pulls as [`Self::pull`], for devices whose memories have no connection.
     fn pull_through_system(&self, range: PageRange, source: &Self) -> Result<Outcome> {
         let mut outcome = Outcome::default();
-        // A device without memory holds no page.
+        // A device without memory has no pages to migrate.
         let Some(memory) = source.device().memory() else {
             return Ok(outcome);
         };
@@ -167,7 +179,7 @@ impl<D: Device> Mirror<D> {
         while let Some(left) = rest {
             let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
             let (end, run) = first_of_tile(&space.mmap_lock_here()?, piece, tile)?;
-            // Pages of system memory are not migrated.
+            // Pages in system memory are not migrated.
             if let Some(run) = run {
                 source.migrate(run).because(Trigger::Pull).to_system()?;
                 outcome += self.migrate(run).because(Trigger::Pull).to_device()?;
@@ -177,8 +189,16 @@ impl<D: Device> Mirror<D> {
         Ok(outcome)
     }
 
-    /// Moves pages of `range` that are in `theirs` to this device's memory, by a copy of the engine
-    /// of `theirs`. With `evict` other memory may leave the device to make room.
+    /// Migrates pages of `range` from `theirs` to the memory of this device, copied by the engine
+    /// of `theirs`. With `evict`, other pages of this device may be evicted to make room.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::pull`].
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held.
     pub(crate) fn pull_directly(
         &self,
         range: PageRange,
@@ -194,7 +214,7 @@ impl<D: Device> Mirror<D> {
             spares: self.spares(),
             outcome,
         };
-        // What this brings does not make room for more of it.
+        // Pages that this call has migrated are not evicted to make room for more of them.
         let before = mine.turn();
         let tile = theirs.tile();
         let mut rest = Some(range);
@@ -205,7 +225,8 @@ impl<D: Device> Mirror<D> {
                 rest = left.from_address(end);
                 continue;
             };
-            // Before any lock. What is missing then shows in the outcome.
+            // Before any lock is taken. Pages that cannot be allocated later are counted in the
+            // outcome.
             match mine.grow(run.pages()) {
                 Err(error) if error != ENOMEM => return Err(error),
                 _ => {}
@@ -229,8 +250,8 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// One attempt to move the first pages of `run` that are on the source's device still: only these
-    /// are announced. Returns their end.
+    /// Attempts to migrate the first contiguous pages of `run` that are still on the source device.
+    /// Only these are announced. Returns their end.
     fn pull_run(
         &self,
         space: &AddressSpace,
@@ -251,15 +272,15 @@ impl<D: Device> Mirror<D> {
                 return Ok((end, Attempt::Done));
             };
             let request = Request {
-                // Nothing else has this address while the step runs.
+                // Unique while the step runs: no other object has this address.
                 name: Cookie::of(&room.batch),
-                // The kernel compares the owner with that of the pages.
+                // The kernel isolates only device pages with the same owner.
                 identity: Identity::current(theirs.owner()),
                 range: part,
                 faultless: true,
                 destination: Destination::Any,
             };
-            // The walk counts as long as the lock is held.
+            // The result of the walk is valid as long as `mmap` holds the mmap lock.
             match self.announce(window, seq, &mut tries, request)? {
                 Ok(announced) => {
                     let vma = mmap.vma_lookup(part.start()).ok_or(EINVAL)?;
@@ -271,16 +292,16 @@ impl<D: Device> Mirror<D> {
             }
         };
         if lost {
-            // Somebody else's event took the marks: ask what is there now.
+            // A foreign event has removed marks. Install device PTEs for the present pages.
             self.inner()
                 .try_install_present(space, part, Present::All, &mut room.spares)?;
         }
         result.map(|attempt| (part.end(), attempt))
     }
 
-    /// Isolates, copies and moves the pages of what was announced. Sets `lost` if this device lost
-    /// entries of pages that moved.
-    // A stack frame of its own.
+    /// Isolates, copies and migrates the announced pages. Sets `lost` if this device has lost PTEs
+    /// of pages that moved.
+    // Not inlined: needs a stack frame of its own.
     #[inline(never)]
     fn pull_announced(
         &self,
@@ -310,7 +331,7 @@ impl<D: Device> Mirror<D> {
         };
         let mut joined = Joined::new();
         let readers = joined.join(vma.space(), request, self.place_in_space());
-        // Dropped after the destinations.
+        // Dropped after the destinations, so that an unplug waits for them.
         let arrival = mine.arrive()?;
         let _departure = theirs.depart();
         let origin = theirs.origin();
@@ -322,7 +343,7 @@ impl<D: Device> Mirror<D> {
         let mut allocator = mine.allocator(isolated.count());
         isolated.fill(|entry| {
             if entry.source == Source::Hole {
-                // The core offers these, too, but there is nothing to move.
+                // migrate_vma_setup() also collects empty PTEs, which have no page to migrate.
                 return None;
             }
             let folio = allocator.alloc(&arrival, entry.order());
@@ -339,7 +360,7 @@ impl<D: Device> Mirror<D> {
         outcome.no_memory += short;
         let failed = theirs.copy_to(mine, &mut isolated, copies);
         if arrival.is_late() {
-            // Puts everything back.
+            // Restores the pages to their places.
             return Err(ENODEV);
         }
         for entry in isolated.entries().filter(|entry| failed.has(entry.index)) {
@@ -350,8 +371,9 @@ impl<D: Device> Mirror<D> {
         Ok(Attempt::Done)
     }
 
-    /// Moves what was isolated and copied. Sets `lost` if this device lost entries of pages that moved.
-    // A stack frame of its own: the states of a migration are large.
+    /// Migrates the isolated and copied pages. Sets `lost` if this device has lost PTEs of pages
+    /// that moved.
+    // Not inlined: the states of a migration are large and need a stack frame of their own.
     #[inline(never)]
     fn finish_pull(
         &self,
@@ -376,8 +398,8 @@ impl<D: Device> Mirror<D> {
                 Switched::Lost => *lost = true,
                 Switched::NoEntry | Switched::Stays { .. } => {}
             };
-            // The source's entries go before this device gets its own: what it writes at once, the
-            // source must not read as it was before.
+            // Remove or replace the PTEs of the source device first. Otherwise this device could
+            // write to the new page while the source still reads the old one.
             let gone = readers.switch(moved);
             let here;
             (here, result) =
@@ -389,18 +411,19 @@ impl<D: Device> Mirror<D> {
 }
 
 impl<M: MemoryOps> Memory<M> {
-    /// How this memory and `other` reach each other.
+    /// Returns the connection between this memory and `other`, from the cache or from the drivers.
+    /// Context: may sleep.
     pub(crate) fn connection(&self, other: &Self) -> Connection {
         if core::ptr::eq(self, other) {
             return Connection::Unified;
         }
-        // Kept at both ends, so that each can tell without the other.
+        // Cached at both ends, so that each returns the result without a query of the other.
         let ask = || {
             let _within = within::Within::enter();
             let there = self.driver().connection(other.driver(), other.kind());
             let back = other.driver().connection(self.driver(), self.kind());
-            // In place is for what the CPU can address, and for memories of one owner: no entry
-            // could name a page of other memory.
+            // Only pages that the CPU can address, and those of memories of the same owner, can be
+            // used in place. A device PTE cannot name a page of any other memory.
             let addressable = !self.is_private() && !other.is_private();
             match there.min(back) {
                 Connection::Unified if !addressable && self.owner() != other.owner() => {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who is within a callback, so that a call that would wait for itself is refused.
+//! Detects re-entry from driver callbacks, so that a call that would deadlock returns `EDEADLK`.
 //!
-//! A driver's callbacks run with locks held or pages isolated. A function of the library that waits
-//! for the same would never return. So the tasks that are within one are noted in a small table, and
-//! functions that wait ask it first. Several tasks can be within callbacks of one mirror, and what they
-//! must not do concerns all mirrors; so the table is one for all.
+//! Callbacks run with locks held or pages isolated. A blocking library function called from a
+//! callback would wait for these locks or pages forever. Therefore a small table lists the tasks
+//! that are within a callback, and blocking functions look the current task up. One table serves
+//! all mirrors, because several tasks can be within callbacks of one mirror, and a callback of one
+//! mirror must not block on another one either.
 //!
-//! A task is named by its address and the time of its birth: a guard that was forgotten stays noted, but not for
-//! another task that gets the same memory later. If all places are taken, a task is not noted: then nothing is refused
-//! that should be, and lockdep is what sees it.
+//! A task is identified by its address and its start time. An entry of a forgotten guard therefore
+//! does not match a later task at the same address. If the table is full, a task is not entered.
+//! Then its blocking calls are not refused, and only lockdep reports a deadlock.
 
 use crate::{
     bindings,
@@ -37,18 +38,19 @@ use kernel::{
 /// Limits the reports of refused calls.
 static REPORTS: Limit = Limit::new(1);
 
-/// Tasks that can be within callbacks at once.
+/// Number of tasks that can be within callbacks at the same time.
 const PLACES: usize = 1024;
 
-/// A task that is within callbacks.
+/// Table entry of a task that is within callbacks.
 struct Place {
-    /// Its address; 0 if the place is free.
+    /// Address of the task; 0 if the place is free.
     task: Atomic<usize>,
-    /// When it was born. This and the depth are only written by the task itself.
+    /// Start time of the task. Only the task itself writes this and `depth`.
     born: Atomic<u64>,
-    /// How deep it is.
+    /// Nesting depth of the task's callbacks.
     depth: Atomic<u32>,
-    /// Number of places, from this one on, in which tasks have been noted that are looked for from here. Never less again.
+    /// Number of places, from this one on, to search for tasks whose hash selects this place. Never
+    /// decreases.
     reach: Atomic<usize>,
 }
 
@@ -61,13 +63,13 @@ static TABLE: [Place; PLACES] = [const {
     }
 }; PLACES];
 
-/// Names the current task, as long as it runs.
+/// Returns the address of the current task, which identifies it as long as it runs.
 #[inline(never)]
 pub(crate) fn current_task() -> usize {
     Task::current_raw() as usize
 }
 
-/// The current task among all that have ever been.
+/// Identifies a task among all running and former ones.
 #[derive(Clone, Copy)]
 struct Name {
     address: usize,
@@ -79,18 +81,19 @@ impl Name {
         let task = Task::current_raw();
         Self {
             address: task as usize,
-            // SAFETY: The current task is alive, and nobody else writes this.
+            // SAFETY: The current task is alive while it runs, and `start_time` does not change
+            // after the task was created.
             born: unsafe { (*task).start_time },
         }
     }
 
-    /// Index of the first place to look at.
+    /// Returns the index of the first place to search.
     fn first(&self) -> usize {
         // A `task_struct` is some KiB long.
         ((self.address >> 10).wrapping_mul(0x9e37_79b9) >> 7) % PLACES
     }
 
-    /// The first `count` places in which it may be noted.
+    /// Returns the first `count` places to search.
     fn places(&self, count: usize) -> impl Iterator<Item = &'static Place> {
         let first = self.first();
         (0..count).filter_map(move |step| TABLE.get((first + step) % PLACES))
@@ -100,38 +103,40 @@ impl Name {
         TABLE.get(self.first()).map(|place| &place.reach)
     }
 
-    /// The place with its address, which may be that of a task before it.
+    /// Returns the place with the address of the task. The place may be that of a former task at
+    /// the same address.
     fn noted(&self) -> Option<&'static Place> {
         let reach = peek_usize(self.reach()?);
-        // What a task has written itself, it sees; others never write its address.
+        // Needs no ordering: only the task itself writes its address, and it sees its own writes.
         self.places(reach)
             .find(|place| peek_usize(&place.task) == self.address)
     }
 
-    /// The place in which it is noted.
+    /// Returns the place of the task.
     fn place(&self) -> Option<&'static Place> {
         self.noted()
             .filter(|place| peek_u64(&place.born) == self.born)
     }
 
-    /// Enters one callback more. `None` if no place is free.
+    /// Adds one callback of the task. Returns `None` if no place is free.
     #[inline]
     fn enter(&self) -> Option<&'static Place> {
         self.enter_first().or_else(|| self.enter_noted())
     }
 
-    /// As [`Self::enter`], if its first place is free and no task was ever noted farther from
-    /// there: as good as always for a task that is not within a callback. Callbacks come for each
-    /// page.
+    /// Fast path of [`Self::enter`], because there is a callback for each page. Succeeds if the
+    /// first place is free and no other place needs to be searched, which is true for almost all
+    /// tasks that are not within a callback.
     #[inline]
     fn enter_first(&self) -> Option<&'static Place> {
         let place = TABLE.get(self.first())?;
-        // With a reach of 1 it cannot be noted elsewhere. The reach is 0 before the first use.
+        // With a reach of 1 the task cannot be in another place. The reach is 0 before the first
+        // use.
         let is_taken = peek_usize(&place.reach) == 1 && self.take(place);
         is_taken.then(|| self.begin(place))
     }
 
-    // Not inlined into what most callbacks need.
+    // Not inlined, to keep the fast path small.
     #[inline(never)]
     fn enter_noted(&self) -> Option<&'static Place> {
         match self.noted() {
@@ -139,13 +144,13 @@ impl Name {
                 store_u32(&place.depth, peek_u32(&place.depth) + 1);
                 Some(place)
             }
-            // Of a task that has ended with a guard that it forgot.
+            // The place of a former task, which has forgotten its guard.
             Some(place) => Some(self.begin(place)),
             None => Some(self.begin(self.claim()?)),
         }
     }
 
-    /// Notes that the task is within one callback, in `place`, which it has taken.
+    /// Initializes `place`, which the task has taken, with a depth of 1.
     #[inline]
     fn begin<'p>(&self, place: &'p Place) -> &'p Place {
         store_u64(&place.born, self.born);
@@ -177,14 +182,14 @@ impl Name {
     }
 }
 
-/// The current task is within a callback, or has a guard that counts as one, as long as this exists.
+/// Guard: the current task is within a callback, or in another state that counts as one.
 pub(crate) struct Within {
     place: Option<&'static Place>,
     _nts: NotThreadSafe,
 }
 
 impl Within {
-    /// Context: any but interrupts.
+    /// Enters the current task in the table. Context: any but interrupts.
     #[inline(never)]
     pub(crate) fn enter() -> Self {
         Self {
@@ -193,17 +198,17 @@ impl Within {
         }
     }
 
-    /// As [`may_wait`] and then [`Self::enter`], by one look at the table.
+    /// Combines [`may_wait`] and [`Self::enter`] in one lookup.
     ///
     /// # Errors
     ///
-    /// As [`may_wait`].
+    /// Those of [`may_wait`].
     #[inline(never)]
     #[track_caller]
     pub(crate) fn enter_to_wait() -> Result<Self> {
         let within = Self::enter();
         let is_outermost = within.place.is_none_or(|place| peek_u32(&place.depth) == 1);
-        // SAFETY: No preconditions.
+        // SAFETY: The function only reads state of the current task and CPU.
         if is_outermost && unsafe { bindings::rust_hmm_may_sleep() } {
             return Ok(within);
         }
@@ -212,14 +217,14 @@ impl Within {
         Err(deadlock())
     }
 
-    /// As [`Self::enter`], where the task may sleep. Elsewhere functions that wait are refused
-    /// anyway, and an interrupt may have come while the task is noted.
+    /// Calls [`Self::enter`] where the task may sleep. Elsewhere it must not: an interrupt may have
+    /// occurred while the task was changing its place. Blocking functions are refused there anyway.
     ///
     /// # Context
     ///
     /// Any but NMI.
     pub(crate) fn enter_anywhere() -> Option<Self> {
-        // SAFETY: No preconditions.
+        // SAFETY: The function only reads state of the current task and CPU.
         unsafe { bindings::rust_hmm_may_sleep() }.then(Self::enter)
     }
 }
@@ -237,36 +242,41 @@ impl Drop for Within {
     }
 }
 
-/// Whether the current task is within a callback.
+/// Returns whether the current task is within a callback.
 #[inline(never)]
 pub(crate) fn is_within() -> bool {
     Name::current().place().is_some()
 }
 
-/// Whether the current task may wait: it is not within a callback, and may sleep. Logs nothing.
+/// Returns whether the current task may wait: it is not within a callback, and may sleep. Logs
+/// nothing.
 ///
 /// # Context
 ///
 /// Any but NMI.
 #[inline(never)]
 pub(crate) fn can_wait() -> bool {
-    // SAFETY: No preconditions.
+    // SAFETY: The function only reads state of the current task and CPU.
     !is_within() && unsafe { bindings::rust_hmm_may_sleep() }
 }
 
-/// `EDEADLK`, which the kernel crate does not name.
+/// Returns `EDEADLK`, which the kernel crate does not define.
 #[inline(never)]
 pub(crate) fn deadlock() -> Error {
     // CAST: A small constant.
     Error::from_errno(-(bindings::EDEADLK as ffi::c_int))
 }
 
-/// Whether a function may be called now that takes the mmap lock or a table lock.
+/// Checks whether a function that takes the mmap lock or a table lock may be called now. If not,
+/// the kernel log has file and line of the function that refuses, at most once in 5 seconds.
 ///
 /// # Errors
 ///
-/// `EDEADLK` within a callback, or where sleeping is not allowed, as in a section. The kernel log then names the
-/// refusing function by file and line, once in 5 seconds.
+/// - `EDEADLK` within a callback, or where sleeping is not allowed, for example in a section.
+///
+/// # Context
+///
+/// Any but NMI.
 #[inline(never)]
 #[track_caller]
 pub(crate) fn may_wait() -> Result {
@@ -291,8 +301,8 @@ fn report(place: &Location<'_>) {
     }
 }
 
-/// The path of a source of the library, relative to its top directory. For modules outside of the
-/// kernel's tree the compiler records absolute paths.
+/// Returns the path of a source file relative to the top directory of the library. The compiler
+/// records absolute paths for out-of-tree modules.
 fn relative(file: &str) -> &str {
     let top = file!().strip_suffix("rust/within.rs").unwrap_or("");
     file.strip_prefix(top).unwrap_or(file)
@@ -328,7 +338,7 @@ mod tests {
     #[test]
     fn a_crowd_changes_nothing() {
         let name = Name::current();
-        // As many as there can be but for one, beginning where this one is looked for.
+        // Fill all places but one, beginning with the first one that is searched for this task.
         let others = || {
             name.places(PLACES - 1)
                 .filter(|place| place.task.load(Relaxed) == usize::MAX)
@@ -351,7 +361,7 @@ mod tests {
         let name = Name::current();
         core::mem::forget(Within::enter());
         assert!(is_within());
-        // As if this were another task in the same memory.
+        // Another start time, as of a later task at the same address.
         if let Some(place) = name.place() {
             place.born.store(name.born.wrapping_add(1), Relaxed);
         }

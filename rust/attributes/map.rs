@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The attributes of an address space, by page number: the number of a set ([`Sets`]) for each
-//! range.
+//! The attributes of an address space: a map of page ranges to the number of an attribute set
+//! ([`Sets`]).
 //!
-//! An event tells that a range is unmapped *or* moved, and not where to. So the pieces of it are put aside
-//! ([`Map::lose`]), and who asks next looks where their pages are now ([`Map::settle`]): anonymous pages keep
-//! their offset when they are moved, and a mapping keeps its reverse mapping (`anon_vma`). What is not found
-//! elsewhere is lost.
+//! A notifier event does not distinguish whether a range was unmapped or moved, and does not report
+//! the new address. Therefore [`Map::lose`] sets the attributes of the range aside, and before the
+//! next use [`Map::settle`] searches their pages: anonymous pages keep their offset when they are
+//! moved, and a VMA keeps its reverse mapping (`anon_vma`). Attributes of pages that are not found
+//! are dropped.
 
 use super::{
     home::{number_of, pack, unpack, Found, Home},
@@ -33,47 +34,48 @@ use kernel::{
     },
 };
 
-/// Pieces that can be put aside; of more, the oldest are lost.
+/// Most pieces that are set aside. Of more pieces, the oldest are dropped.
 const ASIDE: usize = 64;
 
-/// Page numbers of a range: first and last.
+/// Returns the first and last page number of a range.
 fn numbers(range: PageRange) -> (usize, usize) {
     (range.start() >> PAGE_SHIFT, (range.end() >> PAGE_SHIFT) - 1)
 }
 
-/// State under the short mutex, which is taken in invalidation callbacks. Nothing is allocated with
-/// reclaim under it.
+/// State under a mutex that invalidation callbacks take. Therefore no task that holds it allocates
+/// with reclaim.
 struct Inside {
-    /// Pieces whose mapping has gone, the oldest first. Room for [`ASIDE`] is there once there are
-    /// attributes.
+    /// Pieces whose VMA was unmapped or moved, the oldest first. The capacity is [`ASIDE`] as soon
+    /// as there is a set.
     aside: KVec<Piece>,
     sets: Sets,
 }
 
-/// The attributes of one address space, for all its mirrors. A mirror names its device in all that
-/// it asks.
+/// The attributes of one address space, shared by all its mirrors. A mirror passes the identity of
+/// its device to each function.
 #[pin_data]
 pub(crate) struct Map {
     #[pin]
     ranges: RangeMap,
-    /// A number that was read from `ranges` under this lock names the same set until the lock is
-    /// released.
+    /// Sets and pieces set aside. A number that was read from `ranges` under this lock refers to
+    /// the same set until the lock is released.
     #[pin]
     inside: Mutex<Inside>,
-    /// Serializes changes and moves of attributes, so that no number in hand is freed. Taken before
-    /// `inside`. Not taken in callbacks, so that memory can be waited for under it.
+    /// Serializes changes and moves of attributes, so that a set number that a task is about to
+    /// store is not freed. Taken before `inside`. Not taken in callbacks, so that allocations under
+    /// it may reclaim.
     #[pin]
     changing: Mutex<()>,
-    /// Something was put aside, and has not been found yet.
+    /// Whether pieces are set aside whose pages have not been searched yet.
     unsettled: AtomicFlag,
-    /// Something was ever to be mapped always, by any device.
+    /// Whether `accessed_by` was ever set, for any device.
     accessed: AtomicFlag,
-    /// Something was ever said.
+    /// Whether attributes were ever changed.
     used: AtomicFlag,
 }
 
 impl Map {
-    /// A map in which nothing is said.
+    /// Creates a map without attributes.
     pub(crate) fn new() -> impl PinInit<Self> {
         let (name, key) = locks::attributes();
         let (changing, changing_key) = locks::attribute_changes();
@@ -91,14 +93,19 @@ impl Map {
         })
     }
 
-    /// Changes the attributes of `range`, which lies in a mapping with this `home`, as `device`
-    /// says.
+    /// Changes the attributes of `range` for `device`. `range` lies in a VMA with this `home`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the change makes no sense. `ENOSPC`: too many sets, or too many devices, see
-    /// [`Sets::MOST`] and [`Sets::DEVICES`]; `ENOMEM`: then a part may have changed. Context: may
-    /// sleep.
+    /// After `ENOSPC` or `ENOMEM`, a part of the range may have changed.
+    ///
+    /// - `EINVAL` if the change is invalid.
+    /// - `ENOSPC` if there are too many sets or devices, see [`Sets::MOST`] and [`Sets::DEVICES`].
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn change(
         &self,
         range: PageRange,
@@ -113,7 +120,8 @@ impl Map {
             self.accessed.store(true, Relaxed);
         }
         let (first, last) = numbers(range);
-        // Pages from the first number on get the second: stored when others follow.
+        // First page and new set of a run of pages. The run is stored when a page with another set
+        // follows, so that the tree gets one range for it.
         let mut same = None;
         let store =
             |(start, new), end: usize| self.ranges.store(start..=end, pack(new, home), Wait::Yes);
@@ -131,7 +139,7 @@ impl Map {
                 Ok(new) => new,
                 Err(Refused::Error(error)) => return Err(error),
                 Err(Refused::Full) => {
-                    // A number that no page has is freed to make room.
+                    // Store the pending run first: making room frees set numbers that no page has.
                     if let Some(same) = same.take() {
                         store(same, at - 1)?;
                     }
@@ -148,7 +156,8 @@ impl Map {
         same.map_or(Ok(()), |same| store(same, last))
     }
 
-    /// See [`Sets::changed`], with room made for a new set. Context: `changing` is held.
+    /// Calls [`Sets::changed`], and makes room for a new set if needed. Context: may sleep;
+    /// `changing` is held.
     #[cold]
     fn changed(
         &self,
@@ -169,8 +178,16 @@ impl Map {
         }
     }
 
-    /// Makes room for one more set, of which there are `places`. `ENOMEM`; `ENOSPC`. Context:
-    /// `changing` is held.
+    /// Makes room for one more set than the current `places`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    /// - `ENOSPC` if all sets are used.
+    ///
+    /// # Context
+    ///
+    /// May sleep; `changing` is held.
     #[cold]
     fn make_room(&self, places: usize) -> Result {
         let Some(larger) = Sets::larger(places)? else {
@@ -183,7 +200,7 @@ impl Map {
         let mut inside = self.inside.lock();
         let former = inside.sets.grow(larger);
         if places == 0 {
-            // Nothing could be put aside yet.
+            // No piece could be set aside before.
             inside.aside = aside;
         }
         drop(inside);
@@ -191,8 +208,15 @@ impl Map {
         Ok(())
     }
 
-    /// Frees the numbers of sets that no page has. `ENOSPC`: there are none. Context: `changing` is
-    /// held.
+    /// Frees the numbers of sets that no page has.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if there are none.
+    ///
+    /// # Context
+    ///
+    /// May sleep; `changing` is held.
     fn sweep(&self) -> Result {
         let mut used = [0u64; Sets::MOST / u64::BITS as usize + 1];
         let mut inside = self.inside.lock();
@@ -218,7 +242,7 @@ impl Map {
         inside.sets.retain(is_used)
     }
 
-    /// What `device` sees in all of `range`.
+    /// Returns the attributes that `device` has in all of `range`.
     pub(crate) fn common(&self, range: PageRange, device: Cookie) -> Common {
         let (first, last) = numbers(range);
         let inside = self.inside.lock();
@@ -241,8 +265,8 @@ impl Map {
         common.unwrap_or(Common::of(Attributes::DEFAULT))
     }
 
-    /// The attributes at `addr` that `device` sees, and how far within `limits` they are the same,
-    /// at least.
+    /// Returns the attributes of `device` at `addr`, and a range within `limits` in which they are
+    /// the same. The attributes beyond that range may be the same, too.
     pub(crate) fn at(
         &self,
         addr: usize,
@@ -263,31 +287,36 @@ impl Map {
         )
     }
 
-    /// Whether anything was ever said. Context: any.
+    /// Returns whether attributes were ever changed. Context: any.
     pub(crate) fn was_used(&self) -> bool {
         self.used.load(Relaxed)
     }
 
-    /// Whether anything was ever to be mapped always, by any device. Context: any.
+    /// Returns whether `accessed_by` was ever set, for any device. Context: any.
     #[inline]
     pub(crate) fn any_accessed(&self) -> bool {
         self.accessed.load(Relaxed)
     }
 
-    /// Whether anything may be said of a part of `range`, here or aside.
+    /// Returns whether a part of `range` may have attributes, including those that are set aside.
     pub(crate) fn any(&self, range: PageRange) -> bool {
         let (first, last) = numbers(range);
         self.ranges.find(first, last).is_some() || self.is_unsettled()
     }
 
-    /// Removes what was said of `device`, whose last mirror closes. Context: may sleep.
+    /// Removes the attributes of `device`, whose last mirror is being closed. Context: may sleep.
     pub(crate) fn forget(&self, device: Cookie) {
         if self.was_used() {
             self.inside.lock().sets.forget(device);
         }
     }
 
-    /// `range` is unmapped or moved. Context: must not wait for memory; takes a mutex below the table lock.
+    /// Sets the attributes of `range` aside, which is being unmapped or moved.
+    ///
+    /// # Context
+    ///
+    /// Invalidation callbacks; does not allocate with reclaim. Takes a mutex that is below the
+    /// table lock in the lock order.
     pub(crate) fn lose(&self, range: PageRange) {
         let (first, last) = numbers(range);
         if self.ranges.find(first, last).is_none() {
@@ -305,29 +334,35 @@ impl Map {
                 last: piece.last.min(last),
                 value: piece.value,
             };
-            // There is room.
+            // Cannot fail: the capacity is `ASIDE`.
             let _full = aside.push_within_capacity(part);
             if part.last == usize::MAX {
                 break;
             }
             at = part.last + 1;
         }
-        // Before they leave the tree: who finds them there no more looks here.
+        // Set before the attributes are removed from the tree: a task that does not find them there
+        // must see that they are set aside.
         self.unsettled.store(true, Release);
         if self.ranges.store(first..=last, None, Wait::No).is_err() {
-            // Not even a few bytes to split a range: better none than wrong ones.
+            // The node for the split of a range could not be allocated. Drop all attributes,
+            // because stale ones would be wrong.
             self.ranges.clear();
         }
     }
 
-    /// Finds what was put aside. `find(offset, from)` says which anonymous mapping that ends behind
-    /// page `from` has a page of that offset. Attributes move only within `watched`, where it is
-    /// told if the pages move again.
+    /// Searches the pages whose attributes were set aside, and stores the attributes at their new
+    /// addresses. `find(offset, from)` returns the first anonymous VMA that ends behind page `from`
+    /// and has the page with that offset. Attributes are stored only within `watched`, where events
+    /// report further moves of the pages.
     ///
     /// # Errors
     ///
-    /// The range of a mapping that has to be watched, too; then to be called again. Context: the
-    /// mmap lock is held; may sleep.
+    /// - The range of a VMA that must be watched, too. The caller then calls this again.
+    ///
+    /// # Context
+    ///
+    /// May sleep; the mmap lock is held.
     pub(crate) fn settle(
         &self,
         watched: Option<PageRange>,
@@ -338,7 +373,7 @@ impl Map {
             let piece = {
                 let mut inside = self.inside.lock();
                 let Some(piece) = inside.aside.pop() else {
-                    // Only now: all that was found is in the tree.
+                    // Cleared only now, because all attributes that were found are in the tree.
                     self.unsettled.store(false, Relaxed);
                     return Ok(());
                 };
@@ -364,13 +399,13 @@ impl Map {
                                 first: number,
                                 ..piece
                             };
-                            // Without room, which others have used meanwhile, it is lost.
+                            // If concurrent events have used the room, the piece is dropped.
                             let _ = self.inside.lock().aside.push_within_capacity(rest);
-                            // The whole mapping, because its other pieces have moved, too.
+                            // The whole VMA, because its other pieces have moved, too.
                             let all = PageRange::from_pages(found.first << PAGE_SHIFT, found.pages);
                             return Err(all.unwrap_or(to));
                         }
-                        // Without memory it is lost.
+                        // If memory cannot be allocated, the piece is dropped.
                         let to = at..=at + pages - 1;
                         let _ = self.ranges.store(to, pack(set, found.home), Wait::Yes);
                         step = pages;
@@ -383,12 +418,12 @@ impl Map {
         }
     }
 
-    /// Whether something was put aside. Context: any.
+    /// Returns whether pieces are set aside. Context: any.
     pub(crate) fn is_unsettled(&self) -> bool {
         self.unsettled.load(Acquire)
     }
 
-    /// Forgets what was put aside. Context: may sleep.
+    /// Drops the pieces that are set aside. Context: may sleep.
     pub(crate) fn forget_aside(&self) {
         let _changing = self.changing.lock();
         let mut inside = self.inside.lock();
@@ -397,7 +432,7 @@ impl Map {
     }
 }
 
-/// Whether all of `range` is watched.
+/// Returns whether all of `range` is watched.
 fn is_within(range: &PageRange, watched: Option<PageRange>) -> bool {
     watched.is_some_and(|watched| watched.intersect(range) == Some(*range))
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One attempt of a step: isolate, allocate, copy, migrate, switch, finalize.
+//! One attempt of a migration step: isolate, allocate, copy, migrate, replace device PTEs,
+//! finalize.
 
 use super::{survey::Movable, PageOutcome, Target};
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
 };
 use kernel::{mm::virt::flags, prelude::*};
 
-/// Room for one block in flight.
+/// Buffers for one block in flight.
 pub(super) struct Slot<F: Format> {
     batch: Batch,
     copies: Copies,
@@ -27,8 +28,13 @@ pub(super) struct Slot<F: Format> {
 }
 
 impl<F: Format> Slot<F> {
-    /// For blocks of up to `room` pages, whose copies are cancelled when `stop` is set. `ENOMEM`.
-    // Made in its place, because it is large.
+    /// Allocates the buffers for blocks of up to `room` pages, whose copies are cancelled when
+    /// `stop` is set.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    // Initialized in place, because it is large.
     pub(super) fn new(
         room: usize,
         spares: Spares<F>,
@@ -47,7 +53,7 @@ impl<F: Format> Slot<F> {
     }
 }
 
-/// What a block in flight borrows.
+/// Buffers and outcomes that a block in flight borrows.
 pub(super) struct Place<'a, F: Format> {
     pub(super) slot: &'a mut Slot<F>,
     pub(super) joined: &'a mut Joined,
@@ -55,31 +61,31 @@ pub(super) struct Place<'a, F: Format> {
     pub(super) pages: &'a mut [PageOutcome],
 }
 
-/// Room that steps use again. Made in its place, because it is large.
+/// Buffers that the steps of a migration reuse. Initialized in place, because it is large.
 pub(super) struct Work<F: Format> {
     pub(super) slot: Slot<F>,
-    /// Outcomes of the step.
+    /// Outcomes of the pages of the step.
     pub(super) pages: [PageOutcome; PMD_PAGES],
     /// Index in `pages` of the first page of the attempt.
     pub(super) first: usize,
-    /// Entries that moved, of all steps.
+    /// Number of entries that moved in all steps.
     pub(super) entries: usize,
 }
 
-/// How an attempt ended.
+/// Result of an attempt that did not fail.
 pub(super) enum Attempt {
     Done {
-        /// The device lost entries of pages that moved.
+        /// Whether the device has lost PTEs of pages that moved.
         lost: bool,
     },
-    /// A huge page could not be had. Nothing has moved.
+    /// No huge page could be allocated. No page has moved.
     NoHuge,
 }
 
-/// Notes the outcome of the pages of `entry`.
+/// Records the outcome of the pages of `entry`.
 #[inline]
 fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
-    // Most entries are small, and a loop becomes a call.
+    // Fast path, because most entries have one page, and `fill` compiles to a call.
     if let (1, Some(page)) = (entry.pages, pages.get_mut(entry.index)) {
         *page = outcome;
     } else if let Some(pages) = pages.get_mut(entry.index..entry.index + entry.pages) {
@@ -87,10 +93,10 @@ fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
     }
 }
 
-/// Isolates `movable`, which was announced, for its migration. Then it is in `in_flight`, with
-/// `rest`.
-// A stack frame of its own: the states of a migration are large. For the same reason it is put
-// where it stays.
+/// Isolates `movable`, which was announced, and stores the isolated pages and `rest` in
+/// `in_flight`.
+// Not inlined: the states of a migration are large and need a stack frame of their own. For the
+// same reason the result is written in place.
 #[inline(never)]
 fn isolate<'p, 'a, 'm, D: Device>(
     movable: Movable<'a>,
@@ -115,11 +121,11 @@ fn isolate<'p, 'a, 'm, D: Device>(
 #[must_use = "dropping it restores the pages"]
 pub(super) struct InFlight<'a, 'm, D: Device> {
     copying: Copying<'a, 'a, (Announced<'m, D>, Readers<'a>)>,
-    // Dropped after the destinations.
+    // Dropped after the destinations, so that an unplug waits for them.
     rest: Rest<'a, D>,
 }
 
-/// What is needed to finish an attempt.
+/// State that is needed to finish an attempt.
 struct Rest<'a, D: Device> {
     arrival: Option<Arrival<'a>>,
     _departure: Option<Step<'a>>,
@@ -133,43 +139,50 @@ struct Rest<'a, D: Device> {
 }
 
 impl<D: Device> InFlight<'_, '_, D> {
-    /// Ends the time that counts as that of the copies, until [`Self::resume`].
+    /// Stops the measurement of the copy phase until [`Self::resume`].
     pub(super) fn pause(&mut self) {
         self.rest.lap.end(Phase::Copy);
     }
 
-    /// From now on, the time counts as that of the copies again.
+    /// Continues the measurement of the copy phase.
     pub(super) fn resume(&mut self) {
         self.rest.lap = Lap::start();
     }
 
-    /// The mapping.
+    /// Returns the VMA of the pages.
     pub(super) fn vma(&self) -> Vma<'_> {
         self.rest.vma
     }
 
-    /// Whether a copy is outstanding.
+    /// Returns whether a copy is outstanding.
     pub(super) fn is_outstanding(&self) -> bool {
         self.copying.is_outstanding()
     }
 }
 
-/// How the first half of an attempt ended.
+/// Result of the first half of an attempt.
 pub(super) enum Submitted {
-    /// Copies are outstanding, or completed.
+    /// Copies are outstanding or completed.
     InFlight,
-    /// A huge page could not be had. The pages were restored.
+    /// No huge page could be allocated. The pages were restored.
     NoHuge,
 }
 
-/// Waits for the copies of what is in `place`, migrates the pages, and notes their outcomes. Adds
-/// to `entries`. Returns whether the device lost entries of pages that moved.
+/// Waits for the copies of the pages in `place`, migrates the pages, and records their outcomes.
+/// Adds the number of moved entries to `entries`. Returns whether the device has lost PTEs of pages
+/// that moved.
 ///
 /// # Errors
 ///
-/// `ENODEV`: the device memory was unplugged. `EINVAL`: `place` is empty. Those of
-/// [`Announced::switch_to_device`].
-// A stack frame of its own, as of the functions below: the states of a migration are large.
+/// - `ENODEV` if the device memory was unplugged. The pages were restored.
+/// - `EINVAL` if `place` is empty.
+/// - Those of [`Announced::switch_to_device`].
+///
+/// # Context
+///
+/// May sleep.
+// Not inlined, as the functions below: the states of a migration are large and need stack frames
+// of their own.
 #[inline(never)]
 pub(super) fn finish<D: Device>(
     place: &mut Option<InFlight<'_, '_, D>>,
@@ -179,7 +192,7 @@ pub(super) fn finish<D: Device>(
     let failed = copying.complete();
     rest.lap.end(Phase::Copy);
     if rest.arrival.as_ref().is_some_and(Arrival::is_late) {
-        // Puts everything back.
+        // Restores the pages.
         *place = None;
         return Err(ENODEV);
     }
@@ -194,8 +207,8 @@ pub(super) fn finish<D: Device>(
     migrate_and_switch(copying.into_isolated(), rest, entries)
 }
 
-/// Migrates `isolated`, which was copied, and notes the outcomes of its pages. Returns as
-/// [`finish`].
+/// Migrates `isolated`, whose copies have completed, and records the outcomes of its pages. Returns
+/// the same as [`finish`].
 #[inline(never)]
 fn migrate_and_switch<D: Device>(
     isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
@@ -216,7 +229,7 @@ fn migrate_and_switch<D: Device>(
     lap.end(Phase::Switch);
     for entry in migrated.moved().entries() {
         *entries += usize::from(entry.source != Source::Hole);
-        // Until the device turns out to have an entry.
+        // `each` changes the outcome if the device has a PTE.
         if target == Target::System {
             set(pages, &entry, PageOutcome::Moved);
         }
@@ -244,8 +257,8 @@ fn migrate_and_switch<D: Device>(
     let mut result = Ok(());
     let mut lap = None;
     migrated.finalize(|(announced, readers), moved| {
-        // The others' entries name the new places before this device gets its own: what it writes at once, they must
-        // not read as it was before.
+        // Replace the PTEs of the other mirrors first. Otherwise this device could write to the new
+        // page while another device still reads the old one.
         let others = readers.switch(moved);
         let settled = match target {
             Target::Device => {
@@ -258,7 +271,7 @@ fn migrate_and_switch<D: Device>(
             }
             Target::System => announced.switch_to_system(moved, &mut each),
         };
-        // The time until here has been accounted for.
+        // The time until here is part of other phases.
         lap = Some(Lap::start());
         (settled, others)
     });
@@ -268,8 +281,9 @@ fn migrate_and_switch<D: Device>(
     result.map(|()| lost)
 }
 
-/// Gives `isolated`, the pages of `piece`, destinations: in device memory if there is an `arrival`,
-/// else in system memory. Notes pages without one. Returns whether a huge page could not be had.
+/// Allocates destinations for `isolated`, the pages of `piece`: in device memory with an `arrival`,
+/// else in system memory. Records pages without a destination. Returns whether a huge page could
+/// not be allocated.
 #[inline(never)]
 fn fill<M: MemoryOps, R>(
     isolated: &mut Isolated<'_, R>,
@@ -307,7 +321,7 @@ fn fill<M: MemoryOps, R>(
             isolated.fill(|entry| {
                 let order = entry.order();
                 let refused = pages.get(entry.index) == Some(&PageOutcome::NoMemory);
-                // The core offers holes, too, but there is nothing to bring back.
+                // migrate_vma_setup() also collects holes, which have no page to migrate.
                 if entry.source == Source::Hole || refused {
                     return None;
                 }
@@ -331,9 +345,18 @@ fn fill<M: MemoryOps, R>(
     no_huge
 }
 
-/// Isolates `movable`, which was announced for `request`, as far as that is possible, and submits
-/// its copies. Then the pages are in `in_flight`, which is empty before; after an error they may be
-/// there, too: drop it.
+/// Isolates the pages of `movable` that can be isolated, and submits their copies. `movable` was
+/// announced for `request`. Stores the pages in `in_flight`, which must be empty. After an error
+/// the caller must drop `in_flight`, because it may contain pages.
+///
+/// # Errors
+///
+/// - `ENODEV` if the device memory was unplugged.
+/// - `EINVAL`, and those of the isolation and of [`Copying::submit`].
+///
+/// # Context
+///
+/// May sleep. The mmap lock is held.
 #[inline(never)]
 pub(super) fn submit<'a, 'm, D: Device>(
     (mirror, memory): (&Mirror<D>, &'a Memory<D::Memory>),
@@ -356,7 +379,8 @@ pub(super) fn submit<'a, 'm, D: Device>(
     let readers = joined.join(mirror.space_name(), request, mirror.place_in_space());
     let piece = announced.range();
     let huge = compound && piece.is_pmd();
-    // Coherent folios stay small: the core never collects huge ones on the way back.
+    // Coherent folios are allocated small, because migrate_vma_setup() never collects huge ones
+    // when they are migrated back.
     let compound = huge && memory.is_private();
     if huge && !compound && memory.driver_fails(PMD_ORDER) {
         return Ok(Submitted::NoHuge);
@@ -390,7 +414,7 @@ pub(super) fn submit<'a, 'm, D: Device>(
     );
     rest.lap.end(Phase::Allocate);
     if no_huge {
-        // Puts everything back.
+        // Restores the pages.
         *in_flight = None;
         return Ok(Submitted::NoHuge);
     }
@@ -402,7 +426,7 @@ pub(super) fn submit<'a, 'm, D: Device>(
 }
 
 impl<F: Format> Work<F> {
-    /// For steps of up to `room` pages, otherwise as [`Slot::new`].
+    /// Allocates buffers for steps of up to `room` pages, as [`Slot::new`].
     pub(super) fn new(room: usize, spares: Spares<F>, stop: Option<Stop>) -> Result<KBox<Self>> {
         let work = try_init!(Self {
             slot <- Slot::new(room, spares, stop),
@@ -413,7 +437,12 @@ impl<F: Format> Work<F> {
         KBox::init(work, GFP_KERNEL)
     }
 
-    /// Migrates `movable`, which was announced for `request`, as far as it can be isolated.
+    /// Migrates the pages of `movable` that can be isolated. `announced` has the announcement and
+    /// its request.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`submit`] and [`finish`].
     pub(super) fn isolate_and_move<D: Device<Format = F>>(
         &mut self,
         on: (&Mirror<D>, &Memory<D::Memory>),

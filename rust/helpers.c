@@ -62,8 +62,9 @@ int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm)
 EXPORT_SYMBOL_GPL(rust_hmm_mmap_read_lock_killable);
 
 /*
- * Gives @mm its tree of interval notifiers, so that no insertion takes the mmap
- * lock. mmu_interval_notifier_insert() would wait for it unkillably.
+ * Allocates the interval notifier tree of @mm, so that later insertions do not
+ * take the mmap lock. mmu_interval_notifier_insert() would wait for it, and not
+ * be killable. Returns 0, -EINTR if the task was killed, or -ENOMEM.
  */
 int rust_hmm_notifier_register(struct mm_struct *mm)
 {
@@ -75,8 +76,8 @@ int rust_hmm_notifier_register(struct mm_struct *mm)
 		return ret;
 	/*
 	 * An empty range is refused, but only after the tree has been
-	 * allocated. mmu_notifier_register() would lock all mappings also if
-	 * there is a tree.
+	 * allocated. mmu_notifier_register() would lock all mappings even if
+	 * the tree exists.
 	 */
 	ret = mmu_interval_notifier_insert_locked(&empty, mm, 0, 0, &no_ops);
 	mmap_write_unlock(mm);
@@ -112,9 +113,9 @@ struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 EXPORT_SYMBOL_GPL(rust_hmm_vma_lookup);
 
 /*
- * What its anonymous pages are numbered from, which they keep when they are
- * moved, by mremap too. Private copies of a file's pages had the file's offset
- * before 7.3.
+ * Returns the page offset at which the anonymous pages of @vma begin. Pages
+ * keep their offset when they are moved, also by mremap(). Before 7.3, private
+ * copies of file pages had the offset of the file.
  */
 unsigned long rust_hmm_vma_anon_offset(const struct vm_area_struct *vma)
 {
@@ -126,17 +127,20 @@ unsigned long rust_hmm_vma_anon_offset(const struct vm_area_struct *vma)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_anon_offset);
 
-/* Whether @vma has the page of offset @pgoff, see rust_hmm_vma_anon_offset(). */
+/*
+ * Returns whether @vma contains page offset @pgoff, see
+ * rust_hmm_vma_anon_offset().
+ */
 bool rust_hmm_vma_has_offset(const struct vm_area_struct *vma,
 			     unsigned long pgoff)
 {
-	/* Less than the first one is far more than any. */
+	/* Unsigned: an offset below the first one becomes a huge number. */
 	return pgoff - rust_hmm_vma_anon_offset(vma) < vma_pages(vma);
 }
 
 /*
- * The first mapping with anonymous pages that ends behind @from and has the page
- * of offset @pgoff.
+ * Returns the first VMA with an anon_vma that ends behind @from and contains
+ * page offset @pgoff, or NULL. The mmap lock must be held.
  */
 struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
 					      unsigned long from,
@@ -152,7 +156,7 @@ struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_of_offset);
 
-/* Names the reverse mapping; 0 if nothing was ever there. */
+/* Identifies the anon_vma of @vma; 0 if it never had anonymous pages. */
 unsigned long rust_hmm_vma_anon(const struct vm_area_struct *vma)
 {
 	return (unsigned long)READ_ONCE(vma->anon_vma);
@@ -178,9 +182,10 @@ bool rust_hmm_fatal_signal_pending(void)
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
 
 /*
- * Returns whether the task was killed. schedule_timeout_killable() would return early: after
- * any wake-up, including a delayed one from an earlier wait, and when jiffies catch up after
- * late ticks.
+ * Sleeps for @ms, and returns whether the task was killed.
+ * schedule_timeout_killable() would return early: after any wake-up, including
+ * a delayed one from an earlier wait, and when jiffies catch up after late
+ * ticks.
  */
 bool rust_hmm_sleep_killable(unsigned int ms)
 {
@@ -194,7 +199,10 @@ bool rust_hmm_sleep_killable(unsigned int ms)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_sleep_killable);
 
-/* Where the kernel does not count, it cannot be told: then lockdep must. */
+/*
+ * Returns whether the current task may sleep. Without CONFIG_PREEMPT_COUNT, a
+ * section with preemption disabled is not detected here, only by lockdep.
+ */
 bool rust_hmm_may_sleep(void)
 {
 	return in_task() && !rcu_preempt_depth() &&
@@ -202,7 +210,10 @@ bool rust_hmm_may_sleep(void)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_may_sleep);
 
-/* Without a reference, of which the last one could tear it down here. */
+/*
+ * Returns whether @mm has users. Takes no reference, because dropping the last
+ * one would tear down the address space here.
+ */
 bool rust_hmm_mm_in_use(const struct mm_struct *mm)
 {
 	return atomic_read(&mm->mm_users) != 0;
@@ -210,8 +221,8 @@ bool rust_hmm_mm_in_use(const struct mm_struct *mm)
 EXPORT_SYMBOL_GPL(rust_hmm_mm_in_use);
 
 /*
- * From now on what this task allocates with __GFP_ACCOUNT is charged to the
- * control group of @mm. Returns what it was charged to before.
+ * Charges allocations of this task with __GFP_ACCOUNT to the memory cgroup of
+ * @mm, until rust_hmm_charge_end(). Returns the previous cgroup.
  */
 struct mem_cgroup *rust_hmm_charge_to(struct mm_struct *mm)
 {
@@ -225,7 +236,7 @@ void rust_hmm_charge_end(struct mem_cgroup *old)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_charge_end);
 
-/* As xa_insert(), for memory that is accounted. */
+/* Calls xa_insert() with accounted memory. */
 int rust_hmm_xa_insert(struct xarray *xa, unsigned long index, void *entry)
 {
 	return xa_insert(xa, index, entry, GFP_KERNEL_ACCOUNT);
@@ -236,14 +247,14 @@ bool rust_hmm_refcount_inc_not_zero(refcount_t *count)
 	return refcount_inc_not_zero(count);
 }
 
-/* Frees what kmalloc() has given, after a grace period. May sleep. */
+/* Frees an object from kmalloc() after a grace period. May sleep. */
 void rust_hmm_free_rcu(void *object)
 {
 	kvfree_rcu_mightsleep(object);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_free_rcu);
 
-/* Returns the running thread with a reference of the caller's. */
+/* Starts a thread. The caller owns a reference to the returned task. */
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
 					 const char *name)
 {
@@ -257,7 +268,10 @@ struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_kthread_run);
 
-/* Waits for the thread's end; -EINTR if it never began. */
+/*
+ * Stops the thread, waits for its end, and drops the reference. Returns -EINTR
+ * if the thread never ran.
+ */
 int rust_hmm_kthread_stop_put(struct task_struct *task)
 {
 	return kthread_stop_put(task);
@@ -288,14 +302,14 @@ struct page *rust_hmm_vmf_page(const struct vm_fault *vmf)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vmf_page);
 
-/* The fault holds the folio's lock: nobody else splits it. */
+/* The fault holds the folio lock, so that no other task can split the folio. */
 bool rust_hmm_vmf_folio_is_large(const struct vm_fault *vmf)
 {
 	return folio_test_large(page_folio(vmf->page));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vmf_folio_is_large);
 
-/* Whether the fault can be repeated with the mmap lock let go in between. */
+/* Returns whether the fault may drop the mmap lock and be retried. */
 bool rust_hmm_vmf_can_retry(const struct vm_fault *vmf)
 {
 	return (vmf->flags & FAULT_FLAG_ALLOW_RETRY) &&
@@ -303,14 +317,21 @@ bool rust_hmm_vmf_can_retry(const struct vm_fault *vmf)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vmf_can_retry);
 
-/* Whether the task returns to user mode after the fault, and repeats the instruction. */
+/*
+ * Returns whether the fault came from user mode, so that the task repeats the
+ * instruction after the fault.
+ */
 bool rust_hmm_vmf_is_user(const struct vm_fault *vmf)
 {
 	return vmf->flags & FAULT_FLAG_USER;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vmf_is_user);
 
-/* As folio_lock_or_retry(): the mapping is not valid any more. */
+/*
+ * Drops the mmap lock and returns VM_FAULT_RETRY, as folio_lock_or_retry() does;
+ * the VMA is not valid afterwards. With FAULT_FLAG_RETRY_NOWAIT the lock stays
+ * held. Returns 0 if the fault cannot be retried.
+ */
 vm_fault_t rust_hmm_vmf_retry(struct vm_fault *vmf)
 {
 	if (!rust_hmm_vmf_can_retry(vmf))
@@ -327,7 +348,9 @@ unsigned long rust_hmm_page_to_pfn(const struct page *page)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_page_to_pfn);
 
-/* The device memory a page belongs to, or NULL for other memory. */
+/*
+ * Returns the pagemap of the device memory of a page, or NULL for other memory.
+ */
 struct dev_pagemap *rust_hmm_pfn_pgmap(unsigned long pfn)
 {
 	struct page *page = pfn_to_page(pfn);
@@ -354,12 +377,12 @@ unsigned int rust_hmm_pfn_order(unsigned long pfn)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_order);
 
-/* Without a call where folio_mark_dirty() would do no more. */
+/* folio_mark_dirty(), with an inline fast path for anonymous folios. */
 static __always_inline void mark_dirty(struct folio *folio)
 {
 	unsigned long flags = READ_ONCE(folio->flags.f);
 
-	/* A folio without this flag is not in the swap cache. */
+	/* A folio without PG_swapcache is not in the swap cache. */
 	if (unlikely(flags & BIT(PG_swapcache)) || !folio_test_anon(folio))
 		folio_mark_dirty(folio);
 	else if (!(flags & BIT(PG_dirty)))
@@ -380,7 +403,7 @@ void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mark_dirty);
 
-/* Marks the folios of @count page frames dirty, of one at least. */
+/* Marks the folios of @count page frames dirty; @count must not be 0. */
 void rust_hmm_mark_all_dirty(const unsigned long *pfns, unsigned long count)
 {
 	const unsigned long *end = pfns + count;
@@ -401,9 +424,9 @@ void rust_hmm_folio_unlock_put(unsigned long pfn)
 EXPORT_SYMBOL_GPL(rust_hmm_folio_unlock_put);
 
 /*
- * Allocates and locks a folio for migration to system memory; it is dirty. With @vma the
- * memory policy of @addr applies. Without @must the attempt is cheap: it
- * neither retries nor warns. Returns the page frame number, 0 on failure.
+ * Allocates and locks a folio for migration to system memory; it is dirty. With
+ * @vma the memory policy of @addr applies. Without @must the attempt is cheap:
+ * it neither retries nor warns. Returns the page frame number, 0 on failure.
  */
 unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 					  unsigned long addr,
@@ -426,14 +449,17 @@ unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_folio_alloc_locked);
 
-/* Pages that are taken from the allocator at once; they are on the stack. */
+/*
+ * Pages in each call of the bulk allocator; the array of them is on the stack.
+ */
 #define BULK 32
 
 /*
- * Gives each marked place of @dst, all bits of which are set, a new locked dirty
- * page, as far as there are any without an effort; the others become 0, and so
- * do all where a memory policy asks for pages of its own choice. @marked of the
- * @npages places are marked. Returns whether each of these has a page.
+ * Allocates locked, dirty pages for the marked entries of @dst, which are
+ * ULONG_MAX. @marked of the @npages entries are marked. Entries for which the
+ * bulk allocator has no page become 0. All of them become 0 if a memory policy
+ * applies, because the bulk allocator ignores it. Returns whether each marked
+ * entry got a page.
  */
 bool rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 			  unsigned long npages, unsigned long marked)
@@ -464,7 +490,9 @@ bool rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 			all = false;
 			continue;
 		}
-		/* Nobody else knows of it, so that its lock is free. */
+		/*
+		 * No other task has a reference, so that the page lock is free.
+		 */
 		__SetPageLocked(pages[next]);
 		SetPageDirty(pages[next]);
 		dst[i] = migrate_pfn(page_to_pfn(pages[next++]));
@@ -474,11 +502,12 @@ bool rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 EXPORT_SYMBOL_GPL(rust_hmm_fill_marked);
 
 /*
- * The kernel clears no flags of a device page that is freed, and the lowest
- * eight only when it is initialized. Others, which a migration has set, stay: a
- * page that was active can become unevictable too, which is a BUG on its way
- * back, and PG_active of the second page of a large folio is
- * PG_has_hwpoisoned. All pages of ZONE_DEVICE have PG_reserved.
+ * Clears page flags of the previous use. The kernel clears no flags when a
+ * device page is freed, and only the lowest eight when it is initialized. Flags
+ * that a migration has set would stay: a page that was active could also become
+ * unevictable, which is a BUG when it is migrated back, and PG_active of the
+ * second page of a large folio is PG_has_hwpoisoned. All pages of ZONE_DEVICE
+ * have PG_reserved.
  */
 static void clear_stale_flags(struct page *page, unsigned int order)
 {
@@ -498,10 +527,10 @@ void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_init);
 
 /*
- * Of a device folio whose last reference is gone: its first page frame number,
- * its order and its device memory. A free head page that still says that it is
- * of a large folio would make others take later small folios behind it for its
- * parts.
+ * Returns the first page frame number, the order and the pagemap of a device
+ * folio whose last reference was dropped, and makes its pages small. If a free
+ * head page still had the order, small folios that are allocated behind it
+ * later would be taken for its tail pages.
  */
 unsigned long rust_hmm_device_folio_reset(struct folio *folio,
 					  unsigned int *order,
@@ -512,7 +541,10 @@ unsigned long rust_hmm_device_folio_reset(struct folio *folio,
 	*order = folio_order(folio);
 	*pgmap = page_pgmap(page);
 	if (*order) {
-		/* As zone_device_page_init() does it, for those that hold the order. */
+		/*
+		 * As zone_device_page_init(), for the pages that store the
+		 * order.
+		 */
 		page[0].flags.f &= ~0xffUL;
 		page[1].flags.f &= ~0xffUL;
 #ifdef NR_PAGES_IN_LARGE_FOLIO
@@ -535,7 +567,10 @@ void rust_hmm_ranges_init(struct maple_tree *tree)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_ranges_init);
 
-/* Value 0 removes. Without @wait it takes what memory there is. */
+/*
+ * Stores @value for @first to @last; 0 removes the range. With @wait the
+ * allocation may reclaim, otherwise it is GFP_NOWAIT.
+ */
 int rust_hmm_ranges_set(struct maple_tree *tree, unsigned long first,
 			unsigned long last, unsigned long value, bool wait)
 {
@@ -546,7 +581,9 @@ int rust_hmm_ranges_set(struct maple_tree *tree, unsigned long first,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_ranges_set);
 
-/* The value of the first range that reaches into @from to @to; 0 if none. */
+/*
+ * Returns the value of the first range that overlaps @from to @to; 0 if none.
+ */
 unsigned long rust_hmm_ranges_find(struct maple_tree *tree, unsigned long from,
 				   unsigned long to, unsigned long *first,
 				   unsigned long *last)
@@ -563,7 +600,7 @@ unsigned long rust_hmm_ranges_find(struct maple_tree *tree, unsigned long from,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_ranges_find);
 
-/* The value at @index, and the range that has it; 0 if none. */
+/* Returns the value at @index, and its range; 0 if there is none. */
 unsigned long rust_hmm_ranges_at(struct maple_tree *tree, unsigned long index,
 				 unsigned long *first, unsigned long *last)
 {
@@ -589,7 +626,7 @@ int rust_hmm_request_region(u64 start, u64 size, const char *name)
 {
 	if (request_mem_region(start, size, name))
 		return 0;
-	/* It does not say whether somebody has it, or there was no memory. */
+	/* request_mem_region() does not distinguish -EBUSY and -ENOMEM. */
 	if (region_intersects(start, size, IORESOURCE_MEM | IORESOURCE_BUSY,
 			      IORES_DESC_NONE) == REGION_DISJOINT)
 		return -ENOMEM;
@@ -615,7 +652,10 @@ void rust_hmm_release_region(u64 start, u64 size)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_release_region);
 
-/* Zeroed, and aligned to @size, a power of two and at least a page. */
+/*
+ * Allocates zeroed memory that is aligned to @size, which must be a power of
+ * two and at least the page size. May sleep.
+ */
 void *rust_hmm_table_alloc(size_t size, u64 *addr)
 {
 	struct page *page;
@@ -657,8 +697,8 @@ bool rust_hmm_kunit_is_dirty(unsigned long pfn)
 }
 
 /*
- * Flags that a migration may have set. Of the second page of a large folio two
- * of them have other names: PG_has_hwpoisoned and PG_partially_mapped.
+ * Flags that a migration may have set. In the second page of a large folio, two
+ * of them have other meanings: PG_has_hwpoisoned and PG_partially_mapped.
  */
 #define STALE (BIT(PG_active) | BIT(PG_reclaim) | BIT(PG_unevictable))
 
@@ -673,8 +713,9 @@ bool rust_hmm_kunit_has_stale_flags(unsigned long pfn)
 }
 
 /*
- * Anonymous memory in an address space of the test's own; 0 on failure. A test
- * may map more than there is, and use a part of it: kunit.py's machines are small.
+ * Maps anonymous memory in an address space of the test; 0 on failure. A test
+ * may map more memory than the machine has and use a part of it, because the
+ * machines of kunit.py are small.
  */
 unsigned long rust_hmm_kunit_mmap(unsigned long len)
 {
@@ -692,7 +733,7 @@ int rust_hmm_kunit_munmap(unsigned long addr, unsigned long len)
 
 /*
  * Opens the misc device of @minor, with misc_mtx held as in an open of its
- * node. The thread of a test has no root directory in which the node is.
+ * device node. The thread of a test has no root directory with the node.
  */
 struct file *rust_hmm_kunit_open_misc(unsigned int minor)
 {
@@ -707,7 +748,10 @@ struct file *rust_hmm_kunit_open_misc(unsigned int minor)
 	inode = file_inode(file);
 	init_special_inode(inode, S_IFCHR | 0600, MKDEV(MISC_MAJOR, minor));
 	ret = inode->i_fop->open(inode, file);
-	/* The file is leaked then: only the VFS can undo a part of an open. */
+	/*
+	 * On error the file is leaked, because only the VFS can undo a partial
+	 * open.
+	 */
 	return ret ? ERR_PTR(ret) : file;
 }
 #endif

@@ -11,8 +11,9 @@
 #include <linux/types.h>
 
 /*
- * The folio of a mapped page, which may be added to an LRU list concurrently:
- * compound_head shares its word with lru.next, whose bit 0 is clear.
+ * Returns the folio of a mapped page. The data race is with a concurrent
+ * addition to an LRU list, and harmless: compound_head shares its word with
+ * lru.next, whose bit 0 is clear.
  */
 #define mapped_page_folio(page) data_race(page_folio(page))
 
@@ -69,7 +70,7 @@ struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
 					 const char *name);
 int rust_hmm_kthread_stop_put(struct task_struct *task);
 
-/* Who maps a page */
+/* Address spaces that map a page */
 struct rust_hmm_user {
 	struct mm_struct *mm;
 	unsigned long addr;
@@ -82,29 +83,32 @@ bool rust_hmm_vma_run(struct vm_area_struct *vma, unsigned long addr,
 		      unsigned long first, unsigned long last,
 		      unsigned long *seen, unsigned long *start,
 		      unsigned long *end);
-/* What pages are to a migration */
+/* State of pages for a migration */
 enum rust_hmm_pages {
-	/* Anonymous system memory, or nothing yet where that can come. */
+	/* Anonymous system memory, or holes that a fault fills with it. */
 	RUST_HMM_PAGES_SYSTEM,
-	/* In the device memory asked for. */
+	/* In the device memory @tile. */
 	RUST_HMM_PAGES_DEVICE,
-	/* Others migrate them. */
+	/* Being migrated by another task. */
 	RUST_HMM_PAGES_BUSY,
-	/* Somebody has a reference, for a moment or for long. */
+	/* Another user has a reference, temporarily or permanently. */
 	RUST_HMM_PAGES_HELD,
-	/* They cannot move: of a file, pinned, merged, of another device. */
+	/* Not movable: file pages, pinned, KSM, or memory of another device. */
 	RUST_HMM_PAGES_STAY,
-	/* The core takes nothing of such a mapping. */
+	/* In a VMA from which migrate_vma_setup() isolates no pages. */
 	RUST_HMM_PAGES_REFUSED,
 };
 
 /* Folios of pages */
 enum rust_hmm_folios {
-	/* Small ones only, and no hole that a CPU fault may fill with a large one. */
+	/*
+	 * Small folios only, and no hole that a CPU fault may fill with a large
+	 * one.
+	 */
 	RUST_HMM_FOLIOS_SMALL,
-	/* One huge page, which is mapped by a PMD. */
+	/* One huge page that is mapped by a PMD. */
 	RUST_HMM_FOLIOS_HUGE,
-	/* Large ones, or holes for them. */
+	/* Large folios, or holes for them. */
 	RUST_HMM_FOLIOS_LARGE,
 };
 
@@ -122,15 +126,17 @@ void rust_hmm_pfn_get(unsigned long pfn);
 void rust_hmm_pfn_put(unsigned long pfn);
 void rust_hmm_pfn_unlock(unsigned long pfn);
 
-/* Huge pages of private device memory on their way back */
+/* Huge pages of private device memory that are migrated back */
 enum rust_hmm_huge {
-	/* Nothing is there. */
+	/* No page is present. */
 	RUST_HMM_HUGE_HOLE,
-	/* A huge page of our device, that nobody else maps. */
+	/*
+	 * A huge page of this device that no other process maps; locked by us.
+	 */
 	RUST_HMM_HUGE_HELD,
-	/* Such a page, but others have its lock. */
+	/* Such a page, but another task holds its lock. */
 	RUST_HMM_HUGE_BUSY,
-	/* Something else. */
+	/* Any other state. */
 	RUST_HMM_HUGE_OTHER,
 };
 enum rust_hmm_huge rust_hmm_huge_hold(struct vm_area_struct *vma,
@@ -194,7 +200,7 @@ unsigned long rust_hmm_device_folio_reset(struct folio *folio,
 					  unsigned int *order,
 					  struct dev_pagemap **pgmap);
 
-/* Copies; the memory may change underneath, as it does under a device */
+/* Copies; other agents may write the memory concurrently, as under a device */
 void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,
 			size_t len);
 void rust_hmm_write_page(unsigned long pfn, size_t offset, const void *src,
@@ -217,12 +223,12 @@ u64 rust_hmm_fetch_add_bytes(void *at, u64 value);
 /* include/linux/shrinker.h */
 struct shrinker *rust_hmm_shrinker_alloc(const char *name);
 
-/* Memory of page tables that a device walks */
+/* Memory of device page tables that hardware walks */
 void *rust_hmm_table_alloc(size_t size, u64 *addr);
 void rust_hmm_table_free(void *table, size_t size);
 void rust_hmm_table_wmb(void);
 
-/* include/linux/maple_tree.h, with numbers for values */
+/* include/linux/maple_tree.h, with numbers as values */
 void rust_hmm_ranges_init(struct maple_tree *tree);
 int rust_hmm_ranges_set(struct maple_tree *tree, unsigned long first,
 			unsigned long last, unsigned long value, bool wait);
@@ -238,7 +244,7 @@ int rust_hmm_request_region(u64 start, u64 size, const char *name);
 int rust_hmm_request_free_region(u64 size, const char *name, u64 *start);
 void rust_hmm_release_region(u64 start, u64 size);
 
-/* For KUnit: the C arithmetic to compare with, and a user address space */
+/* For KUnit: the C arithmetic for comparison, and a user address space */
 unsigned int rust_hmm_kunit_map_order(unsigned long hmm_pfn);
 unsigned long rust_hmm_kunit_migrate_pfn(unsigned long pfn);
 bool rust_hmm_kunit_is_dirty(unsigned long pfn);

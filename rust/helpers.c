@@ -541,10 +541,7 @@ unsigned long rust_hmm_device_folio_reset(struct folio *folio,
 	*order = folio_order(folio);
 	*pgmap = page_pgmap(page);
 	if (*order) {
-		/*
-		 * As zone_device_page_init(), for the pages that store the
-		 * order.
-		 */
+		/* As zone_device_page_init(); these pages store the order. */
 		page[0].flags.f &= ~0xffUL;
 		page[1].flags.f &= ~0xffUL;
 #ifdef NR_PAGES_IN_LARGE_FOLIO

@@ -130,9 +130,7 @@ void rust_hmm_pfn_unlock(unsigned long pfn);
 enum rust_hmm_huge {
 	/* No page is present. */
 	RUST_HMM_HUGE_HOLE,
-	/*
-	 * A huge page of this device that no other process maps; locked by us.
-	 */
+	/* A huge page of @tile, mapped only here; locked and referenced. */
 	RUST_HMM_HUGE_HELD,
 	/* Such a page, but another task holds its lock. */
 	RUST_HMM_HUGE_BUSY,

@@ -235,7 +235,7 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().data().id
     }
 
-    /// Returns whether the CPU can address the memory.
+    /// Returns how the CPU can access the memory.
     pub fn kind(&self) -> Kind {
         self.pages().kind()
     }
@@ -284,6 +284,11 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// - `ENODEV` if the device was unplugged.
     /// - `ENOMEM`
+    /// - Those of [`DevicePages::grow`].
+    ///
+    /// # Context
+    ///
+    /// May sleep; neither the mmap lock nor a folio lock may be held.
     pub(crate) fn grow(&self, pages: usize) -> Result {
         if self.is_gone() {
             return Err(ENODEV);

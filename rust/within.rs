@@ -325,7 +325,7 @@ mod tests {
         drop(Thread::spawn(c"hmm-test", move || {
             other.store(1 + u32::from(may_wait().is_err()), Relaxed);
         })?);
-        // It may have been dropped before it ran.
+        // 0 if the thread was stopped before it ran.
         assert_ne!(seen.load(Relaxed), 2);
         drop(outer);
         assert!(is_within());

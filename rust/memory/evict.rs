@@ -258,8 +258,8 @@ impl<M: MemoryOps> Parts<M> {
         lap.end(Phase::Unmap);
         if isolated.fill_small(None, |_| true) {
             isolated.fill(|entry| match (entry.source, entry.order()) {
-                // Holes occur only in other migrations: each entry here is a page of the device or
-                // empty.
+                // Only other migrations have holes: each entry of an eviction has a page of the
+                // device or is empty.
                 (Source::Hole, _) => None,
                 (_, PMD_ORDER) => huge.take(),
                 (_, order) => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),

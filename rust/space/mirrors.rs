@@ -45,7 +45,7 @@ pub(crate) struct Invalidated {
 /// Operations of a mirror for its space, and for migrations that other tasks have begun.
 pub(crate) trait MirrorOps: Send + Sync {
     /// Removes or write-protects the device PTEs that `event` invalidates. Returns `Break` to
-    /// refuse an event that must not block, if a lock is contended.
+    /// refuse an event that must not block, if the table lock is contended or a flush may sleep.
     ///
     /// If the mirror is `alone`, no other flush of the event can overlap with this mirror's. Then
     /// the mirror waits for the flush at once.

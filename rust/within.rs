@@ -208,7 +208,7 @@ impl Within {
     pub(crate) fn enter_to_wait() -> Result<Self> {
         let within = Self::enter();
         let is_outermost = within.place.is_none_or(|place| peek_u32(&place.depth) == 1);
-        // SAFETY: The function only reads state of the current task and CPU.
+        // SAFETY: No preconditions.
         if is_outermost && unsafe { bindings::rust_hmm_may_sleep() } {
             return Ok(within);
         }
@@ -224,7 +224,7 @@ impl Within {
     ///
     /// Any but NMI.
     pub(crate) fn enter_anywhere() -> Option<Self> {
-        // SAFETY: The function only reads state of the current task and CPU.
+        // SAFETY: No preconditions.
         unsafe { bindings::rust_hmm_may_sleep() }.then(Self::enter)
     }
 }
@@ -256,7 +256,7 @@ pub(crate) fn is_within() -> bool {
 /// Any but NMI.
 #[inline(never)]
 pub(crate) fn can_wait() -> bool {
-    // SAFETY: The function only reads state of the current task and CPU.
+    // SAFETY: No preconditions.
     !is_within() && unsafe { bindings::rust_hmm_may_sleep() }
 }
 

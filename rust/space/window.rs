@@ -19,8 +19,8 @@ use kernel::{
     },
 };
 
-/// Most mirrors whose flushes an event starts before it waits for the first. The core waits in its
-/// second pass over the notifiers, so that the flushes of all windows overlap.
+/// Most flushes of a window that are waited for in the second pass of the core over the notifiers.
+/// These overlap with the flushes of other windows. Further flushes are waited for at once.
 const FEW: usize = 4;
 
 /// Number of consecutive events without effect after which a worker checks whether the window is

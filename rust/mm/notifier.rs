@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Interval notifiers: what tells a device that the CPU's page table changes.
+//! Interval notifiers: callbacks for changes of the CPU page table.
 //!
-//! The kernel's protocol is safe only when the retry check and the update of the device's page table happen under a lock
-//! that the invalidation callback takes, too. The sequence is set before the subscriber is asked, who takes that lock: an
-//! update that was checked before has happened when the subscriber looks, and one that is checked later is refused.
-//! [`Member`] is what has such a lock.
+//! The retry check and the update of the device page table must happen under a lock that the
+//! invalidation callback takes, too. The callback sets the sequence first, and then calls the
+//! subscriber, which takes that lock. An update whose check succeeded before is therefore visible
+//! to the subscriber; a check after it fails. A [`Member`] is a device page table with such a lock.
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
@@ -32,24 +32,24 @@ use kernel::{
     types::Opaque, //
 };
 
-/// Why the CPU's page table changes. See `enum mmu_notifier_event`.
+/// Type of a notifier event. See `enum mmu_notifier_event`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The range is unmapped or moved.
     Unmap,
     /// Entries are replaced or removed.
     Clear,
-    /// The access rights of the mapping change; read access may go.
+    /// The access rights of the VMA change; read access may be removed.
     ProtectionVma,
     /// Single pages lose write access; they stay mapped.
     ProtectionPage,
-    /// Pages lose write access so that the next write is noticed; they stay mapped.
+    /// Pages are write-protected so that the next write faults (soft-dirty); they stay mapped.
     SoftDirty,
-    /// The address space ends.
+    /// The address space is torn down.
     Release,
     /// Pages are collected for migration.
     Migrate,
-    /// A page becomes exclusive to a device.
+    /// A page is made exclusive to a device.
     Exclusive,
 }
 
@@ -63,59 +63,61 @@ impl Reason {
             bindings::mmu_notifier_event_MMU_NOTIFY_RELEASE => Self::Release,
             bindings::mmu_notifier_event_MMU_NOTIFY_MIGRATE => Self::Migrate,
             bindings::mmu_notifier_event_MMU_NOTIFY_EXCLUSIVE => Self::Exclusive,
-            // An event that we do not know may do anything.
+            // An unknown event may remove entries.
             _ => Self::Clear,
         }
     }
 
-    /// Whether the event takes away write access only: reading stays right.
+    /// Returns whether the event removes write access only, so that device PTEs may stay readable.
     pub fn keeps_reads(self) -> bool {
         matches!(self, Self::ProtectionPage | Self::SoftDirty)
     }
 }
 
-/// Names who causes a migration: an address that nothing else has meanwhile. It is never followed.
+/// Identifies the originator of a migration: an address that is unique while it is in use. It is
+/// never dereferenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookie(usize);
 
 impl Cookie {
-    /// The address of `place`, which must stay in place as long as the name is used. Something without a
-    /// size has no address of its own, and does not compile.
+    /// Returns the address of `place`, which must not move as long as the cookie is used. A
+    /// zero-sized type has no unique address, and does not compile.
     pub fn of<T>(place: &T) -> Self {
         const { assert!(size_of::<T>() != 0) };
         Self(ptr::from_ref(place) as usize)
     }
 
-    /// Nobody.
+    /// Cookie of no originator.
     pub const NONE: Self = Self(0);
 
-    /// The name that a driver in C gives, the address of something of its own.
+    /// Returns the cookie of a driver in C: the address of an object of that driver.
     pub(crate) fn of_driver(place: *const ffi::c_void) -> Self {
         Self(place as usize)
     }
 
-    /// The address one byte into `place`: what begins there, or encloses it, has another name.
+    /// Returns the address one byte into `place`. It differs from the cookie of an object that
+    /// begins at `place` or encloses it.
     pub(super) fn inside<T>(place: &T) -> Self {
         const { assert!(size_of::<T>() > 1 && align_of::<T>() > 1) };
         Self(ptr::from_ref(place) as usize + 1)
     }
 
-    /// Names an address space.
+    /// Returns the cookie of an address space.
     pub(super) fn of_mm(mm: *const bindings::mm_struct) -> Self {
         Self(mm as usize)
     }
 
-    /// Names the address space of which `mm` is a reference.
+    /// Returns the cookie of the address space that `mm` references.
     pub(crate) fn of_mm_ref(mm: &Mm) -> Self {
         Self::of_mm(mm.as_raw())
     }
 
-    /// Names the address space of `mm`.
+    /// Returns the cookie of the address space of `mm`.
     pub(crate) fn of_space(mm: &MmWithUser) -> Self {
         Self::of_mm(mm.as_raw())
     }
 
-    /// A number that differs between two that are in use.
+    /// Returns a number that differs from those of all other cookies in use.
     pub(crate) fn number(self) -> usize {
         self.0
     }
@@ -125,39 +127,40 @@ impl Cookie {
     }
 }
 
-/// One change of the CPU's page table, as the subscriber sees it.
+/// A notifier event, as passed to the subscriber.
 pub struct Event<'a> {
-    /// What happens.
+    /// Type of the event.
     pub reason: Reason,
-    /// Where.
+    /// Range of the event.
     pub range: PageRange,
-    /// Whether waiting is allowed. The OOM reaper does not allow it.
+    /// Whether the callback may sleep. It may not if the OOM reaper caused the event.
     pub blockable: bool,
     owner: Cookie,
-    /// Where the core describes it, and its sequence: the same for all notifiers that are told of it.
+    /// Address of the core's `mmu_notifier_range`, and the sequence of the event. Both are the same
+    /// for all notifiers that the event is delivered to.
     call: (usize, usize),
     _borrow: PhantomData<&'a ()>,
 }
 
 impl Event<'_> {
-    /// A number that is, as good as always, the same for all notifiers that are told of the event, and another one for
-    /// the next event.
+    /// Returns a number of the event. It is the same for all notifiers that the event is delivered
+    /// to. Two events rarely have the same number, but they can.
     pub fn number(&self) -> usize {
         let (call, seq) = self.call;
         call.wrapping_add(seq.rotate_left(48))
     }
 
-    /// The same event, as far as it is about `range`.
+    /// Returns the same event with its range replaced by `range`.
     pub(crate) fn within(&self, range: PageRange) -> Self {
         Self { range, ..*self }
     }
 
-    /// Whether the event was caused by the migration or exclusive access that carries `cookie`.
+    /// Returns whether the event was caused by the migration or exclusive access of `cookie`.
     pub fn is_from(&self, cookie: Cookie) -> bool {
         matches!(self.reason, Reason::Migrate | Reason::Exclusive) && self.owner == cookie
     }
 
-    /// An event that did not happen.
+    /// Creates an event for a test.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn for_test(reason: Reason, range: PageRange, owner: Cookie) -> Self {
         Self {
@@ -171,45 +174,52 @@ impl Event<'_> {
     }
 }
 
-/// What is told of changes. It borrows nothing: the kernel calls it until the notifier is dropped,
-/// which `mem::forget` can prevent.
+/// Callbacks of an interval notifier.
+///
+/// The type is `'static`, because the kernel calls it until the notifier is dropped, and
+/// `mem::forget` can prevent the drop.
 pub trait Subscriber: Send + Sync + Sized + 'static {
-    /// What is left to wait for, such as TLB flushes.
+    /// Started operations that have to be waited for, such as TLB flushes.
     type Pending: Send;
 
-    /// Makes devices forget translations: takes the lock of each [`Member`], and changes its page table. The sequence is
-    /// set.
+    /// Invalidates translations: takes the lock of each [`Member`] and changes its page table.
     ///
-    /// It must not allocate with reclaim or wait for memory; it may sleep if
-    /// [`Event::blockable`]. It must have had all of its effect, but for what is left.
+    /// On return all effects must be complete, except for operations stored in `pending`, which is
+    /// `None` on entry. `pending` is an argument and not a return value because it is large and
+    /// seldom used.
     ///
-    /// What is left to wait for is put into `pending`, which is `None`. It is large, and most
-    /// events leave nothing, so that it is not returned.
+    /// `Break` refuses the event. This is respected only if the event is not blockable. `pending`
+    /// must then be `None`.
     ///
-    /// `Break` refuses the event, which is only heeded if waiting is not allowed. Then nothing is
-    /// left.
+    /// # Context
+    ///
+    /// The sequence of the notifier is set. May sleep if [`Event::blockable`]. Must not allocate
+    /// with reclaim or wait for memory.
     fn invalidate(&self, event: &Event<'_>, pending: &mut Option<Self::Pending>)
         -> ControlFlow<()>;
 
-    /// Waits for what [`Self::invalidate`] has left. Other notifiers' work overlaps with it.
+    /// Waits for the operations that [`Self::invalidate`] has started. The operations of other
+    /// notifiers run concurrently.
     ///
-    /// Context: no lock is held; may sleep if the event was blockable.
+    /// # Context
+    ///
+    /// No lock of the library is held. May sleep if the event was blockable.
     fn finish(&self, pending: Self::Pending);
 }
 
 /// A device page table with its lock, which a subscriber takes at each event.
 pub trait Member<S: Subscriber> {
-    /// What the lock protects: the device's page table.
+    /// Data protected by the lock: the device page table.
     type Protected;
 
-    /// The lock.
+    /// Returns the lock.
     fn mutex(&self) -> &Mutex<Self::Protected>;
 
-    /// Whether `subscriber` takes that lock at each event, from now on at the latest.
+    /// Returns whether `subscriber` takes that lock at each event that begins from now on.
     fn is_told_by(&self, subscriber: &S) -> bool;
 }
 
-/// A subscription to the changes of a part of an address space.
+/// A registered `mmu_interval_notifier` for a range of an address space.
 ///
 /// # Invariants
 ///
@@ -227,16 +237,18 @@ pub struct IntervalNotifier<S: Subscriber> {
     _mm: ARef<Mm>,
 }
 
-/// Place for one second pass; when it is taken, the callback does both passes at once.
+/// Storage for one second pass. While it is in use, a concurrent callback does both passes at once.
 #[repr(C)]
 struct Slot<S: Subscriber> {
     finish: bindings::mmu_interval_notifier_finish,
     pending: Option<S::Pending>,
 }
 
-// SAFETY: The C side synchronizes its own fields, and the subscriber is `Send + Sync`.
+// SAFETY: The core synchronizes access to `sub`, `slot_busy` that to `slot`, whose content is
+// `Send`. The subscriber is `Send + Sync`.
 unsafe impl<S: Subscriber> Send for IntervalNotifier<S> {}
-// SAFETY: As above.
+// SAFETY: The core synchronizes access to `sub`, `slot_busy` that to `slot`, whose content is
+// `Send`. The subscriber is `Send + Sync`.
 unsafe impl<S: Subscriber> Sync for IntervalNotifier<S> {}
 
 impl<S: Subscriber> IntervalNotifier<S> {
@@ -246,11 +258,15 @@ impl<S: Subscriber> IntervalNotifier<S> {
         invalidate_finish: Some(Self::invalidate_finish),
     };
 
-    /// Subscribes to the changes of `range` in the address space `of`.
+    /// Registers a notifier for `range` of the address space `of`.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`. Context: may sleep.
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The mmap lock must not be held.
     pub(crate) fn new<'a>(
         of: Registered<'a>,
         range: PageRange,
@@ -272,7 +288,7 @@ impl<S: Subscriber> IntervalNotifier<S> {
             subscriber,
             range,
             _mm: mm_ref,
-            // Last, because callbacks may come before the insertion returns.
+            // Last, because callbacks may run before the insertion returns.
             // INVARIANT: `sub` is inserted when this succeeds.
             sub <- Opaque::try_ffi_init(|sub: *mut bindings::mmu_interval_notifier| {
                 // SAFETY: `sub` is pinned and lives until `drop` removes it; `mm` is in use.
@@ -290,31 +306,39 @@ impl<S: Subscriber> IntervalNotifier<S> {
         }? Error)
     }
 
-    /// The subscriber.
+    /// Returns the subscriber.
     #[inline]
     pub fn subscriber(&self) -> &S {
         &self.subscriber
     }
 
-    /// What it is told of.
+    /// Returns the range of addresses whose events are delivered.
     pub fn range(&self) -> PageRange {
         self.range
     }
 
     /// Starts a read section and returns its sequence number.
     ///
-    /// Context: waits for invalidations under way, so that no lock can be held which one of them may need: not that of a
-    /// [`Member`], not the mmap lock, no folio lock.
+    /// # Context
+    ///
+    /// May sleep: waits for concurrent invalidations. The caller must not hold a lock that an
+    /// invalidation may need: the lock of a [`Member`], the mmap lock, or a folio lock.
     pub fn read_begin(&self) -> Seq {
         // SAFETY: Inserted by the type invariant.
         Seq(unsafe { bindings::mmu_interval_read_begin(self.sub.get()) })
     }
 
-    /// Takes the lock of `member`, unless an invalidation came since `seq`. With the lock held none can come.
+    /// Takes the lock of `member`, unless an invalidation has begun since `seq`. A later
+    /// invalidation waits for the lock before it changes the device page table.
     ///
     /// # Errors
     ///
-    /// [`Retry`]. Context: may sleep; below the mmap lock and folio locks.
+    /// - [`Retry`]: an invalidation has begun, or the subscriber does not take the lock of
+    ///   `member`.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The lock nests inside the mmap lock and folio locks.
     pub fn lock_if_valid<'m, M: Member<S>>(
         &self,
         member: &'m M,
@@ -344,16 +368,18 @@ impl<S: Subscriber> IntervalNotifier<S> {
         seq: usize,
         finish: *mut *mut bindings::mmu_interval_notifier_finish,
     ) -> bool {
-        // SAFETY: `sub` is the field of a live `Self`: it is removed before that goes away.
+        // SAFETY: `sub` is the field of a live `Self`: `drop` removes it before the memory is
+        // freed.
         let this = unsafe { &*kernel::container_of!(Opaque::cast_from(sub), Self, sub) };
         // SAFETY: Valid by the function's requirements.
         let raw = unsafe { &*range };
         let blockable = raw.flags & bindings::MMU_NOTIFIER_RANGE_BLOCKABLE != 0;
 
-        // Always, also for our own events: else a fault that collected before a migration would install its page after
-        // it. Before the lock of a member is taken, so that who holds it and has compared the sequence is waited for.
+        // Also for own events: otherwise a fault that collected pages before a migration could
+        // install a stale page after it. The sequence is set before the lock of a member is taken:
+        // taking that lock waits for a task that passed the retry check and still holds it.
         //
-        // SAFETY: Called from the callback.
+        // SAFETY: Called from the invalidation callback of `sub`, with the sequence passed to it.
         unsafe { bindings::rust_hmm_interval_set_seq(sub, seq) };
 
         let Some(range) = PageRange::covering(raw.start, raw.end) else {
@@ -379,8 +405,8 @@ impl<S: Subscriber> IntervalNotifier<S> {
             return true;
         }
         let slot = this.slot.get();
-        // SAFETY: We hold `slot_busy`, so nobody else touches the slot until `invalidate_finish`,
-        // which follows because we return true with `finish` set.
+        // SAFETY: This callback has set `slot_busy`, so it has exclusive access to the slot until
+        // `invalidate_finish`. The core calls that because true is returned with `finish` set.
         unsafe {
             (*slot).pending = Some(pending);
             *finish = &raw mut (*slot).finish;
@@ -390,12 +416,14 @@ impl<S: Subscriber> IntervalNotifier<S> {
 
     /// # Safety
     ///
-    /// Called by the core with what [`Self::invalidate_start`] returned.
+    /// Called by the core with the `finish` that [`Self::invalidate_start`] stored.
     unsafe extern "C" fn invalidate_finish(finish: *mut bindings::mmu_interval_notifier_finish) {
         let slot = finish.cast::<Slot<S>>();
-        // SAFETY: `finish` is the first field of the slot of a live notifier, which we still hold.
+        // SAFETY: `finish` is the first field of the slot of a live notifier. `slot_busy` is still
+        // set, which gives exclusive access.
         let (sub, pending) = unsafe { ((*finish).notifier, (*slot).pending.take()) };
-        // SAFETY: As in `invalidate_start`.
+        // SAFETY: `sub` is the field of a live `Self`: `drop` removes it, which waits for
+        // callbacks, before the memory is freed.
         let this = unsafe { &*kernel::container_of!(Opaque::cast_from(sub), Self, sub) };
         this.slot_busy.store(false, Release);
         if let Some(pending) = pending {
@@ -409,7 +437,8 @@ impl<S: Subscriber> PinnedDrop for IntervalNotifier<S> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: Inserted by the type invariant. This waits for running callbacks.
         unsafe { bindings::mmu_interval_notifier_remove(self.sub.get()) };
-        // SAFETY: No callback runs any more, and the slot was initialized.
+        // SAFETY: The notifier was removed, so no callback can access the slot. `new` initialized
+        // it.
         unsafe { ptr::drop_in_place(self.slot.get()) };
     }
 }
@@ -418,6 +447,6 @@ impl<S: Subscriber> PinnedDrop for IntervalNotifier<S> {
 #[derive(Clone, Copy)]
 pub struct Seq(pub(super) usize);
 
-/// Something changed since the section began: begin anew.
+/// Error: the read section was invalidated. The caller must start a new one.
 #[derive(Debug)]
 pub struct Retry;

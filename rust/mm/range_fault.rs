@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Range faults: what the CPU's page table says, in a form that can only be read when it is true.
+//! Wrapper of `hmm_range_fault()` whose results can be read only after validation.
 //!
-//! [`AddressSpace::collect`] gives a [`Collected`], whose page frame numbers cannot be read.
-//! [`Collected::lock`] takes the lock of a device's page table and asks whether anything changed meanwhile; only
-//! the [`Validated`] that it returns gives them out, together with that table.
+//! [`AddressSpace::collect`] returns a [`Collected`], whose page frame numbers cannot be read.
+//! [`Collected::lock`] takes the lock of a device page table and checks for a concurrent
+//! invalidation. The [`Validated`] that it returns gives access to the page frame numbers and to
+//! that table.
 //!
 //! C header: [`include/linux/hmm.h`](srctree/include/linux/hmm.h)
 
@@ -27,10 +28,10 @@ use kernel::{
     sync::{aref::ARef, lock::mutex::MutexGuard}, //
 };
 
-/// What the device wants to do with the pages.
+/// Access for which pages are collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Tell what is there; fault nothing in.
+    /// None: report the present pages without faulting any in.
     Snapshot,
     /// Read: fault pages in without breaking sharing.
     Read,
@@ -65,42 +66,43 @@ impl HmmPfn {
     const PFN: usize = (1 << Self::ORDER_SHIFT) - 1;
     const ORDER_SHIFT: u32 = bindings::hmm_pfn_flags_HMM_PFN_ORDER_SHIFT as u32;
 
-    /// Whether there is a page; else a fault might bring one.
+    /// Returns whether a page is present. If not, a fault may make one present.
     #[inline]
     pub const fn is_valid(self) -> bool {
         self.0 & Self::VALID != 0
     }
 
-    /// Whether the page may be written.
+    /// Returns whether the page may be written.
     #[inline]
     pub const fn is_writable(self) -> bool {
         self.0 & Self::WRITE != 0
     }
 
-    /// Whether the page can never be accessed: no mapping, no rights, special or poisoned.
+    /// Returns whether the page is inaccessible: not mapped, no access rights, special or poisoned.
     #[inline]
     pub const fn is_error(self) -> bool {
         self.0 & Self::ERROR != 0
     }
 
-    /// Order of the CPU's mapping: 0 for 4 KiB, 9 for 2 MiB.
+    /// Returns the order of the CPU's mapping: 0 for a PTE, [`PMD_ORDER`] for a huge page.
     #[inline]
     pub const fn map_order(self) -> u32 {
         ((self.0 >> Self::ORDER_SHIFT) & 0x1f) as u32
     }
 
-    /// The page frame number.
+    /// Returns the page frame number.
     #[inline]
     pub const fn pfn(self) -> usize {
         self.0 & Self::PFN
     }
 
-    /// The right frame of a page in a huge page.
+    /// Returns the entry with the page frame number corrected, if it lies in a huge page.
     ///
-    /// For a range that starts inside of a huge page of device memory, the core reports the frames
-    /// from the start of that page on (`hmm_vma_handle_absent_pmd()`, 7.2 and 7.3). `first` is what
-    /// it said of the first page of the range, which lies in the same huge page, `page` the number
-    /// of the virtual page. Huge pages are aligned in both, so that this is right for all of them.
+    /// For a range that starts inside a huge page of device memory, the core reports the frames
+    /// from the start of that huge page on (`hmm_vma_handle_absent_pmd()`, 7.2 and 7.3). `first` is
+    /// the frame that the core reported for the first page of the range, which lies in the same
+    /// huge page. `page` is the virtual page number. Huge pages are aligned both virtually and
+    /// physically, so that the correction is valid for all huge pages.
     // Not inlined into loops over small pages.
     #[inline(never)]
     const fn in_huge_page(self, first: usize, page: usize) -> Self {
@@ -111,62 +113,71 @@ impl HmmPfn {
         Self((self.0 & !Self::PFN) | (first & !offset) | (page & offset))
     }
 
-    /// Whether the page is in the memory of a device. To be called on a validated result.
+    /// Returns whether the page is in the memory of a device. Must be called on a validated result.
     pub(crate) fn is_device(self) -> bool {
-        // SAFETY: A valid entry names a frame that has a `struct page`, for only such are reported.
+        // SAFETY: The frame of a valid entry has a `struct page`: the core reports no others.
         self.is_valid() && !unsafe { bindings::rust_hmm_pfn_pgmap(self.pfn()) }.is_null()
     }
 
-    /// Whether the page is in memory of a device that the CPU cannot address. To be called on a
-    /// validated result.
+    /// Returns whether the page is in device-private memory. Must be called on a validated result.
     pub(crate) fn is_device_private(self) -> bool {
         if !self.is_valid() {
             return false;
         }
-        // SAFETY: A valid entry names a frame that has a `struct page`, for only such are reported.
+        // SAFETY: The frame of a valid entry has a `struct page`: the core reports no others.
         let map = unsafe { bindings::rust_hmm_pfn_pgmap(self.pfn()) };
-        // SAFETY: That of a page in use, as the result is validated, and so is not freed.
+        // SAFETY: The result is validated, so the page is in use, and its pagemap is not freed.
         !map.is_null() && unsafe { (*map).type_ } == bindings::memory_type_MEMORY_DEVICE_PRIVATE
     }
 
-    /// The same of page `page` of the virtual pages of the same huge page.
+    /// Returns the entry for the virtual page number `page` in the same huge page.
     #[inline]
     pub(crate) const fn of_page(self, page: usize) -> Self {
         self.in_huge_page(self.pfn(), page)
     }
 
-    /// What the kernel would have said so.
+    /// Creates an entry from the raw value of `hmm_range_fault()`.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) const fn from_raw(raw: usize) -> Self {
         Self(raw)
     }
 }
 
-/// Room for the result of one range fault: [`PMD_PAGES`] entries. Reuse it. Its entries are cleared where they are used
-/// only: with one page for 8 bytes that is a part of a fault's cost.
+/// Buffer for the result of one range fault: [`PMD_PAGES`] entries. Callers should reuse it. Each
+/// fault clears only the entries that it uses, because clearing all is a noticeable cost.
 pub struct PfnBuffer(KVec<usize>);
 
 impl PfnBuffer {
-    /// Allocates a buffer. Context: may sleep.
+    /// Allocates a buffer.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new() -> Result<Self> {
         Ok(Self(KVec::with_capacity(PMD_PAGES, GFP_KERNEL)?))
     }
 }
 
-/// An address space that is kept from being torn down, to collect from.
+/// A reference to an address space (`mm_users`) that prevents its teardown.
 ///
-/// Context: dropping it may sleep and may tear the address space down, which invalidates; so never drop it with the lock of
-/// a [`Member`] held.
+/// # Context
+///
+/// Dropping it may sleep, and may tear down the address space, which calls notifiers. It must not
+/// be dropped with the lock of a [`Member`] held.
 pub struct AddressSpace {
     mm: ARef<MmWithUser>,
 }
 
 impl AddressSpace {
-    /// Takes a reference of `mm`.
+    /// Takes a reference to the address space of `mm`.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if the process is gone.
+    /// - `EFAULT`: the process has exited, so that the address space is torn down.
     pub fn new(mm: &Mm) -> Result<Self> {
         if fails(Point::Space) {
             return Err(EFAULT);
@@ -175,45 +186,55 @@ impl AddressSpace {
         Ok(Self { mm })
     }
 
-    /// Has the address space's control group pay for what its mirror needs, whoever allocates it.
+    /// Charges allocations of the current task to the memory cgroup of the address space, while the
+    /// returned object exists.
     pub(crate) fn charge(&self) -> Charge {
         Charge::to(&self.mm)
     }
 
-    /// The address space.
+    /// Returns the address space.
     pub(crate) fn mm(&self) -> &MmWithUser {
         &self.mm
     }
 
-    /// Counts `pages` as locked by the process; see [`Accounted::new`].
+    /// Accounts `pages` as locked memory of the process; see [`Accounted::new`].
     ///
     /// # Errors
     ///
-    /// `ENOMEM` beyond the limit.
+    /// - `ENOMEM`: the limit is exceeded.
     pub(crate) fn account(&self, pages: usize) -> Result<Accounted> {
         Accounted::new(&self.mm, pages)
     }
 
-    /// Waits for the mmap lock; see [`MmapGuard::lock`].
+    /// Takes the mmap lock; see [`MmapGuard::lock`].
     pub fn mmap_lock(&self) -> Result<MmapGuard<'_>> {
         MmapGuard::lock(&self.mm)
     }
 
-    /// The same for the library itself; see [`MmapGuard::lock_here`].
+    /// Takes the mmap lock on behalf of the library; see [`MmapGuard::lock_here`].
     pub(crate) fn mmap_lock_here(&self) -> Result<MmapGuard<'_>> {
         MmapGuard::lock_here(&self.mm)
     }
 
-    /// Asks the CPU's page table for the pages of `range`, which must not cross a 2 MiB border, and of which `notifier`
-    /// is told.
+    /// Collects the pages of `range` from the CPU page table, faulting them in as `access`
+    /// requires.
     ///
-    /// Device pages that belong to `owner` are reported; those of others are brought back first.
+    /// `range` must lie in one block of [`PMD_SIZE`] bytes and in the range of `notifier`. Device
+    /// pages of `owner` are reported; device pages of other owners are migrated to system memory
+    /// first.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: it crosses such a border, or `notifier` is not told of all of it. `EFAULT`: no mapping, no read access, or special pages. `EPERM`: not writable.
-    /// `ENOMEM`, `EHWPOISON`: as the fault said (7.3). `EBUSY`: it changed meanwhile; try again.
-    /// `EINTR`: killed. Context: may sleep; no lock may be held.
+    /// - `EINVAL`: `range` crosses a block boundary, or is not within the range of `notifier`.
+    /// - `EFAULT`: the range is not mapped or not readable, or has special pages.
+    /// - `EPERM`: the mapping is not writable.
+    /// - `ENOMEM`, `EHWPOISON`: the fault failed with this error (7.3).
+    /// - `EBUSY`: the range was invalidated concurrently. The caller should retry.
+    /// - `EINTR`: a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The caller must not hold any lock.
     pub fn collect<'a, S: Subscriber>(
         &self,
         notifier: &'a IntervalNotifier<S>,
@@ -227,7 +248,7 @@ impl AddressSpace {
             return Err(EINVAL);
         }
         buffer.0.clear();
-        // There is room: the range has at most `PMD_PAGES`.
+        // Does not allocate: the range has at most `PMD_PAGES` pages, which is the capacity.
         buffer.0.resize(range.pages(), 0, GFP_KERNEL)?;
         let pfns = buffer.0.as_mut_slice();
         let mut raw = bindings::hmm_range {
@@ -244,11 +265,12 @@ impl AddressSpace {
             // SAFETY: `raw` describes our buffer and an inserted notifier of this address space.
             unsafe { compat::range_fault_unlocked(&mut raw, &self.mm)? };
         } else {
-            // SAFETY: As above.
+            // SAFETY: `raw` describes our buffer and an inserted notifier of this address space.
             let mut result = unsafe { self.range_fault(notifier, &mut raw) };
             if result == Err(EFAULT) && access != Access::Snapshot {
                 compat::fault_error(&self.mm, range, access == Access::Write)?;
-                // SAFETY: As above.
+                // SAFETY: `raw` describes our buffer and an inserted notifier of this address
+                // space.
                 result = unsafe { self.range_fault(notifier, &mut raw) };
             }
             result?;
@@ -264,11 +286,13 @@ impl AddressSpace {
         })
     }
 
-    /// Whether `range` lies in a huge page of another device, going by `pfns`.
+    /// Returns whether `range` lies in a huge page of another device, judging by the snapshot
+    /// `pfns`.
     ///
-    /// To a snapshot the core says that such a page cannot be accessed (`hmm_vma_handle_absent_pmd()`, 7.2 and 7.3),
-    /// where it says of small ones that there is nothing. That it is neither the lack of a right nor of a page is told
-    /// by the mapping; whatever changes that invalidates.
+    /// A snapshot reports such a huge page as an error (`hmm_vma_handle_absent_pmd()`, 7.2 and
+    /// 7.3), but a small page of another device as absent. The VMA shows whether the error means
+    /// missing access rights or a missing mapping. A change of the VMA invalidates the range, so
+    /// that the result is validated with the snapshot.
     fn is_huge_elsewhere(&self, range: PageRange, pfns: &[usize]) -> Result<bool> {
         if !pfns.iter().all(|raw| HmmPfn(*raw).is_error()) {
             return Ok(false);
@@ -293,11 +317,12 @@ impl AddressSpace {
         kernel::error::to_result(unsafe { bindings::hmm_range_fault(raw) })
     }
 
-    /// Makes the first page of `range`, of the device's own memory, writable where it is, if it has no other user; else as
-    /// [`Self::fault_in_writable`]. Other such pages of `range`, which must lie within 2 MiB, become writable with it.
+    /// Makes the first page of `range`, a page of the device's own memory, writable in place if it
+    /// has no other user. Otherwise does the same as [`Self::fault_in_writable`].
     ///
-    /// A page that lost write access only by a change of protection, as NUMA balancing makes of all memory, stays on the
-    /// device so.
+    /// Other such pages of `range`, which must lie in one block of [`PMD_SIZE`] bytes, are made
+    /// writable with it. This keeps a page on the device that was write-protected only by a change
+    /// of protection, such as NUMA balancing.
     ///
     /// # Errors
     ///
@@ -308,7 +333,8 @@ impl AddressSpace {
         let vma = guard.vma_lookup(addr).ok_or(EFAULT)?;
         let table = (addr | (PMD_SIZE - 1)).saturating_add(1);
         let end = range.end().min(vma.end()).min(table);
-        // SAFETY: The mapping is valid and has the addresses, which are in one table, and the mmap lock is held.
+        // SAFETY: The VMA is valid because the mmap lock is held. It contains the addresses, which
+        // are in one page table.
         if unsafe { bindings::rust_hmm_vma_make_writable(vma.as_ptr(), addr, end) } {
             return Ok(());
         }
@@ -316,16 +342,22 @@ impl AddressSpace {
         self.fault_in_writable(addr)
     }
 
-    /// Makes the page at `addr` writable as a CPU write would: brings it back from the device and
+    /// Makes the page at `addr` writable as a CPU write would: migrates it to system memory and
     /// breaks copy-on-write.
     ///
-    /// Needed because a range fault does not enforce a write request on the caller's own device
-    /// pages. One call makes one step; collect again to see whether it was the last.
+    /// This is needed because a range fault does not enforce a write request on the caller's own
+    /// device pages. One call may not suffice: the caller must collect again to check the result.
     ///
     /// # Errors
     ///
-    /// `EPERM`: no right to write. `EFAULT`: not mapped, or the device has lost the page. `ENOMEM`,
-    /// `EHWPOISON`, `EINTR`.
+    /// - `EPERM`: the mapping is not writable.
+    /// - `EFAULT`: the address is not mapped, or the device has lost the page.
+    /// - `ENOMEM`, `EHWPOISON`: the fault failed with this error.
+    /// - `EINTR`: a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep; takes the mmap lock. The caller must not hold a lock that a fault may need.
     pub fn fault_in_writable(&self, addr: usize) -> Result {
         let guard = self.mmap_lock_here()?;
         if guard.vma_lookup(addr).ok_or(EFAULT)?.flags() & flags::WRITE == 0 {
@@ -344,7 +376,7 @@ impl AddressSpace {
     }
 }
 
-/// A result that may be out of date by now, and so cannot be read.
+/// Result of a range fault that is not validated, and therefore cannot be read.
 #[must_use = "it must be validated by `lock`"]
 pub struct Collected<'a, S: Subscriber> {
     notifier: &'a IntervalNotifier<S>,
@@ -358,7 +390,12 @@ impl<'a, S: Subscriber> Collected<'a, S> {
     ///
     /// # Errors
     ///
-    /// [`Retry`] if an invalidation came meanwhile: collect again.
+    /// - [`Retry`]: the range was invalidated concurrently, or a fatal signal is pending. The
+    ///   caller must collect again.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn lock<M: Member<S>>(self, member: &'a M) -> Result<Validated<'a, M::Protected>, Retry> {
         if fatal_signal_pending() {
             return Err(Retry);
@@ -372,7 +409,7 @@ impl<'a, S: Subscriber> Collected<'a, S> {
     }
 }
 
-/// A result that is true as long as this exists.
+/// Validated result of a range fault. It stays valid as long as this object holds the table lock.
 ///
 /// # Invariants
 ///
@@ -384,16 +421,16 @@ pub struct Validated<'a, T> {
 }
 
 impl<T: Unpin> Validated<'_, T> {
-    /// The first page.
+    /// Returns the entry of the first page.
     pub(crate) fn first(&self) -> Option<HmmPfn> {
         let first = HmmPfn(*self.pfns.first()?);
         Some(first.of_page(self.range.start() >> PAGE_SHIFT))
     }
 
-    /// What the lock protects, with the address and the page of each entry.
+    /// Returns the data that the lock protects, the range, and the entry of each page of the range.
     pub fn parts(&mut self) -> (&mut T, PageRange, impl Iterator<Item = HmmPfn> + '_) {
         let first = self.pfns.first().map_or(HmmPfn(0), |raw| HmmPfn(*raw));
-        // All of the range is within 2 MiB: if the first page is one of a huge page, all are.
+        // The range lies in one PMD: if the first page belongs to a huge page, all pages do.
         let is_huge = first.map_order() == PMD_ORDER;
         let mut next = self.range.start() >> PAGE_SHIFT;
         let pfns = self.pfns.iter().map(move |raw| {
@@ -422,7 +459,7 @@ mod tests {
         let fixed = second.in_huge_page(0x1200, 0x7a00 + 161);
         assert_eq!(fixed.pfn(), 0x1200 + 161);
         assert!(fixed.is_writable() && fixed.map_order() == PMD_ORDER);
-        // What was right stays so, and small pages are left alone.
+        // A correct frame is not changed, and neither is that of a small page.
         let right = HmmPfn(huge | (0x1200 + 7));
         assert_eq!(right.in_huge_page(0x1200 + 6, 0x7a00 + 7).pfn(), 0x1200 + 7);
         let small = HmmPfn(HmmPfn::VALID | 0x1234);

@@ -2,8 +2,8 @@
 
 //! Contents of pages, and folios that are locked for migration.
 //!
-//! A device, a user thread and a copy may touch a page at the same time. All access is by C
-//! helpers, outside of Rust's memory model, as with user memory.
+//! A device, a user thread and a copy may access a page concurrently. All accesses are made by C
+//! helpers and thus outside of Rust's memory model, as for user memory.
 //!
 //! C headers: [`include/linux/highmem.h`](srctree/include/linux/highmem.h),
 //! [`include/linux/page-flags.h`](srctree/include/linux/page-flags.h)
@@ -23,13 +23,13 @@ mod dirty;
 
 pub(crate) use dirty::DirtyBatch;
 
-/// Whether page frame `pfn` is the zero page.
+/// Returns whether page frame `pfn` is the zero page.
 pub fn is_zero_pfn(pfn: usize) -> bool {
     // SAFETY: Compares numbers only.
     unsafe { bindings::rust_hmm_pfn_is_zero(pfn) }
 }
 
-/// Pages that the CPU can read, consecutive in physical memory.
+/// Physically contiguous pages that the CPU can read.
 ///
 /// # Invariants
 ///
@@ -54,29 +54,34 @@ impl<'a> CpuPages<'a> {
         }
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Frame number of the first page.
+    /// Returns the frame number of the first page.
     pub(crate) fn first_pfn(&self) -> usize {
         self.first
     }
 
-    /// The frame numbers.
+    /// Returns the frame numbers.
     #[inline]
     fn frames(&self) -> core::ops::Range<usize> {
         self.first..self.first + self.count
     }
 
-    /// Bytes of the pages.
+    /// Returns the size of the pages in bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
         self.count.saturating_mul(PAGE_SIZE)
     }
 
-    /// Calls `f` with page frame, offset in it, and part of `len` bytes from `offset` on.
+    /// Splits `len` bytes from `offset` on at page boundaries. Calls `f` for each part with the
+    /// page frame, the offset in that page, and the indices of the part in the `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the bytes extend beyond the pages.
     pub(super) fn for_each_part(
         &self,
         offset: usize,
@@ -86,7 +91,7 @@ impl<'a> CpuPages<'a> {
         if offset.checked_add(len).ok_or(EINVAL)? > self.bytes() {
             return Err(EINVAL);
         }
-        // Most are within one page.
+        // Fast path: most calls are for the start of the first page.
         if offset == 0 && len <= PAGE_SIZE {
             f(self.first, 0, 0..len);
             return Ok(());
@@ -106,11 +111,11 @@ impl<'a> CpuPages<'a> {
         Ok(())
     }
 
-    /// Copies `dst.len()` bytes from `offset` on.
+    /// Copies `dst.len()` bytes from `offset` on to `dst`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if that goes beyond the pages.
+    /// - `EINVAL`: the bytes extend beyond the pages.
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
         let len = dst.len();
         self.for_each_part(offset, len, |pfn, at, part| {
@@ -125,7 +130,7 @@ impl<'a> CpuPages<'a> {
     }
 }
 
-/// [`CpuPages`] that may be written too.
+/// [`CpuPages`] that the CPU may also write.
 #[derive(Clone, Copy)]
 pub struct CpuPagesMut<'a>(CpuPages<'a>);
 
@@ -142,48 +147,51 @@ impl<'a> CpuPagesMut<'a> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if that goes beyond the pages.
+    /// - `EINVAL`: the bytes extend beyond the pages.
     pub fn write(&self, offset: usize, src: &[u8]) -> Result {
         self.0.for_each_part(offset, src.len(), |pfn, at, part| {
             if let Some(src) = src.get(part) {
-                // SAFETY: As in `read`, and writing is allowed.
+                // SAFETY: The frame is alive, addressable and writable by the type invariant, and
+                // the part lies in one page and in `src`.
                 unsafe { bindings::rust_hmm_write_page(pfn, at, src.as_ptr().cast(), src.len()) };
             }
         })
     }
 
-    /// Copies whole pages from `src`.
+    /// Copies all pages of `src`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the numbers of pages differ.
+    /// - `EINVAL`: the numbers of pages differ.
     pub fn copy_from(&self, src: &CpuPages<'_>) -> Result {
         if src.count != self.0.count {
             return Err(EINVAL);
         }
-        // SAFETY: Both are alive and addressable by their invariants, and as long as each other.
+        // SAFETY: The frames of both are alive and addressable by their invariants, and their
+        // numbers are equal.
         unsafe { bindings::rust_hmm_copy_pages(self.0.first, src.first, src.count) };
         Ok(())
     }
 
-    /// Adds `value` to the 64-bit word at `offset`, atomically also for CPUs, wrapping around.
-    /// Returns the word before.
+    /// Adds `value` to the 64-bit word at `offset`, wrapping around, and returns the old value. The
+    /// operation is atomic with regard to CPU accesses, too.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `offset` is no multiple of 8 or beyond the pages.
+    /// - `EINVAL`: `offset` is not a multiple of 8, or beyond the pages.
     pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
         if offset % size_of::<u64>() != 0 || offset >= self.0.bytes() {
             return Err(EINVAL);
         }
         let pfn = self.0.first + offset / PAGE_SIZE;
-        // SAFETY: As in `write`; an aligned word lies in one page.
+        // SAFETY: The frame is alive, addressable and writable by the type invariant, and an
+        // aligned word lies in one page.
         Ok(unsafe { bindings::rust_hmm_fetch_add_page(pfn, offset % PAGE_SIZE, value) })
     }
 
     /// Fills the pages with zeros.
     pub fn clear(&self) {
-        // SAFETY: Alive and addressable by the invariant.
+        // SAFETY: The frames are alive, addressable and writable by the type invariant.
         unsafe { bindings::rust_hmm_clear_pages(self.0.first, self.0.count) };
     }
 }
@@ -196,7 +204,7 @@ impl<'a> core::ops::Deref for CpuPagesMut<'a> {
     }
 }
 
-/// A new folio, locked, that a page is to migrate into. Dropping it frees it.
+/// A new locked folio, the destination of a migration. Dropping it frees the folio.
 ///
 /// # Invariants
 ///
@@ -206,25 +214,30 @@ pub struct LockedFolio {
     order: u32,
 }
 
-/// How hard to try for memory.
+/// Effort of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// Retry and reclaim: somebody needs it.
+    /// Reclaim memory and retry: the caller cannot continue without the folio.
     Must,
-    /// One cheap attempt.
+    /// Try once, without expensive reclaim.
     Try,
 }
 
 impl LockedFolio {
-    /// Allocates a folio of system memory for `addr`, by the memory policy of `vma` if there is one.
+    /// Allocates a folio of system memory for `addr`, according to the memory policy of `vma`, if
+    /// any.
     ///
-    /// It is dirty: what comes back from a device may be newer than what reclaim thinks it can drop
-    /// (`MADV_FREE`).
+    /// The folio is marked dirty: data migrated from a device may be newer than data that reclaim
+    /// may discard (`MADV_FREE`).
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINVAL` if the order is more than [`PMD_ORDER`]. Context: may sleep and reclaim; the
-    /// notifier's lock must not be held.
+    /// - `ENOMEM`: no memory is available.
+    /// - `EINVAL`: the order is larger than [`PMD_ORDER`].
+    ///
+    /// # Context
+    ///
+    /// May sleep and enter reclaim. No lock that a notifier takes may be held.
     pub fn alloc_system(
         vma: Option<Vma<'_>>,
         addr: usize,
@@ -239,7 +252,7 @@ impl LockedFolio {
         if fails(Point::SystemFolio) {
             return Err(ENOMEM);
         }
-        // SAFETY: `vma` is null or valid, with its mmap lock held.
+        // SAFETY: `vma` is null, or valid because its mmap lock is held.
         let pfn = unsafe { bindings::rust_hmm_folio_alloc_locked(vma, addr, order, must) };
         if pfn == 0 {
             return Err(ENOMEM);
@@ -256,18 +269,19 @@ impl LockedFolio {
         Self { pfn, order }
     }
 
-    /// Frame number of the first page, for tests.
+    /// Returns the frame number of the first page, for tests.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn pfn(&self) -> usize {
         self.pfn
     }
 
-    /// Order of the folio.
+    /// Returns the order of the folio.
     pub fn order(&self) -> u32 {
         self.order
     }
 
-    /// Gives up ownership; the reference and the lock go with the frame number.
+    /// Returns the frame number and the order, and transfers the reference and the lock to the
+    /// caller.
     pub(super) fn into_raw(self) -> (usize, u32) {
         let this = ManuallyDrop::new(self);
         (this.pfn, this.order)
@@ -281,8 +295,8 @@ impl Drop for LockedFolio {
     }
 }
 
-/// A block of kernel memory that several agents may access at once: the memory of a software
-/// device. Zeroed at first.
+/// A buffer of kernel memory that supports concurrent accesses: the memory of a software device.
+/// It is zeroed on allocation.
 ///
 /// # Invariants
 ///
@@ -292,11 +306,20 @@ pub struct SharedBytes {
     len: usize,
 }
 
-// SAFETY: The memory is only accessed by C copies, which may race as those of devices do.
+// SAFETY: The memory is accessed only by C copy routines, whose data races are outside of Rust's
+// memory model, like those of a device.
 unsafe impl Sync for SharedBytes {}
 
 impl SharedBytes {
-    /// Allocates `len` bytes. Context: may sleep.
+    /// Allocates `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(len: usize) -> Result<Self> {
         let mut data = KVVec::<u8>::with_capacity(len, GFP_KERNEL | __GFP_ZERO)?;
         data.spare_capacity_mut().get(..len).ok_or(ENOMEM)?;
@@ -304,12 +327,12 @@ impl SharedBytes {
         Ok(Self { data, len })
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -321,75 +344,100 @@ impl SharedBytes {
         Ok(self.data.as_ptr().cast_mut().wrapping_add(offset))
     }
 
-    /// Copies `dst.len()` bytes from `offset` on. `EINVAL` if that goes beyond the block.
+    /// Copies `dst.len()` bytes from `offset` on to `dst`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the bytes extend beyond the buffer.
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
         let src = self.pointer(offset, dst.len())?;
-        // SAFETY: Just checked.
+        // SAFETY: `pointer` has checked that the bytes lie within the buffer.
         unsafe { bindings::rust_hmm_copy_bytes(dst.as_mut_ptr().cast(), src.cast(), dst.len()) };
         Ok(())
     }
 
-    /// Copies `src` to `offset`. `EINVAL` if that goes beyond the block.
+    /// Copies `src` to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the bytes extend beyond the buffer.
     pub fn write(&self, offset: usize, src: &[u8]) -> Result {
         let dst = self.pointer(offset, src.len())?;
-        // SAFETY: Just checked.
+        // SAFETY: `pointer` has checked that the bytes lie within the buffer.
         unsafe { bindings::rust_hmm_copy_bytes(dst.cast(), src.as_ptr().cast(), src.len()) };
         Ok(())
     }
 
-    /// Adds `value` to the 64-bit word at `offset`, atomically, wrapping around. Returns the word
-    /// before.
+    /// Atomically adds `value` to the 64-bit word at `offset`, wrapping around, and returns the old
+    /// value.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `offset` is no multiple of 8 or beyond the block.
+    /// - `EINVAL`: `offset` is not a multiple of 8, or beyond the buffer.
     pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
         let at = self.pointer(offset, size_of::<u64>())?;
         if !at.cast::<u64>().is_aligned() {
             return Err(EINVAL);
         }
-        // SAFETY: Just checked.
+        // SAFETY: `pointer` has checked that the bytes lie within the buffer.
         Ok(unsafe { bindings::rust_hmm_fetch_add_bytes(at.cast(), value) })
     }
 
-    /// Copies all of `pages` to `offset`. `EINVAL` if that goes beyond the block.
+    /// Copies all of `pages` to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the bytes extend beyond the buffer.
     pub fn load(&self, offset: usize, pages: &CpuPages<'_>) -> Result {
         let mut dst = self.pointer(offset, pages.bytes())?;
         for pfn in pages.frames() {
-            // SAFETY: Checked above; the frames are alive by the invariant of `pages`.
+            // SAFETY: `pointer` has checked the length, and the frames are alive by the invariant
+            // of `pages`.
             unsafe { bindings::rust_hmm_read_page(dst.cast(), pfn, 0, PAGE_SIZE) };
             dst = dst.wrapping_add(PAGE_SIZE);
         }
         Ok(())
     }
 
-    /// Fills all of `pages` from `offset` on. `EINVAL` if that goes beyond the block.
+    /// Copies the bytes from `offset` on to `pages`, until all pages are filled.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the bytes extend beyond the buffer.
     pub fn store(&self, offset: usize, pages: &CpuPagesMut<'_>) -> Result {
         let mut src = self.pointer(offset, pages.bytes())?;
         for pfn in pages.frames() {
-            // SAFETY: As in `load`, and the pages may be written.
+            // SAFETY: `pointer` has checked the length, and the frames are alive and writable by
+            // the invariant of `pages`.
             unsafe { bindings::rust_hmm_write_page(pfn, 0, src.cast(), PAGE_SIZE) };
             src = src.wrapping_add(PAGE_SIZE);
         }
         Ok(())
     }
 
-    /// Copies `len` bytes at `from` of `other` to `offset`. `EINVAL` if that goes beyond either block, or they
-    /// are the same.
+    /// Copies `len` bytes at `from` of `other` to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the bytes extend beyond either buffer, or `other` is this buffer.
     pub fn copy_from(&self, offset: usize, other: &Self, from: usize, len: usize) -> Result {
         if core::ptr::eq(self, other) {
             return Err(EINVAL);
         }
         let (dst, src) = (self.pointer(offset, len)?, other.pointer(from, len)?);
-        // SAFETY: Just checked, and the blocks differ.
+        // SAFETY: `pointer` has checked both lengths, and the buffers are different.
         unsafe { bindings::rust_hmm_copy_bytes(dst.cast(), src.cast(), len) };
         Ok(())
     }
 
-    /// Fills `len` bytes at `offset` with zeros. `EINVAL` if that goes beyond the block.
+    /// Fills `len` bytes at `offset` with zeros.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the bytes extend beyond the buffer.
     pub fn clear(&self, offset: usize, len: usize) -> Result {
         let dst = self.pointer(offset, len)?;
-        // SAFETY: Just checked.
+        // SAFETY: `pointer` has checked that the bytes lie within the buffer.
         unsafe { bindings::rust_hmm_clear_bytes(dst.cast(), len) };
         Ok(())
     }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of the current process, copied to and from where a page fault cannot be served: with a
-//! lock held that the fault may need. What is not there is brought in afterwards.
+//! Copies to and from memory of the current process where a page fault cannot be handled, because
+//! a lock is held that the fault may need.
+//!
+//! A copy stops at the first page that is not present. The caller then releases the lock, faults
+//! the page in with [`UserSpan::fault_in`], and continues the copy.
 //!
 //! C headers: [`include/linux/uaccess.h`](srctree/include/linux/uaccess.h),
 //! [`include/linux/pagemap.h`](srctree/include/linux/pagemap.h)
@@ -10,15 +13,19 @@ use super::page::{CpuPages, CpuPagesMut, SharedBytes};
 use crate::bindings;
 use kernel::prelude::*;
 
-/// Whether the current task may administer the machine (`CAP_SYS_ADMIN`), and so see what others do. Context: may
-/// sleep.
+/// Returns whether the current task has `CAP_SYS_ADMIN`, which is required to inspect other
+/// processes.
+///
+/// # Context
+///
+/// May sleep.
 pub fn is_privileged() -> bool {
     // SAFETY: No preconditions. CAST: A small constant.
     unsafe { bindings::capable(bindings::CAP_SYS_ADMIN as kernel::ffi::c_int) }
 }
 
-/// An area of the current process's addresses. It need not be mapped; copies say what they could not
-/// reach.
+/// A range of user addresses of the current process. It need not be mapped: a copy returns the
+/// number of bytes copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserSpan {
     addr: usize,
@@ -26,42 +33,45 @@ pub struct UserSpan {
 }
 
 impl UserSpan {
-    /// `len` bytes from `addr` on.
+    /// Creates a span of `len` bytes from `addr` on.
     #[inline]
     pub fn new(addr: usize, len: usize) -> Self {
         Self { addr, len }
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the span is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// `len` bytes of it from byte `at` on.
+    /// Returns `len` bytes of the span from byte `at` on.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if that goes beyond the end.
+    /// - `EINVAL`: the bytes extend beyond the span.
     #[inline]
     pub fn part(&self, at: usize, len: usize) -> Result<Self> {
         if at.checked_add(len).ok_or(EINVAL)? > self.len {
             return Err(EINVAL);
         }
-        // An address that wraps around is refused where it is used.
+        // The copy refuses an address that wraps around.
         Ok(Self::new(self.addr.wrapping_add(at), len))
     }
 
-    /// Brings the area in, to be read or to be written, without changing its contents.
+    /// Faults the span in for reading or for writing, without changing its contents.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if not even its first byte can be had. Context: may sleep and takes the mmap lock; no
-    /// lock may be held.
+    /// - `EFAULT`: not even the first byte is accessible.
+    ///
+    /// # Context
+    ///
+    /// May sleep; takes the mmap lock. The caller must not hold any lock.
     pub fn fault_in(&self, write: bool) -> Result {
         // SAFETY: The C side checks the addresses.
         let left = unsafe { bindings::rust_hmm_fault_in_user(self.addr, self.len, write) };
@@ -73,18 +83,23 @@ impl UserSpan {
 }
 
 impl CpuPages<'_> {
-    /// Copies to `to` from byte `offset` on, as far as user memory is there. Returns the bytes copied.
+    /// Copies the bytes from `offset` on to `to`, up to the first user page that is not present.
+    /// Returns the number of bytes copied.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if that goes beyond the pages. Context: of the process; atomic, too.
+    /// - `EINVAL`: the bytes extend beyond the pages.
+    ///
+    /// # Context
+    ///
+    /// Task context of the process; may be atomic.
     pub fn read_to_user(&self, offset: usize, to: UserSpan) -> Result<usize> {
         let mut done = 0;
         self.for_each_part(offset, to.len, |pfn, at, part| {
             if done == part.start {
                 let user = to.addr.wrapping_add(done);
-                // SAFETY: The frame is alive and addressable by the type invariant, and the part lies in
-                // one page; user memory is checked by the C side.
+                // SAFETY: The frame is alive and addressable by the type invariant, and the part
+                // lies in one page; user memory is checked by the C side.
                 let left = unsafe { bindings::rust_hmm_page_to_user(user, pfn, at, part.len()) };
                 done += part.len() - left;
             }
@@ -94,17 +109,23 @@ impl CpuPages<'_> {
 }
 
 impl CpuPagesMut<'_> {
-    /// Copies `from` to byte `offset`, as far as user memory is there. Returns the bytes copied.
+    /// Copies `from` to byte `offset`, up to the first user page that is not present. Returns the
+    /// number of bytes copied.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if that goes beyond the pages. Context: of the process; atomic, too.
+    /// - `EINVAL`: the bytes extend beyond the pages.
+    ///
+    /// # Context
+    ///
+    /// Task context of the process; may be atomic.
     pub fn write_from_user(&self, offset: usize, from: UserSpan) -> Result<usize> {
         let mut done = 0;
         self.for_each_part(offset, from.len, |pfn, at, part| {
             if done == part.start {
                 let user = from.addr.wrapping_add(done);
-                // SAFETY: As in `read_to_user`, and the pages may be written.
+                // SAFETY: The frame is alive, addressable and writable by the type invariant, and
+                // the part lies in one page; user memory is checked by the C side.
                 let left = unsafe { bindings::rust_hmm_page_from_user(pfn, at, user, part.len()) };
                 done += part.len() - left;
             }
@@ -114,26 +135,36 @@ impl CpuPagesMut<'_> {
 }
 
 impl SharedBytes {
-    /// Copies to `to` from byte `offset` on, as far as user memory is there. Returns the bytes copied.
+    /// Copies the bytes from `offset` on to `to`, up to the first user page that is not present.
+    /// Returns the number of bytes copied.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if that goes beyond the block. Context: of the process; atomic, too.
+    /// - `EINVAL`: the bytes extend beyond the buffer.
+    ///
+    /// # Context
+    ///
+    /// Task context of the process; may be atomic.
     pub fn read_to_user(&self, offset: usize, to: UserSpan) -> Result<usize> {
         let src = self.pointer(offset, to.len)?;
-        // SAFETY: Just checked; user memory is checked by the C side.
+        // SAFETY: `pointer` has checked the length; user memory is checked by the C side.
         let left = unsafe { bindings::rust_hmm_bytes_to_user(to.addr, src.cast(), to.len) };
         Ok(to.len - left)
     }
 
-    /// Copies `from` to byte `offset`, as far as user memory is there. Returns the bytes copied.
+    /// Copies `from` to byte `offset`, up to the first user page that is not present. Returns the
+    /// number of bytes copied.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if that goes beyond the block. Context: of the process; atomic, too.
+    /// - `EINVAL`: the bytes extend beyond the buffer.
+    ///
+    /// # Context
+    ///
+    /// Task context of the process; may be atomic.
     pub fn write_from_user(&self, offset: usize, from: UserSpan) -> Result<usize> {
         let dst = self.pointer(offset, from.len)?;
-        // SAFETY: As above.
+        // SAFETY: `pointer` has checked the length; user memory is checked by the C side.
         let left = unsafe { bindings::rust_hmm_bytes_from_user(dst.cast(), from.addr, from.len) };
         Ok(from.len - left)
     }
@@ -163,7 +194,7 @@ mod tests {
         for at in 0..0x300 {
             block.write(at * 16, &(at as u64).to_ne_bytes())?;
         }
-        // Nothing is there yet, and nothing is brought in.
+        // No page is present yet, and the copy faults none in.
         assert_eq!(block.read_to_user(0, user)?, 0);
         user.part(0, 0x1000)?.fault_in(true)?;
         assert_eq!(block.read_to_user(0, user)?, 0x1000);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tables of DMA addresses: what an entry says, and what the engine reads in it.
+//! Translation between page frame numbers and DMA addresses in device page tables.
 //!
-//! The engine knows system pages by their frame numbers, because it has to mark them dirty and compare them with what the
-//! CPU's page table says. A device knows them by DMA addresses. Between the two is this: what is read from the table is
-//! translated on the way to the engine, and pages are mapped and retired on the way to the table. In tables that hold
-//! frame numbers all of it compiles to nothing.
+//! The library uses the frame numbers of system pages, because it marks pages dirty and compares
+//! device PTEs with CPU PTEs. A device behind an IOMMU uses DMA addresses. This module converts
+//! entries that are read from the table to frame numbers. It maps a page when its entry is
+//! written, and retires the mapping when the entry is removed. For tables that hold frame numbers
+//! all of this is compiled out.
 
 use super::{
     entry::{Entry, Leaf},
@@ -19,10 +20,10 @@ use crate::mm::{
 use core::marker::PhantomData;
 use kernel::{prelude::*, sync::Arc};
 
-/// The format `F`, with DMA addresses for system pages: for devices that a [`DmaDevice`](crate::mm::dma::DmaDevice)
-/// stands for, see [`Device::dma`](crate::mirror::Device::dma).
+/// The format `F` with DMA addresses for system pages: for devices with a
+/// [`DmaDevice`](crate::mm::dma::DmaDevice), see [`Device::dma`](crate::mirror::Device::dma).
 pub enum OfDma<F> {
-    /// Never made.
+    /// Never constructed: the type is used only as a type parameter.
     #[doc(hidden)]
     Never(core::convert::Infallible, PhantomData<fn() -> F>),
 }
@@ -56,13 +57,13 @@ impl<F: Format> Format for OfDma<F> {
     }
 }
 
-/// Pages of a range that were mapped just now.
+/// Pages of a range that one call has newly mapped.
 pub(super) struct Fresh {
     start: PageRange,
     pages: [u64; PMD_PAGES / 64],
 }
 
-/// Translates for one pass over a table.
+/// Translates entries during one pass over a table.
 pub(super) struct Translator<'t, F> {
     cursor: Option<Cursor<'t>>,
     _format: PhantomData<F>,
@@ -85,7 +86,7 @@ impl<'t, F: Format> Translator<'t, F> {
         }
     }
 
-    /// What the engine reads where the table says `raw` for `addr`.
+    /// Converts the entry `raw` that the table has for `addr` to one with a frame number.
     #[inline]
     pub(super) fn seen(&mut self, addr: usize, raw: Entry) -> Entry {
         if !F::DMA || !is_system(raw) {
@@ -94,26 +95,27 @@ impl<'t, F: Format> Translator<'t, F> {
         self.frame(addr, raw)
     }
 
-    // Not in the loops of tables without.
+    // Not inlined, to keep it out of the loops of tables without DMA addresses.
     #[inline(never)]
     fn frame(&mut self, addr: usize, raw: Entry) -> Entry {
         match self.cursor.as_mut().and_then(|cursor| cursor.frame(addr)) {
             Some(frame) => raw.with_number(frame),
-            // Each system page in the table has a place in a window.
+            // Does not happen: each system page in the table is mapped in a window.
             None => Entry::NONE,
         }
     }
 
-    /// What the table is to say where the engine wants `new` instead of `old`, which the table has as `raw`.
+    /// Returns the entry to write to the table in order to replace `old` by `new`, mapping and
+    /// retiring pages as needed. `raw` is `old` as the table holds it.
     ///
     /// # Errors
     ///
-    /// * `EBUSY`: the place is not free yet: the flush that unmaps its page has not completed. A
-    ///   device fault does not see this: the entry of a system page is removed either with its
-    ///   flush under the table lock, or in an invalidation or a migration, for which faults on
-    ///   the page wait.
+    /// * `EBUSY`: the DMA address is still in use, because the flush that unmaps the previous page
+    ///   has not completed. A device fault does not get this error: the entry of a system page is
+    ///   removed either together with its flush under the table lock, or in an invalidation or a
+    ///   migration, for which faults on the page wait.
     /// * `ENOMEM`, `ENODEV`: the page cannot be mapped.
-    /// * `EINVAL`: the format has no such entries.
+    /// * `EINVAL`: the format cannot encode the entry.
     ///
     /// After an error the old entry is retired, and the new one must not be installed.
     #[inline]
@@ -147,7 +149,8 @@ impl<'t, F: Format> Translator<'t, F> {
         self.map(span, new).map(|(entry, _)| entry)
     }
 
-    /// The entry `old` of `span` goes.
+    /// Retires the mappings of `span`, whose entry `old` is removed. The pages are unmapped after
+    /// the flush.
     #[inline]
     pub(super) fn retire(&mut self, span: PageRange, old: Entry) {
         if F::DMA && is_system(old) {
@@ -164,7 +167,12 @@ impl<'t, F: Format> Translator<'t, F> {
         }
     }
 
-    /// Maps the pages of `span`, of which `new` is the first, so that one entry names them all.
+    /// Maps the pages of `span`, the first of which is `new`, at DMA addresses that one entry can
+    /// cover. Returns that entry, and the pages that were not mapped before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::replace`]. No page is newly mapped then.
     pub(super) fn map(&mut self, span: PageRange, new: Entry) -> Result<(Entry, Fresh)> {
         let mut fresh = Fresh {
             start: span,
@@ -192,7 +200,7 @@ impl<'t, F: Format> Translator<'t, F> {
             if index == 0 {
                 first = address.frame();
             }
-            // One entry for all of them: they must be as one for the device, too.
+            // One entry covers all pages, so their DMA addresses must be contiguous and aligned.
             if address.frame() != first + index || first % span.pages() != 0 {
                 return Err(EBUSY);
             }
@@ -204,7 +212,7 @@ impl<'t, F: Format> Translator<'t, F> {
         Ok(entry)
     }
 
-    /// Unmaps what was mapped just now, and did not come into the table.
+    /// Unmaps the newly mapped pages of `fresh`, whose entry was not written to the table.
     pub(super) fn release(&mut self, fresh: &Fresh) {
         if let Some(cursor) = self.cursor.as_mut() {
             for index in 0..fresh.start.pages() {
@@ -218,7 +226,7 @@ impl<'t, F: Format> Translator<'t, F> {
 }
 
 impl<F: Format> Table<F> {
-    /// As the engine sees what the table says.
+    /// Converts `leaf`, as read from the table for `addr`, to one with a frame number.
     #[inline]
     pub(super) fn translate(&self, addr: usize, leaf: Option<Leaf>) -> Option<Leaf> {
         if !F::DMA {

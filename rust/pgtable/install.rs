@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! New entries: tables are made, and huge leaves split, from what was reserved; aligned runs merge.
+//! Installation of new entries: links table pages and splits huge leaves with reserved table pages,
+//! and merges aligned runs of entries into huge leaves.
 
 use super::{
     dma::Translator,
@@ -16,7 +17,8 @@ use crate::{
 };
 use kernel::{page::PAGE_SIZE, prelude::*, sync::rcu};
 
-/// Whether `entries`, which fill a table, are one piece: consecutive, aligned, alike.
+/// Returns whether `entries`, which fill a table, can be merged into one leaf: they must be
+/// consecutive, aligned, and have the same rights.
 fn is_run(entries: &[Entry]) -> bool {
     let Some(first) = entries.first() else {
         return false;
@@ -30,16 +32,23 @@ fn is_run(entries: &[Entry]) -> bool {
 }
 
 impl<F: Format> Table<F> {
-    /// Calls `f` with address and entry of every page of `range`, which must lie within aligned
-    /// 2 MiB. `f` may set, change or remove the entry.
+    /// Calls `f` with the address and the entry of each page of `range`, which must lie in one
+    /// aligned block of 2 MiB. `f` may set, change or remove the entry.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the range is not so, or beyond what the table can hold, or an entry cannot be
-    /// expressed, or the spares or the batch are of another table. `ENOMEM` if the spares are not complete. Nothing has changed then, but for parts
-    /// of a range that needs several tables. In a table of DMA addresses also `EBUSY`: a page that was there is still
-    /// mapped for the device, so try again; `ENOMEM`, `ENODEV`: a page cannot be mapped. Then the other pages of the
-    /// range were installed.
+    /// - `EINVAL`: the range crosses a block boundary or is not covered by the table; or the format
+    ///   cannot encode an entry; or the spares or the batch belong to another table.
+    /// - `ENOMEM`: the spares are not complete.
+    ///
+    /// In these cases the table was not changed, except that parts of the range may have been
+    /// installed if it spans several tables. In a table of DMA addresses also:
+    ///
+    /// - `EBUSY`: the page that a page replaces is still mapped for the device. The caller should
+    ///   retry.
+    /// - `ENOMEM`, `ENODEV`: a page cannot be mapped for the device.
+    ///
+    /// The other pages of the range were then installed.
     pub fn install(
         &mut self,
         range: PageRange,
@@ -102,8 +111,8 @@ impl<F: Format> Table<F> {
             .get_mut(first..first + range.pages())
             .ok_or(ENOMEM)?;
 
-        // What is there, and what shall be. Nothing is changed yet.
-        // A clone, so that tables can be made meanwhile.
+        // Collect the old and the new entries; the table is not changed yet. `windows` is cloned
+        // because `self` is borrowed mutably below.
         let windows = match F::DMA {
             true => self.windows().cloned(),
             false => None,
@@ -138,7 +147,7 @@ impl<F: Format> Table<F> {
             f(addr, entry);
             if *entry != before {
                 changed = true;
-                // Of a DMA address only mapping tells.
+                // The DMA address of a system page is known only after it is mapped.
                 let is_known = !F::DMA || entry.is_device();
                 if entry.is_valid() && is_known && !F::can_hold(self.pool.seen_by_device(*entry)) {
                     return Err(EINVAL);
@@ -155,7 +164,7 @@ impl<F: Format> Table<F> {
             if !F::DMA || new.is_device() {
                 return self.set_huge(span, old, new, scratch, spares, batch, &mut dma);
             }
-            // If they are not as one for the device, they become small entries.
+            // If their DMA addresses are not contiguous, small entries are installed.
             if let Ok((raw, fresh)) = dma.map(span, new) {
                 let result = self.set_huge(span, old, raw, scratch, spares, batch, &mut dma);
                 return result.inspect_err(|_| dma.release(&fresh));
@@ -243,13 +252,14 @@ impl<F: Format> Table<F> {
         self.pool
             .publish(child, 0, range.start(), first..end, batch);
         if used == 0 {
-            // Removes the table, and those above that have become empty.
+            // Removes the table, and the tables above it that have become empty.
             self.for_each(range, batch, |_, _| ());
         }
         result
     }
 
-    /// Replaces what is at `span` by the leaf `new`; `run` are its pages, as the engine sees them.
+    /// Replaces the entry or the table of `span` by the leaf `new`. `run` are the entries of its
+    /// pages, with frame numbers.
     #[expect(
         clippy::too_many_arguments,
         reason = "two call sites; they live in different places"
@@ -287,7 +297,7 @@ impl<F: Format> Table<F> {
                 batch.record(span, huge, new);
             }
             Slot::Table(child) => {
-                // What it held, one by one: a run of pages may replace others.
+                // Record each replaced entry, because the run may replace different pages.
                 for (index, now) in run.iter().enumerate() {
                     let before = match self.pool.page(&guard, child).map(|page| page.load(index)) {
                         Some(word) => tree::decode(word),
@@ -302,7 +312,8 @@ impl<F: Format> Table<F> {
                         batch.record(one, seen, *now);
                     }
                 }
-                // Who walks it may still be there, so that it is flushed even if nothing was lost.
+                // A concurrent walker may still use the table, so it is flushed even if no
+                // translation was removed.
                 let before = self.pool.page(&guard, child).map_or(0, |page| page.used());
                 self.live = self.live - before as usize + span.pages();
                 batch.detach(&self.pool, span, child);
@@ -318,21 +329,21 @@ impl<F: Format> Table<F> {
         })
     }
 
-    /// The table of level 1 for `addr`, if there is one.
+    /// Returns the table of level 1 for `addr`, if there is one.
     fn table_above(&self, addr: usize) -> Result<Option<u32>> {
         let mut index = self.root;
         for level in (2..F::LEVELS).rev() {
             match self.decode(index, level, addr) {
                 Slot::Empty => return Ok(None),
                 Slot::Table(child) => index = child,
-                // None is ever made there.
+                // Leaves are not installed at these levels.
                 Slot::Leaf(_) => return Err(EINVAL),
             }
         }
         Ok(Some(index))
     }
 
-    /// The table of level 1 for `addr`, made if need be.
+    /// Returns the table of level 1 for `addr`, and creates it if necessary.
     fn make_table_above(
         &mut self,
         addr: usize,
@@ -349,7 +360,7 @@ impl<F: Format> Table<F> {
         Ok(index)
     }
 
-    /// Puts an empty table into the empty entry for `addr` of table `above`.
+    /// Links an empty table from the empty entry for `addr` of table `above`.
     fn make_table(
         &mut self,
         above: u32,
@@ -379,6 +390,6 @@ fn scratch_is_empty(scratch: &[Entry], first: usize, pages: usize) -> bool {
         .all(|entry| !entry.is_valid())
 }
 
-// `install` takes a range that spans few tables of any format.
+// The range of `install` spans only a few tables in any format.
 const _: () = assert!(PMD_SIZE / PAGE_SIZE == 512);
 const _: () = assert!(shift::<super::Radix4>(1) == 21);

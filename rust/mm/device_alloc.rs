@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which pages of a piece of device memory are free: a buddy allocator of folios of order 0 to 9 in
-//! blocks of 2 MiB.
+//! Page allocator of one piece of device memory: a lock-free bitmap from which folios of order 0 to
+//! 9 are allocated, in blocks of 512 pages.
 //!
-//! A bitmap of atomics, without a lock: pages are freed in any context, under page-table locks and
-//! from interrupts, when the last reference to a coherent page goes at the end of an I/O. That is why
-//! it is not the kernel's `gpu::buddy`: that one has a mutex, allocates when it frees, takes back
-//! only what it gave out as a whole (the core splits huge folios and frees them page by page), and is
-//! there on few kernels (`CONFIG_GPU_BUDDY`).
+//! Pages are freed in any context: under page-table locks, and from interrupts, when the last
+//! reference to a coherent page is dropped at the end of an I/O. A bitmap of atomics needs no lock
+//! for that. The kernel's `gpu::buddy` is not suitable: it takes a mutex, allocates memory when it
+//! frees, and frees only whole allocations, whereas the core splits huge folios and frees them page
+//! by page. It also requires `CONFIG_GPU_BUDDY`, which few kernels enable.
 //!
-//! In a bitmap splitting and merging cost nothing: a folio of order `n` is `2^n` free bits in a row,
-//! aligned. Small folios come from the block that has the fewest free pages and still room, so that
-//! whole blocks are kept for huge ones.
+//! Splitting and merging cost nothing in a bitmap: a free folio of order `n` is an aligned run of
+//! `2^n` set bits. Small folios are allocated from the block with the fewest free pages that has
+//! room, so that whole blocks remain for huge folios.
 
 use super::{
     addr::{PMD_ORDER, PMD_PAGES},
@@ -30,7 +30,7 @@ const WORD_PAGES: usize = u64::BITS as usize;
 const WORD_ORDER: u32 = WORD_PAGES.trailing_zeros();
 const BLOCK_WORDS: usize = PMD_PAGES / WORD_PAGES;
 
-/// Bits at which a folio of `order`, at most 6, may begin in a word.
+/// Returns the bits at which a folio of `order`, at most 6, may begin in a word.
 const fn starts(order: u32) -> u64 {
     let mut mask = 0;
     let mut bit = 0;
@@ -52,9 +52,9 @@ const STARTS: [u64; WORD_ORDER as usize + 1] = {
     all
 };
 
-/// The bits of `word` at which a folio of `order`, at most 6, is free.
+/// Returns the bits of `word` at which a free folio of `order`, at most 6, begins.
 fn fits(word: u64, order: u32) -> u64 {
-    // Bit n of `free` says that 2^step pages from n on are free.
+    // Bit n of `free` is set if 2^step pages from n on are free.
     let mut free = word;
     for step in 0..order {
         free &= free >> (1 << step);
@@ -62,30 +62,35 @@ fn fits(word: u64, order: u32) -> u64 {
     free & STARTS.get(order as usize).copied().unwrap_or(0)
 }
 
-/// `pages` bits from `bit` on; at most 64 in all.
+/// Returns a mask of `pages` bits from `bit` on; `bit + pages` is at most 64.
 fn bits(bit: usize, pages: usize) -> u64 {
     (u64::MAX >> (WORD_PAGES - pages)) << bit
 }
 
-/// Free pages of one piece, by index.
+/// Bitmaps of the free, withdrawn and hidden pages of one piece.
 pub(in crate::mm) struct FreeMap {
     /// A set bit is a free page.
     words: KVVec<Atomic<u64>>,
-    /// A set bit is a page that is to be taken out of use: it does not become free.
+    /// A set bit is a page that is withdrawn: when it is freed, it is hidden.
     out: KVVec<Atomic<u64>>,
-    /// A set bit is a page that was, and is neither free nor in use.
+    /// A set bit is a withdrawn page that is neither free nor in use.
     hidden: KVVec<Atomic<u64>>,
-    /// The block from which small folios were taken last.
+    /// Block of the most recent allocation of a small folio.
     block: Atomic<usize>,
     used: Atomic<usize>,
-    /// Pages that are hidden.
+    /// Number of hidden pages.
     withdrawn: Atomic<usize>,
-    /// Whether there may be bits in `out` or `hidden`.
+    /// Whether `out` or `hidden` may have set bits.
     some_out: AtomicFlag,
 }
 
 impl FreeMap {
-    /// All of `pages` are out of use, until [`Self::restore`]; a multiple of 512.
+    /// Creates a map of `pages` pages, a multiple of 512. All pages are withdrawn until
+    /// [`Self::restore`].
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
     pub(in crate::mm) fn new(pages: usize) -> Result<Self> {
         let map = |value: u64| -> Result<KVVec<Atomic<u64>>> {
             let count = pages / WORD_PAGES;
@@ -106,23 +111,24 @@ impl FreeMap {
         })
     }
 
-    /// Pages in use.
+    /// Returns the number of pages in use.
     pub(in crate::mm) fn used(&self) -> usize {
         peek_usize(&self.used)
     }
 
-    /// Pages that were taken out of use.
+    /// Returns the number of hidden pages.
     pub(in crate::mm) fn withdrawn(&self) -> usize {
         peek_usize(&self.withdrawn)
     }
 
-    /// Free pages, or more: what is taken, given back or hidden by others meanwhile counts as free.
+    /// Returns an upper bound of the number of free pages: pages that are allocated, freed or
+    /// hidden concurrently are counted as free.
     fn free(&self) -> usize {
         let gone = self.used().saturating_add(self.withdrawn());
         self.len().saturating_sub(gone)
     }
 
-    /// Pages in all.
+    /// Returns the number of pages of the piece.
     pub(in crate::mm) fn len(&self) -> usize {
         self.words.len() * WORD_PAGES
     }
@@ -132,7 +138,7 @@ impl FreeMap {
         self.words.get(first..first.checked_add(BLOCK_WORDS)?)
     }
 
-    /// Pages in use of `first..first + 512`.
+    /// Returns the number of pages in use of `first..first + 512`.
     pub(in crate::mm) fn used_in_block(&self, first: usize) -> usize {
         let pairs = self.words.iter().zip(&self.hidden);
         pairs
@@ -142,7 +148,7 @@ impl FreeMap {
             .sum::<u32>() as usize
     }
 
-    /// Whether page `index` is in use.
+    /// Returns whether page `index` is in use.
     pub(in crate::mm) fn is_used(&self, index: usize) -> bool {
         let word = index / WORD_PAGES;
         let free = self.words.get(word).zip(self.hidden.get(word));
@@ -151,9 +157,9 @@ impl FreeMap {
         })
     }
 
-    /// Takes a folio of `order`, 0 to 9. Returns the index of its first page. Context: any.
+    /// Allocates a folio of `order`, 0 to 9. Returns the index of its first page. Context: any.
     pub(in crate::mm) fn take(&self, order: u32) -> Option<usize> {
-        // Of many pieces most are full, and are not to be searched for each page.
+        // Do not search a full piece: if there are many pieces, most are full.
         if self.free() < 1 << order.min(PMD_ORDER) {
             return None;
         }
@@ -166,7 +172,8 @@ impl FreeMap {
         Some(index)
     }
 
-    /// Takes the folio of `order` at `index`, if it is free. Context: any.
+    /// Allocates the folio of `order` at `index`, if it is free. Returns whether it was. Context:
+    /// any.
     pub(in crate::mm) fn take_at(&self, index: usize, order: u32) -> bool {
         let pages = 1 << order.min(PMD_ORDER);
         if order > PMD_ORDER || index % pages != 0 || !self.claim(index, pages) {
@@ -176,8 +183,8 @@ impl FreeMap {
         true
     }
 
-    /// Takes free pages in a row, the first at `index`: at most `most`, and at most 64. Returns how
-    /// many; 0 if the page at `index` is not free. Context: any.
+    /// Allocates consecutive free pages from `index` on: at most `most`, and at most 64. Returns
+    /// their number; 0 if the page at `index` is not free. Context: any.
     pub(in crate::mm) fn take_row(&self, index: usize, most: usize) -> usize {
         let Some(word) = self.words.get(index / WORD_PAGES) else {
             return 0;
@@ -195,8 +202,9 @@ impl FreeMap {
         pages
     }
 
-    /// Makes `pages` pages from `index` on, free by now, ours. `pages` is a power of 2 and `index` a
-    /// multiple of it.
+    /// Clears the bits of `pages` free pages from `index` on, so that the caller owns the pages.
+    /// `pages` is a power of 2, and `index` a multiple of it. Returns false, with no bits cleared,
+    /// if any of the pages is not free.
     fn claim(&self, index: usize, pages: usize) -> bool {
         let first = index / WORD_PAGES;
         let Some(words) = self.words.get(first..first + pages.div_ceil(WORD_PAGES)) else {
@@ -220,7 +228,8 @@ impl FreeMap {
         if let Some(index) = self.take_from(last, order) {
             return Some(index);
         }
-        // Somebody may be faster, but then takes something each time.
+        // A concurrent allocation may win the race for a block. The loop is bounded, because each
+        // failure means that another allocation has made progress.
         for _ in 0..self.words.len() {
             let block = self.best(order)?;
             if let Some(index) = self.take_from(block, order) {
@@ -231,7 +240,7 @@ impl FreeMap {
         None
     }
 
-    /// The block that has room for `order` and the fewest free pages.
+    /// Returns the block with the fewest free pages that has room for a folio of `order`.
     fn best(&self, order: u32) -> Option<usize> {
         let mut best = None;
         for (number, words) in self.words.chunks_exact(BLOCK_WORDS).enumerate() {
@@ -246,7 +255,7 @@ impl FreeMap {
         best.map(|(_, number)| number)
     }
 
-    /// The first place for `order` in the words of a block, by index in it.
+    /// Returns the index in a block, given by its words, of the first free folio of `order`.
     fn find(words: &[Atomic<u64>], order: u32) -> Option<usize> {
         if order < WORD_ORDER {
             return words.iter().enumerate().find_map(|(index, word)| {
@@ -274,7 +283,8 @@ impl FreeMap {
         }
     }
 
-    /// From the top, as small folios begin at the bottom.
+    /// Allocates a whole block. Searches from the end, because small folios are allocated from the
+    /// start.
     fn take_block(&self) -> Option<usize> {
         let blocks = self.words.len() / BLOCK_WORDS;
         (0..blocks)
@@ -283,8 +293,8 @@ impl FreeMap {
             .find(|index| self.claim(*index, PMD_PAGES))
     }
 
-    /// The order, up to 9, of the largest folio that is free and has page `index`; 0 also if the
-    /// page is not free.
+    /// Returns the order, up to 9, of the largest free folio that contains page `index`; 0 also if
+    /// the page is not free.
     pub(in crate::mm) fn free_order(&self, index: usize) -> u32 {
         let Some(word) = self.words.get(index / WORD_PAGES) else {
             return 0;
@@ -307,7 +317,7 @@ impl FreeMap {
         larger.unwrap_or(WORD_ORDER)
     }
 
-    /// Whether a block of 512 pages is free.
+    /// Returns whether any block of 512 pages is free.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(in crate::mm) fn has_block(&self) -> bool {
         self.words
@@ -315,21 +325,22 @@ impl FreeMap {
             .any(|words| words.iter().all(|word| peek_u64(word) == u64::MAX))
     }
 
-    /// Gives `pages` pages back, of any number and at any index. Returns whether others were in
-    /// use. Context: any.
+    /// Frees `pages` pages from `index` on; both may have any value. Returns whether other pages
+    /// remain in use. Context: any.
     #[inline]
     pub(in crate::mm) fn give_back(&self, index: usize, pages: usize) -> bool {
-        // Before: who finds no page in use may count on it that they can be taken.
+        // The counter is decremented before the bits are set, so that it is never too high for a
+        // page that can already be allocated.
         let used = self.used.fetch_sub(pages, Relaxed);
         match pages {
-            // Most often.
+            // The most frequent case.
             1 => self.give_back_bits(index / WORD_PAGES, 1 << (index % WORD_PAGES)),
             _ => for_each_word(index, pages, |at, mask| self.give_back_bits(at, mask)),
         }
         used > pages
     }
 
-    /// Gives back the pages of `mask` in word `at`.
+    /// Frees the pages of `mask` in word `at`.
     #[inline]
     fn give_back_bits(&self, at: usize, mask: u64) {
         let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
@@ -343,7 +354,7 @@ impl FreeMap {
         }
     }
 
-    /// Gives back the pages of `mask` of which those of `gone` are to be taken out of use.
+    /// Frees the pages of `mask`, of which the pages of `gone` are withdrawn and become hidden.
     #[inline(never)]
     fn give_back_out(
         &self,
@@ -352,21 +363,22 @@ impl FreeMap {
         gone: u64,
     ) {
         self.hide(hidden, gone);
-        // Somebody may have brought them back into use meanwhile.
+        // A concurrent `restore` may have cleared bits of `out` before the pages were hidden.
         set(word, self.show(hidden, gone & !peek_u64(out)));
         if mask & !gone != 0 {
             set(word, mask & !gone);
         }
     }
 
-    /// Hides pages that are not hidden.
+    /// Hides the pages of `mask`, which are not hidden.
     fn hide(&self, hidden: &Atomic<u64>, mask: u64) {
-        // Before: others may show them at once. CAST: At most 64.
+        // The counter is incremented before the bits are set, because a concurrent `show` may
+        // decrement it at once. CAST: At most 64.
         self.withdrawn.fetch_add(mask.count_ones() as usize, Full);
         set(hidden, mask);
     }
 
-    /// Shows those of `mask` that are hidden. Returns them.
+    /// Clears the hidden bits of the pages of `mask`. Returns the pages that were hidden.
     fn show(&self, hidden: &Atomic<u64>, mask: u64) -> u64 {
         let shown = clear(hidden, mask);
         // CAST: At most 64.
@@ -375,8 +387,9 @@ impl FreeMap {
         shown
     }
 
-    /// Takes the pages out of use that are free now, of `pages` from `index` on; the others when they
-    /// are given back. Returns how many are in use still: ask again. Context: any.
+    /// Withdraws `pages` pages from `index` on. Free pages are hidden now, and pages in use when
+    /// they are freed. Returns the number of pages still in use; the caller may repeat the call to
+    /// find out when that is 0. Context: any.
     pub(in crate::mm) fn withdraw(&self, index: usize, pages: usize) -> usize {
         self.some_out.store(true, Release);
         let mut left = 0;
@@ -392,7 +405,8 @@ impl FreeMap {
         left as usize
     }
 
-    /// Brings pages back into use. Context: any; not beside [`Self::withdraw`].
+    /// Reverts [`Self::withdraw`]: hidden pages become free. Context: any; must not run
+    /// concurrently with [`Self::withdraw`].
     pub(in crate::mm) fn restore(&self, index: usize, pages: usize) {
         if !self.some_out.load(Relaxed) {
             return;
@@ -413,7 +427,7 @@ impl FreeMap {
     }
 }
 
-/// Takes the first free page of `words`: what is asked for most often.
+/// Allocates the first free page of `words`. This is the most frequent allocation.
 fn take_page(words: &[Atomic<u64>]) -> Option<usize> {
     words.iter().enumerate().find_map(|(index, word)| {
         let lowest = |value: u64| value & value.wrapping_neg();
@@ -423,8 +437,8 @@ fn take_page(words: &[Atomic<u64>]) -> Option<usize> {
     })
 }
 
-/// Clears the bits of `word` that `choose` selects of those that are set, unless it selects none.
-/// Returns them.
+/// Atomically clears the bits of `word` that `choose` selects of the set ones. Returns the cleared
+/// bits; 0 if `choose` selects none.
 #[inline]
 fn take_bits(word: &Atomic<u64>, choose: impl Fn(u64) -> u64) -> u64 {
     let mut value = peek_u64(word);
@@ -440,8 +454,8 @@ fn take_bits(word: &Atomic<u64>, choose: impl Fn(u64) -> u64) -> u64 {
     }
 }
 
-/// Number of bits that are set. The kernel is compiled for processors without an instruction for
-/// that; most words are all clear or all set.
+/// Returns the number of set bits. The kernel is compiled for processors without a population count
+/// instruction, so words that are all clear or all set, the most frequent ones, are special cases.
 #[inline]
 fn count(word: u64) -> u32 {
     match word {
@@ -460,7 +474,7 @@ pub(crate) fn set(word: &Atomic<u64>, mask: u64) {
     }
 }
 
-/// Clears the bits of `mask`, with a full barrier. Returns those that were set.
+/// Clears the bits of `mask`, with a full barrier. Returns the bits that were set.
 pub(crate) fn clear(word: &Atomic<u64>, mask: u64) -> u64 {
     let mut value = peek_u64(word);
     while let Err(now) = word.cmpxchg(value, value & !mask, Full) {
@@ -469,7 +483,8 @@ pub(crate) fn clear(word: &Atomic<u64>, mask: u64) -> u64 {
     value & mask
 }
 
-/// Calls `each` with the number of each word and the bits in it, of `pages` bits from `index` on.
+/// Splits `pages` bits from `index` on into words. Calls `each` with the index of each word and the
+/// mask of the bits in it.
 fn for_each_word(index: usize, pages: usize, mut each: impl FnMut(usize, u64)) {
     let end = index.saturating_add(pages);
     let mut at = index;

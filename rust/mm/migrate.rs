@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Page migration in two states: [`Isolated`], where destinations are chosen and filled, and
-//! [`Migrated`], where the outcome is read. Both own the [readers](Reader): device page tables that keep
-//! entries of the pages meanwhile. Dropping either finalizes, so that an early return restores the pages
-//! that have not moved; of those that have, the readers lose their entries before a source is freed.
+//! Wrapper of `migrate_vma_*()` as a typestate.
 //!
-//! Only destinations that the library has filled are migrated into.
+//! In the state [`Isolated`] destinations are allocated and filled; in the state [`Migrated`] the
+//! result is read and the migration finalized. Both own the [readers](Reader): device page tables
+//! that keep entries of the pages during the migration. Dropping either state finalizes: pages
+//! that did not move are restored, and the readers' entries of moved pages are removed before a
+//! source is freed.
 //!
-//! Paths on which the kernel breaks are closed here: merged (KSM) pages are not isolated, and a
-//! huge source only gets a huge destination.
+//! An entry migrates only if the library has filled its destination.
+//!
+//! Paths on which the kernel is known to fail are excluded here: merged (KSM) pages are not
+//! isolated, and a huge source requires a huge destination.
 //!
 //! C header: [`include/linux/migrate.h`](srctree/include/linux/migrate.h)
 
@@ -47,30 +50,30 @@ const WRITE: usize = bindings::MIGRATE_PFN_WRITE as usize;
 const COMPOUND: usize = bindings::MIGRATE_PFN_COMPOUND as usize;
 const SHIFT: u32 = bindings::MIGRATE_PFN_SHIFT;
 
-/// Which device pages of a range to take.
+/// Type of the device pages to isolate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Select {
-    /// Those in device-private memory of the owner.
+    /// Pages in device-private memory of the owner.
     Private,
-    /// Those in device-coherent memory of the owner.
+    /// Pages in device-coherent memory of the owner.
     Coherent,
 }
 
-/// Device memory, as pages are isolated from it.
+/// The device memory from which pages are isolated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Its kind.
+    /// Type of the memory.
     pub select: Select,
-    /// Its owner: the core takes pages of all memories of this owner.
+    /// Owner of the memory. The core isolates pages of all memories of this owner.
     pub owner: Cookie,
-    /// Its name. A huge page is taken whole only if it is of this memory.
+    /// Cookie of the memory. A huge page is isolated as a whole only if it is in this memory.
     pub tile: Cookie,
 }
 
-/// What a page comes from.
+/// Source of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Nothing was ever there, or the zero page: the destination is to be cleared.
+    /// A hole or the zero page: the destination must be cleared.
     Hole,
     /// This page frame.
     Page(usize),
@@ -83,16 +86,16 @@ pub struct Entry {
     pub index: usize,
     /// Number of pages: 1 or [`PMD_PAGES`].
     pub pages: usize,
-    /// Where it comes from.
+    /// Source of the entry.
     pub source: Source,
-    /// Whether the CPU may write it without a fault.
+    /// Whether the CPU may write the page without a fault.
     pub writable: bool,
     /// Page frame of the destination, 0 if it has none.
     pub destination: usize,
 }
 
 impl Entry {
-    /// Order of the folio that the entry needs.
+    /// Returns the order of the destination folio that the entry requires.
     pub fn order(&self) -> u32 {
         if self.pages == 1 {
             0
@@ -102,13 +105,13 @@ impl Entry {
     }
 }
 
-/// Pages that are unmapped from all CPUs and locked. CPU faults on them wait.
+/// Pages that are locked and unmapped from all CPUs. CPU faults on them wait.
 ///
-/// `R` are the device page tables that keep their entries meanwhile; `()` if there are none. Dropping it restores the
-/// pages, and drops the readers after that.
+/// `R` are the device page tables that keep their entries during the migration; `()` if there are
+/// none. Dropping the object restores the pages, and then drops the readers.
 #[must_use = "dropping it puts the pages back"]
 pub struct Isolated<'a, R = ()> {
-    // Restored before the readers go.
+    // Declared first: the pages are restored before the readers are dropped.
     pages: Restored<'a>,
     readers: R,
 }
@@ -116,14 +119,18 @@ pub struct Isolated<'a, R = ()> {
 impl<'a> Isolated<'a> {
     /// Isolates the pages of `range` that are in a device's memory, best effort.
     ///
-    /// `range` must lie in `vma` and within 2 MiB. `compound` takes a huge page of private memory as
-    /// one entry, else it is split; the core collects no huge page of coherent memory. `fault` is the
-    /// CPU fault being handled, if any. Small pages of other memories of the owner are isolated, too.
+    /// `range` must lie in `vma` and in one block of 2 MiB. With `compound` a huge page of private
+    /// memory is isolated as one entry; otherwise it is split. The core does not collect huge pages
+    /// of coherent memory. `fault` is the CPU fault being handled, if any. Small pages of other
+    /// memories of the owner are isolated, too.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `range` is not so, or the mapping is special or hugetlb. Context: may sleep;
-    /// calls notifiers, so that no lock which one of them takes can be held.
+    /// - `EINVAL`: `range` is not within `vma` and one block, or the VMA is special or hugetlb.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Calls notifiers: no lock that a notifier takes may be held.
     pub fn new(
         vma: Vma<'a>,
         range: PageRange,
@@ -140,7 +147,8 @@ impl<'a> Isolated<'a> {
         };
         let in_one = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND;
         let (flags, whole) = if huge {
-            // One that is not found now may be there when the core looks; it is not to be taken whole.
+            // If none is found, a huge page may still be mapped before the core walks the page
+            // table. Such a page must not be isolated as a whole.
             match Whole::find(vma, range, origin.tile, fault) {
                 Found::Nothing => (in_one, None),
                 Found::Whole(whole) => (select | in_one, Some(whole)),
@@ -202,11 +210,12 @@ impl<'a> Isolated<'a> {
         Ok(Self { pages, readers: () })
     }
 
-    /// Isolates pages, by `isolate`, that `readers` keep reading. Taken before, so that a reader cannot be left behind.
+    /// Calls `isolate` to isolate pages that `readers` keep reading. The readers are passed before
+    /// the isolation, so that they are owned on each return path.
     ///
     /// # Errors
     ///
-    /// Those of `isolate`; then the readers are dropped.
+    /// Returns the error of `isolate`; the readers are then dropped.
     pub fn read_by<R>(
         readers: R,
         isolate: impl FnOnce() -> Result<Self>,
@@ -217,52 +226,55 @@ impl<'a> Isolated<'a> {
 }
 
 impl<'a, R> Isolated<'a, R> {
-    /// The entries that can migrate.
+    /// Returns the entries that can migrate.
     #[inline]
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         self.pages.0.entries()
     }
 
-    /// Whether the sources are memory that the CPU can address.
+    /// Returns whether the sources are memory that the CPU can address.
     pub(crate) fn has_cpu_sources(&self) -> bool {
         self.pages.0.cpu_sources
     }
 
-    /// Most entries that there can be.
+    /// Returns the maximum number of entries: the number of pages of the range.
     pub(crate) fn room(&self) -> usize {
         self.pages.0.pages
     }
 
-    /// Pages that can migrate, at most: those that the core has isolated.
+    /// Returns the number of pages that the core has isolated, an upper bound of those that
+    /// migrate.
     pub(crate) fn count(&self) -> usize {
         self.pages.0.raw.cpages
     }
 
-    /// Whether the CPU can address the destination of `entry`, which has one.
+    /// Returns whether the CPU can address the destination of `entry`, which must have one.
     #[inline]
     pub(crate) fn is_addressable(&self, entry: &Entry) -> bool {
         self.pages.0.is_addressable(entry)
     }
 
-    /// The first entry at or after page `index` of the range.
+    /// Returns the first entry at or after page `index` of the range.
     #[inline]
     pub fn entry_from(&self, index: usize) -> Option<Entry> {
         self.pages.0.entry_from(index)
     }
 
-    /// Gives new system memory to the small pages for which `wanted` says so of their index, many at
-    /// once. Holes get none. As with [`LockedFolio::alloc_system`] they are dirty.
+    /// Allocates system memory in bulk as destinations of the small pages for whose index `wanted`
+    /// returns true, except holes. As in [`LockedFolio::alloc_system`] the folios are marked dirty.
     ///
-    /// Returns whether entries that are no holes have no destination by now, also for the sake of a
-    /// memory policy: these are left to [`Self::fill`].
+    /// Returns whether any entry that is not a hole still has no destination, for example because a
+    /// memory policy applies. The caller handles these with [`Self::fill`].
     ///
-    /// Context: may sleep; the notifier's lock must not be held.
+    /// # Context
+    ///
+    /// May sleep. No lock that a notifier takes may be held.
     pub fn fill_small(&mut self, vma: Option<Vma<'_>>, wanted: impl FnMut(usize) -> bool) -> bool {
         if is_injecting() {
-            // One by one, each of which may fail.
+            // Leave all entries to `fill`, so that a fault can be injected for each allocation.
             return true;
         }
-        // `wanted` is dropped: it may hold what must not be held over an allocation.
+        // Drops `wanted` before the allocation, because it may hold a lock.
         let (marked, left) = self.pages.0.mark_small(wanted);
         if marked == 0 {
             return left;
@@ -274,10 +286,11 @@ impl<'a, R> Isolated<'a, R> {
         left || !filled
     }
 
-    /// Asks `choose` for the destination of each entry. An entry without one stays where it is.
+    /// Calls `choose` for the destination of each entry that has none. An entry without a
+    /// destination does not migrate.
     ///
-    /// A destination whose order is not the entry's is dropped. Entries that have one are not asked for
-    /// again. A destination is not filled until the contents of its entry were copied to it.
+    /// A destination whose order differs from that of the entry is dropped. A new destination
+    /// counts as not filled until the contents of its entry were copied to it.
     pub fn fill(&mut self, mut choose: impl FnMut(&Entry) -> Option<LockedFolio>) {
         let mut index = 0;
         while index < self.pages.0.pages {
@@ -303,7 +316,7 @@ impl<'a, R> Isolated<'a, R> {
         }
     }
 
-    /// The pages that the entry at `index` comes from; `None` for a hole and for memory that the
+    /// Returns the source pages of the entry at `index`; `None` for a hole and for memory that the
     /// CPU cannot address.
     #[inline]
     pub fn source(&self, index: usize) -> Option<CpuPages<'_>> {
@@ -314,27 +327,29 @@ impl<'a, R> Isolated<'a, R> {
         if !self.pages.0.cpu_sources {
             return None;
         }
-        // SAFETY: The page is isolated: it stays alive as long as `self`. The core gives what was selected.
+        // SAFETY: The page is isolated, so it stays alive as long as `self`. The sources are memory
+        // that the CPU can address: the core isolates only pages of the selected type.
         Some(unsafe { CpuPages::new(pfn, entry.pages) })
     }
 
-    /// The pages that the entry at `index` goes to; `None` if it has none, and for memory that the
-    /// CPU cannot address.
+    /// Returns the destination pages of the entry at `index`; `None` if it has no destination, and
+    /// for memory that the CPU cannot address.
     #[inline]
     pub fn destination(&self, index: usize) -> Option<CpuPagesMut<'_>> {
         let entry = self.pages.0.entry(index)?;
         if !self.pages.0.is_addressable(&entry) {
             return None;
         }
-        // SAFETY: The destination is a folio of ours, alive as long as it is not abandoned, for
-        // which `self` would have to be borrowed mutably.
+        // SAFETY: `self` owns the destination folio. It is freed only by `abandon`, which requires
+        // a mutable borrow of `self`.
         Some(unsafe { CpuPagesMut::new(entry.destination, entry.pages) })
     }
 
-    /// Notes that the contents of the entry at `index`, or zeros for a hole, were written to all of its destination. Only
-    /// such an entry [moves](Self::migrate): the process must not see what a new page held before.
+    /// Records that the contents of the entry at `index`, or zeros for a hole, were written to its
+    /// whole destination. Only such an entry [migrates](Self::migrate), because the process must
+    /// not see stale contents of a new page.
     ///
-    /// Not public: a driver could note it of a destination that it has not written.
+    /// Not public, because a driver could call it for a destination that it has not written.
     #[inline]
     pub(crate) fn set_filled(&mut self, index: usize) {
         self.pages.0.set_filled(index);
@@ -345,14 +360,15 @@ impl<'a, R> Isolated<'a, R> {
         self.pages.0.set_all_filled(entries);
     }
 
-    /// Takes the destination of the entry at `index` back: it could not be filled.
+    /// Frees the destination of the entry at `index`, which could not be filled.
     pub fn abandon(&mut self, index: usize) {
         self.pages.0.abandon(index);
     }
 }
 
 impl<'a, R: Reader> Isolated<'a, R> {
-    /// Moves the pages whose destination was filled. CPU faults on them still wait. Other destinations are taken back.
+    /// Migrates the entries whose destination was filled. CPU faults on them still wait.
+    /// Destinations that were not filled are freed.
     pub fn migrate(self) -> Migrated<'a, R> {
         let mut inner = self.pages.into_inner();
         inner.abandon_unfilled();

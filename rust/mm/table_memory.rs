@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of page tables that a device walks by itself.
+//! Memory of page tables that a hardware walker reads.
 //!
-//! Such memory is written here and read by the device. The library never reads it, so that it trusts
-//! nothing that the device may have written there. It lends words of it to software that takes the
-//! place of a device ([`Section::table_word`](crate::mirror::Section::table_word)).
+//! The library writes this memory and the device reads it. The library does not depend on its
+//! contents, so that a device which overwrites it cannot corrupt the library's state. Words of it
+//! can be read by software that emulates a device
+//! ([`Section::table_word`](crate::mirror::Section::table_word)).
 //!
 //! C headers: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h),
 //! [`include/linux/gfp.h`](srctree/include/linux/gfp.h)
@@ -34,7 +35,8 @@ use kernel::{
     },
 };
 
-/// Where the tables of a device are that it walks by itself, and where it finds its own memory.
+/// Location of the page tables of a hardware walker, and the address at which the walker finds the
+/// device's own memory.
 pub struct TableMemory {
     kind: Kind,
     device_pages: u64,
@@ -48,7 +50,7 @@ pub(crate) struct Joined {
     _member: Option<Member>,
 }
 
-/// Of what memory the tables are.
+/// Type of the memory of the tables.
 #[derive(Clone)]
 enum Kind {
     None,
@@ -58,22 +60,22 @@ enum Kind {
     Bar(Arc<BarTables>),
 }
 
-/// What a device needs after its tables were written: that a cache is cleaned, or that its engine
-/// copies the entries to where its walker reads them.
+/// Callbacks of a driver after writes to its tables: to clean a cache, or to have an engine copy
+/// the entries to the memory that the walker reads.
 ///
-/// A table is written before the entry that links it. What is begun for a call must be seen by the
-/// device before what is begun for a later one.
+/// A table is written before the entry that links it. An operation that a call starts must become
+/// visible to the device before the operation of a later call.
 pub trait TableWrites: Send + Sync {
-    /// `bytes` bytes from `address` on were written, as the device finds them: entries in a row of
-    /// one table.
+    /// Called after `bytes` bytes at the device address `address` were written. They are
+    /// consecutive entries of one table.
     ///
     /// # Context
     ///
     /// The table lock may be held. Must not sleep, or allocate with reclaim.
     fn written(&self, address: u64, bytes: usize);
 
-    /// A flush is about to start. Whatever was written before has to be seen by the device before
-    /// the translations that it drops are looked up again.
+    /// Called before a flush is started. All earlier writes must be visible to the device before it
+    /// looks up the flushed translations again.
     ///
     /// # Context
     ///
@@ -90,37 +92,45 @@ impl TableMemory {
         }
     }
 
-    /// No tables: the device does not walk by itself. Costs nothing.
+    /// Returns table memory for a device without a hardware walker; no tables are allocated.
     pub const fn none() -> Self {
         Self::of(Kind::None)
     }
 
-    /// Pages of the kernel. Their addresses are physical ones.
+    /// Returns table memory in kernel pages, with physical addresses.
     pub const fn plain() -> Self {
         Self::of(Kind::Plain)
     }
 
-    /// Coherent DMA memory of `device`, with the DMA addresses that the device uses.
+    /// Returns table memory in coherent DMA memory of `device`, with DMA addresses.
     ///
-    /// The memory is freed when the device is closed, as when its driver is unbound. From then on
-    /// the device has no table, and changes of the table do nothing to it. The driver has stopped
-    /// its walker before.
+    /// The memory is freed when the device is closed, for example because its driver is unbound.
+    /// After that, changes of the page table are not visible to the device. The driver must stop
+    /// the walker before.
     pub fn coherent(device: &Arc<DmaDevice>) -> Self {
         Self::of(Kind::Coherent(device.clone()))
     }
 
-    /// A part of the device's own memory, which the CPU writes by a base address register.
+    /// Returns table memory in a part of the device's own memory that the CPU writes through a BAR.
     ///
-    /// The memory is unmapped when it is released, as when the driver is unbound. From then on the
-    /// device has no table, and changes of the table do nothing to it. The driver has stopped its
+    /// The memory is unmapped when it is released, for example because the driver is unbound. After
+    /// that, changes of the page table are not visible to the device. The driver must stop the
     /// walker before.
     #[cfg(CONFIG_PCI)]
     pub fn in_bar(tables: &Arc<BarTables>) -> Self {
         Self::of(Kind::Bar(tables.clone()))
     }
 
-    /// Registers the page table of `owner` until the returned object is dropped. It gives up pages
-    /// when the device's own memory has none left for tables. Context: may sleep. `ENOMEM`.
+    /// Registers the page table of `owner` until the returned object is dropped. Its free table
+    /// pages are reclaimed when the device's own memory has no room for tables left.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn join(&self, owner: &Arc<Owner>) -> Result<Joined> {
         match &self.kind {
             #[cfg(CONFIG_PCI)]
@@ -131,30 +141,30 @@ impl TableMemory {
         }
     }
 
-    /// Has `writes` called after each write, and before each flush.
+    /// Sets the callbacks to be called after each write and before each flush.
     pub fn with_writes(mut self, writes: Arc<dyn TableWrites>) -> Self {
         self.writes = Some(writes);
         self
     }
 
-    /// Pages of the device's own memory begin at `address` for its walker, which must be a multiple
-    /// of 2 MiB. It is 0 unless this is called: entries then have device page numbers.
+    /// Sets the address at which the walker finds the device's own memory, a multiple of 2 MiB. The
+    /// default is 0: entries then contain device page numbers.
     pub fn with_device_pages_at(mut self, address: u64) -> Self {
         self.device_pages = address;
         self
     }
 
-    /// Whether there are tables.
+    /// Returns whether the device has a hardware walker.
     pub(crate) fn is_some(&self) -> bool {
         !matches!(self.kind, Kind::None)
     }
 
-    /// Where pages of the device's own memory begin.
+    /// Returns the address at which the walker finds the device's own memory.
     pub(crate) fn device_pages(&self) -> u64 {
         self.device_pages
     }
 
-    /// Reports that entries in a row were written. Context: see [`TableWrites::written`].
+    /// Reports that consecutive entries were written. Context: see [`TableWrites::written`].
     #[inline]
     pub(crate) fn written(&self, address: u64, bytes: usize) {
         if let Some(writes) = &self.writes {
@@ -163,8 +173,8 @@ impl TableMemory {
         }
     }
 
-    /// Sees to it that all that was written is seen by the device, before a flush is started.
-    /// Context: as [`Self::written`].
+    /// Makes all earlier writes visible to the device. Called before a flush is started. Context:
+    /// as [`Self::written`].
     #[inline]
     pub(crate) fn settle(&self) {
         #[cfg(CONFIG_PCI)]
@@ -178,10 +188,12 @@ impl TableMemory {
     }
 }
 
-/// Orders writes to tables: a device that sees one that follows sees those before. Context: any.
+/// Write barrier for tables: a device that observes a later write observes the earlier writes, too.
+/// Context: any.
 #[inline(always)]
 pub(crate) fn order_writes() {
-    // Stores are not reordered there, and those to tables are releases for the compiler.
+    // On x86-64 stores are not reordered, and the stores to tables are release stores for the
+    // compiler.
     #[cfg(not(CONFIG_X86_64))]
     // SAFETY: `dma_wmb()` has no requirements.
     unsafe {
@@ -209,7 +221,7 @@ struct Pieces {
     kind: Kind,
 }
 
-// SAFETY: The memory belongs to this object, by the type invariant, and may be freed by any thread.
+// SAFETY: The object owns the memory by the type invariant, and any thread may free it.
 unsafe impl Send for Pieces {}
 // SAFETY: A shared reference gives access to the memory as atomics only, through `Unit`.
 unsafe impl Sync for Pieces {}
@@ -235,7 +247,7 @@ impl Pieces {
                 Kind::None => return Err(EINVAL),
                 // SAFETY: `bytes` is a power of two and at least a page.
                 Kind::Plain => unsafe { bindings::rust_hmm_table_alloc(bytes, &mut address) },
-                // SAFETY: The device is bound by the function's requirements.
+                // SAFETY: The device is bound during this call by the function's requirements.
                 Kind::Coherent(device) => unsafe {
                     bindings::rust_hmm_dma_buffer(device.as_raw(), bytes, &mut address)
                 },
@@ -260,8 +272,9 @@ impl Drop for Pieces {
             let (memory, bytes) = (piece.memory.as_ptr(), self.bytes);
             match &self.kind {
                 Kind::None => {}
-                // SAFETY: `rust_hmm_dma_buffer` allocated it for this device with this size. The
-                // device is bound by the type invariant, and nothing borrows the memory any more.
+                // SAFETY: `rust_hmm_dma_buffer` allocated the memory for this device with this
+                // size. The device is bound by the type invariant. `drop` has exclusive access, so
+                // the memory is not borrowed.
                 Kind::Coherent(device) => unsafe {
                     bindings::rust_hmm_dma_buffer_free(
                         device.as_raw(),
@@ -270,8 +283,8 @@ impl Drop for Pieces {
                         piece.address,
                     )
                 },
-                // SAFETY: `rust_hmm_table_alloc` allocated it with this size, and nothing borrows
-                // it any more.
+                // SAFETY: `rust_hmm_table_alloc` allocated the memory with this size. `drop` has
+                // exclusive access, so it is not borrowed.
                 Kind::Plain => unsafe { bindings::rust_hmm_table_free(memory, bytes) },
                 #[cfg(CONFIG_PCI)]
                 Kind::Bar(tables) => tables.region().free(piece.address, bytes),
@@ -280,11 +293,12 @@ impl Drop for Pieces {
     }
 }
 
-/// Tables, until their owner or the device takes them away.
+/// Slot of tables that are freed by their owner or when the device is closed, whichever is first.
 #[pin_data]
 struct Place {
     pieces: RcuSlot<Pieces>,
-    // Held while they are freed, so that `DmaDevice::close` waits for an owner that frees them.
+    // Held while the tables are freed, so that `DmaDevice::close` waits for an owner that frees
+    // them.
     #[pin]
     freeing: Mutex<()>,
 }
@@ -300,20 +314,28 @@ impl Maps for Place {
     }
 }
 
-/// Tables that are allocated together. Dropping it frees them. Context of the drop: may sleep,
-/// reclaim.
+/// Tables that are allocated together. Dropping the object frees them.
+///
+/// # Context
+///
+/// The drop may sleep, and may be called from reclaim.
 pub(crate) struct Units {
     place: Arc<Place>,
     device: Option<Arc<DmaDevice>>,
 }
 
 impl Units {
-    /// Allocates `count` tables of `bytes` bytes, a power of two and at least a page; `None` for
-    /// [`TableMemory::none`]. Context: may sleep.
+    /// Allocates `count` tables of `bytes` bytes, a power of two and at least a page. Returns
+    /// `None` for [`TableMemory::none`].
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `ENODEV` if the device is closed.
+    /// - `ENOMEM`: no memory is available.
+    /// - `ENODEV`: the device is closed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn new(memory: &TableMemory, count: usize, bytes: usize) -> Result<Option<Self>> {
         let device = match &memory.kind {
             Kind::None => return Ok(None),
@@ -350,7 +372,7 @@ impl Units {
         Ok(Some(Self { place, device }))
     }
 
-    /// Table `index`; `None` if the device is closed. Context: any.
+    /// Returns table `index`, or `None` if the device is closed. Context: any.
     #[inline]
     pub(crate) fn get<'g>(&'g self, guard: &'g Guard, index: usize) -> Option<Unit<'g>> {
         let pieces = self.place.pieces.get(guard)?;
@@ -390,7 +412,7 @@ impl Drop for Units {
     }
 }
 
-/// A table that a device may read at any time.
+/// A table that a device may read concurrently.
 ///
 /// # Invariants
 ///
@@ -406,8 +428,8 @@ pub struct Unit<'g> {
 
 macro_rules! accesses {
     ($type:ty, $write:ident, $store:ident, $write_bar:ident) => {
-        /// Writes the entry `slot`; nothing beyond the end. A release: see also [`order_writes`].
-        /// Context: any.
+        /// Writes the entry `slot` with release ordering; see also [`order_writes`]. Does nothing
+        /// if `slot` is beyond the end. Context: any.
         #[inline]
         pub(crate) fn $write(&self, slot: usize, value: $type) {
             if slot >= self.bytes / size_of::<$type>() {
@@ -420,7 +442,8 @@ macro_rules! accesses {
                 unsafe { bindings::$write_bar(place.cast(), value) };
                 return;
             }
-            // SAFETY: Valid and aligned; a device may access it, too, and does so by whole words.
+            // SAFETY: Valid and aligned by the type invariant. A device accesses the memory
+            // concurrently, but by whole words only.
             word::$store(unsafe { Atomic::<$type>::from_ptr(place) }, value);
         }
     };
@@ -430,8 +453,8 @@ impl Unit<'_> {
     accesses!(u32, write_u32, store_u32, rust_hmm_bar_write32);
     accesses!(u64, write_u64, store_u64, rust_hmm_bar_write64);
 
-    /// Reads the word `slot`, for software that takes the place of a device; 0 beyond the end. An
-    /// acquire. Context: any.
+    /// Reads the word `slot` with acquire ordering, for software that emulates a device. Returns 0
+    /// if `slot` is beyond the end. Context: any.
     pub(crate) fn read_u64(&self, slot: usize) -> u64 {
         if slot >= self.bytes / size_of::<u64>() {
             return 0;
@@ -442,11 +465,11 @@ impl Unit<'_> {
             // SAFETY: Memory of a device by the type invariant.
             return unsafe { bindings::rust_hmm_bar_read64(place.cast()) };
         }
-        // SAFETY: Valid and aligned.
+        // SAFETY: Valid and aligned by the type invariant.
         word::load_u64(unsafe { Atomic::<u64>::from_ptr(place) })
     }
 
-    /// Where the device finds it.
+    /// Returns the address of the table for the device.
     #[inline]
     pub(crate) fn address(&self) -> u64 {
         self.address

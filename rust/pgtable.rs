@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A device page table: a radix tree whose geometry and entries the driver chooses.
+//! Device page table: a radix tree whose geometry and entry format the driver chooses.
 //!
-//! - [`Format`]: geometry and encoding of a device's table. [`Radix4`] is the reference, [`Radix5`]
-//!   the same with another level, [`formats`] has those of real MMUs, [`FormatOf`] makes one of a [`Layout`].
-//! - [`Table`]: the side that changes it, under the owner's lock.
-//! - [`Reader`]: the side of the device, which walks without a lock while it changes.
-//! - [`FlushBatch`] → [`Flushing`] → [`Flushed`]: what a change makes necessary, and the proof that
-//!   it was done.
+//! - [`Format`]: geometry and encoding of a device's table. [`Radix4`] is the reference, and
+//!   [`Radix5`] the same with one more level. [`formats`] has the formats of real MMUs, and
+//!   [`FormatOf`] creates a format from a [`Layout`].
+//! - [`Table`]: the interface for updates, used under the table lock.
+//! - [`Reader`]: the interface for walks, which take no lock and run concurrently with updates.
+//! - [`FlushBatch`] → [`Flushing`] → [`Flushed`]: the flush that an update requires, and the proof
+//!   that it has completed.
 //!
-//! The tree that the library reads and changes has one encoding for all formats (`tree`). For a
-//! device that walks by itself, each table page has an image in the device's format (`image`),
-//! which only the device reads.
+//! The library reads and updates a tree with one encoding for all formats (`tree`). For a device
+//! with a hardware walker, each table page has an image in the device's format (`image`), which
+//! only the device reads.
 //!
-//! Table pages live in a pool and are named by their index in it. A table page that leaves the tree
-//! is not used again before a flush is over, which waits for everybody who walks.
+//! Table pages are allocated from a pool and identified by their index in it. A table page that is
+//! removed from the tree is reused only after a flush has completed, which waits for concurrent
+//! walkers.
 //!
-//! Only parts that hold entries exist. Whatever an update needs is reserved before the lock is
-//! taken ([`Spares`]). Removing never allocates: free tables are kept, some for each mirror, to
-//! split huge entries that are covered in part. When they are used up, all of an entry goes, and
-//! the device faults.
+//! Table pages exist only for ranges that have entries. An update reserves the table pages that it
+//! may need before it takes the lock ([`Spares`]). Removal never allocates: free table pages, some
+//! for each mirror, are kept in the pool to split huge entries that are partially removed. If no
+//! free table page is left, the whole huge entry is removed, and the device faults.
 
 mod chunk;
 mod cold;

@@ -1,38 +1,47 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Flushes of a device's translations, and the proof that one is over.
+//! Flushes of device translations, and the proof that a flush has completed.
 
 use super::addr::PageRange;
 use crate::bindings;
 
-/// Who flushes the device's TLBs, and waits for those who walk its page table.
+/// Flushes the TLBs of a device, and waits for concurrent walkers of its page table.
 pub trait Flusher {
-    /// A flush under way.
+    /// A flush that was started.
     type Pending: Send;
 
-    /// Starts to flush all translations of `range`.
+    /// Starts a flush of all translations of `range`.
     fn start(&self, range: PageRange) -> Self::Pending;
 
-    /// Waits until no flushed translation is in use, and nobody walks the table who began before.
+    /// Waits until no flushed translation is in use, and until all walks that had begun before the
+    /// flush have ended.
     fn wait(&self, pending: Self::Pending);
 }
 
-/// Waits for walks of a page table that are made in RCU read sections, and began before: for
-/// [`Flusher::wait`] of walkers in software. Context: may sleep.
-// Not inlined: drivers need not have the binding.
+/// Waits for all walks of page tables that have begun in RCU read-side critical sections. Used in
+/// [`Flusher::wait`] of software walkers.
+///
+/// # Context
+///
+/// May sleep.
+// Not inlined, so that drivers do not need the binding.
 #[inline(never)]
 pub fn wait_for_rcu_walks() {
-    // SAFETY: No requirements but that it may sleep; else the kernel complains.
+    // SAFETY: `synchronize_rcu()` has no memory safety requirements. A call in atomic context is
+    // reported by the kernel.
     unsafe { bindings::synchronize_rcu() };
 }
 
-/// Proof that a flush is over: whoever owns the pages may have them.
+/// Proof that a flush has completed, so that the pages can be returned to their owner.
 #[derive(Debug)]
 pub struct Flushed(());
 
 impl Flushed {
-    /// Waits for `pending`, which `flusher` has started; `None` if there was nothing to flush. Context: that of
-    /// [`Flusher::wait`].
+    /// Waits for `pending`, which `flusher` has started; `None` if there was nothing to flush.
+    ///
+    /// # Context
+    ///
+    /// As [`Flusher::wait`].
     #[inline]
     pub(crate) fn by<S: Flusher>(flusher: &S, pending: Option<S::Pending>) -> Self {
         if let Some(pending) = pending {

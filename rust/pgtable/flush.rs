@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a change of the table makes necessary, in the order in which it has to happen.
+//! Flush of a page table update, as a typestate: gather ([`FlushBatch`]), start ([`Flushing`]),
+//! wait ([`Flushed`]).
 
 use super::{entry::Entry, format::Format, list::List, pool::Pool};
 use crate::mm::{
@@ -9,19 +10,19 @@ use crate::mm::{
 };
 use kernel::sync::Arc;
 
-/// Addresses that have to be flushed. A part of [`FlushBatch`], so that [`FlushBatch::start`] can
-/// move the others out.
+/// Range of addresses to be flushed. A type of its own because it implements `Drop`, so that
+/// [`FlushBatch::start`] can move the other fields out of the batch.
 struct Hull(Option<PageRange>);
 
-/// Gathers what updates make necessary.
+/// Gathers the addresses to flush and the detached table pages of updates.
 ///
-/// Losing one is no memory error: its table pages are not used again. But the device may go on to
-/// use what was removed, so that it is reported.
+/// Dropping a batch that was not started is memory safe, because its table pages are not reused.
+/// However, the device may continue to use stale translations, so that an alarm is raised.
 #[must_use = "the device may still use what was removed"]
 pub struct FlushBatch<F: Format> {
-    /// Address of the pool of its table. It is never followed.
+    /// Address of the pool of the table, for comparison. It is never dereferenced.
     name: usize,
-    /// That pool, if it is needed after the update: for images, or for detached pages.
+    /// The pool, if it is needed after the update: for images, or for detached pages.
     pool: Option<Arc<Pool<F>>>,
     hull: Hull,
     pages: usize,
@@ -43,14 +44,14 @@ impl<F: Format> FlushBatch<F> {
         self.name == Arc::as_ptr(pool).addr()
     }
 
-    /// Asks for a flush of `range`, too.
+    /// Adds `range` to the addresses to be flushed.
     #[inline]
     pub fn cover(&mut self, range: PageRange) {
         let Hull(hull) = &mut self.hull;
         *hull = Some(hull.map_or(range, |hull| hull.hull(&range)));
     }
 
-    /// Takes note of a change of an entry that covers `span`.
+    /// Records the change of an entry that covers `span`.
     #[inline]
     pub(super) fn record(&mut self, span: PageRange, old: Entry, new: Entry) {
         if old.is_outdated_by(new) {
@@ -59,7 +60,7 @@ impl<F: Format> FlushBatch<F> {
         }
     }
 
-    /// Takes note of changes of entries of `pages` pages, all within `hull`.
+    /// Records changes of the entries of `pages` pages, all within `hull`.
     pub(super) fn record_all(&mut self, hull: Option<PageRange>, pages: usize) {
         if let Some(hull) = hull {
             self.cover(hull);
@@ -67,30 +68,31 @@ impl<F: Format> FlushBatch<F> {
         }
     }
 
-    /// Takes a table page of `pool` that covered `span` out of use. `pool` is that of the table.
+    /// Adds a table page that covered `span` and was removed from the tree. It is freed when the
+    /// flush has completed. `pool` must be the pool of the table.
     pub(super) fn detach(&mut self, pool: &Arc<Pool<F>>, span: PageRange, index: u32) {
         self.cover(span);
         let pool = self.pool.get_or_insert_with(|| pool.clone());
         pool.push(&mut self.detached, index);
     }
 
-    /// Whether nothing has to be flushed.
+    /// Returns whether there is nothing to flush.
     pub fn is_empty(&self) -> bool {
         self.hull.0.is_none()
     }
 
-    /// What has to be flushed.
+    /// Returns the range to be flushed, if any.
     pub fn range(&self) -> Option<PageRange> {
         self.hull.0
     }
 
-    /// Pages of entries that were removed, write-protected or replaced.
+    /// Returns the number of pages whose entries were removed, write-protected or replaced.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
     /// Starts the flush.
-    // Always inlined: a call would move all of this through memory twice.
+    // Always inlined: a call would copy the batch through memory twice.
     #[inline(always)]
     pub fn start<S: Flusher>(self, flusher: &S) -> Flushing<S::Pending, F> {
         let Self {
@@ -125,7 +127,7 @@ impl Drop for Hull {
     }
 }
 
-/// A flush that was started.
+/// A flush that was started and has to be waited for.
 #[must_use = "the device may still use what was removed"]
 pub struct Flushing<P, F: Format> {
     pending: Option<P>,
@@ -134,7 +136,7 @@ pub struct Flushing<P, F: Format> {
 }
 
 impl<P: Send, F: Format> Flushing<P, F> {
-    /// Waits for its end, on the flusher that has started it.
+    /// Waits until the flush has completed. `flusher` must be the one that has started it.
     #[inline]
     pub fn wait<S: Flusher<Pending = P>>(mut self, flusher: &S) -> Flushed {
         let flushed = Flushed::by(flusher, self.pending.take());
@@ -144,7 +146,7 @@ impl<P: Send, F: Format> Flushing<P, F> {
         flushed
     }
 
-    /// The same of what there is to flush, if anything.
+    /// As [`Self::wait`], for a flush that may not have been necessary.
     pub(crate) fn end<S: Flusher<Pending = P>>(this: Option<Self>, flusher: &S) -> Flushed {
         match this {
             Some(flushing) => flushing.wait(flusher),

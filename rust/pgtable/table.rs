@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The table: lookups, and updates of existing entries. `install` makes new ones.
+//! The page table: lookups and updates of existing entries. New entries are in `install`.
 
 use super::{
     dma::Translator,
@@ -27,7 +27,7 @@ use kernel::{
     sync::{rcu, Arc}, //
 };
 
-/// Walks a table, without a lock, while it changes.
+/// Lockless walks of a table, concurrently with updates.
 pub struct Reader<F: Format> {
     pub(super) pool: Arc<Pool<F>>,
     pub(super) root: u32,
@@ -47,7 +47,7 @@ pub(super) fn slot_of<F: Format>(level: u32, addr: usize) -> usize {
     (addr >> shift::<F>(level)) & (fan::<F>() - 1)
 }
 
-/// The addresses that the entry of `level` for `addr` covers.
+/// Returns the first and the last address that the entry of `level` for `addr` covers.
 #[inline]
 pub(super) fn span_of<F: Format>(level: u32, addr: usize) -> (usize, usize) {
     let size = 1 << shift::<F>(level);
@@ -55,46 +55,48 @@ pub(super) fn span_of<F: Format>(level: u32, addr: usize) -> (usize, usize) {
     (start, start | (size - 1))
 }
 
-/// `first..=last`, both within a page table, as a range of whole pages.
+/// Returns `first..=last`, both covered by a page table, as a range of whole pages.
 #[inline]
 pub(super) fn range_of(first: usize, last: usize) -> Option<PageRange> {
     PageRange::new(first, last.checked_add(1)?).ok()
 }
 
 impl<F: Format> Reader<F> {
-    /// What the table says of the page at `addr`. Context: any.
+    /// Returns the translation of the page at `addr`. Context: any.
     ///
-    /// It may be out of date at once. For it to stay true, the caller must be somebody whom the end
-    /// of a flush waits for.
+    /// A concurrent update may make the result stale. A caller may use it only in a section that
+    /// the end of a flush waits for.
     pub fn walk(&self, addr: usize) -> Option<Leaf> {
         self.pool.walk(self.root, addr).0
     }
 
-    /// Address of the image of the root; `None` without table memory, or if the device is closed.
-    /// Context: any.
+    /// Returns the device address of the image of the root; `None` without table memory, or if the
+    /// device is closed. Context: any.
     pub(crate) fn root_address(&self) -> Option<u64> {
         self.pool.address(&rcu::read_lock(), self.root)
     }
 
-    /// What reclaim asks for table pages, if it is registered. Context: any.
+    /// Returns the object from which reclaim requests table pages, if it is registered. Context:
+    /// any.
     pub(crate) fn owner(&self) -> &Arc<Owner> {
         &self.pool.owner
     }
 
-    /// Number of table pages, in use or not. Context: any.
+    /// Returns the number of table pages, including free ones. Context: any.
     pub(crate) fn table_pages(&self) -> usize {
         self.pool.pages()
     }
 
-    /// Frees up to `pages` free table pages, or a few more. Returns how many. Context: reclaim.
-    // Not inlined: reclaim has little stack left.
+    /// Releases about `pages` free table pages, possibly a few more. Returns their number. Context:
+    /// reclaim.
+    // Not inlined, because reclaim has little stack left.
     #[inline(never)]
     pub(crate) fn free_tables(&self, pages: usize) -> usize {
         self.pool.scan(pages)
     }
 
-    /// The first page from `addr` on, but not behind `last`, that has a translation, and that. What
-    /// has none is skipped table by table.
+    /// Returns the first page in `addr..=last` that has a translation, and the translation. Absent
+    /// tables are skipped as a whole.
     fn next(&self, mut addr: usize, last: usize) -> Option<(usize, Leaf)> {
         let last = last.min(last_address::<F>());
         while addr <= last {
@@ -124,7 +126,7 @@ impl<F: Format> Reader<F> {
         None
     }
 
-    /// Room for what an update needs; to be filled before the lock is taken.
+    /// Creates empty [`Spares`]. The caller must refill them before it takes the table lock.
     pub fn spares(&self) -> Spares<F> {
         Spares {
             pool: self.pool.clone(),
@@ -134,7 +136,7 @@ impl<F: Format> Reader<F> {
     }
 }
 
-/// What one [`Table::install`] may need, reserved in advance.
+/// Table pages and memory reserved for one [`Table::install`].
 pub struct Spares<F: Format> {
     pool: Arc<Pool<F>>,
     pub(super) pages: List,
@@ -146,13 +148,17 @@ impl<F: Format> Spares<F> {
         Arc::ptr_eq(&self.pool, pool)
     }
 
-    /// Makes it complete. Context: may sleep; no lock of this crate may be held.
+    /// Allocates the missing table pages.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock of this crate may be held.
     pub fn refill(&mut self) -> Result {
-        // One for each level below the root, and for each table of level 0 that 2 MiB need.
+        // One table page for each level below the root, and one for each table of level 0 in 2 MiB.
         let want = usize::try_from(F::LEVELS)? + PMD_PAGES.div_ceil(fan::<F>());
         if self.scratch.is_empty() {
             self.scratch.resize(fan::<F>(), Entry::NONE, GFP_KERNEL)?;
@@ -170,37 +176,45 @@ impl<F: Format> Drop for Spares<F> {
     }
 }
 
-/// A device page table, to be changed by one at a time.
+/// A device page table. Updates need exclusive access, usually by the table lock.
 pub struct Table<F: Format> {
     pub(super) pool: Arc<Pool<F>>,
     pub(super) root: u32,
     pub(super) live: usize,
-    /// The chunk at which the search for cold ones ended.
+    /// Chunk at which the most recent search for cold tables ended.
     pub(super) hand: usize,
-    /// Of a table of DMA addresses.
+    /// DMA mappings of the pages, in a table of DMA addresses.
     dma: Option<Owned>,
 }
 
 impl<F: Format> Table<F> {
-    /// An empty table. Context: may sleep.
+    /// Creates an empty table.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new() -> Result<Self> {
         Self::with(None, TableMemory::none())
     }
 
-    /// An empty table; with DMA addresses if its format says so, and then with windows. `memory`
-    /// says where the device reads it. Context: may sleep.
+    /// Creates an empty table. `windows` is required if, and only if, the format holds DMA
+    /// addresses. Table pages have images in `memory`, if the device has a hardware walker.
     ///
     /// # Errors
     ///
-    /// * `ENOMEM`
-    /// * `ENODEV`: the device of `memory` is closed.
-    /// * `EINVAL`: the format holds DMA addresses and there are no windows, or the other way round;
-    ///   or it cannot express where tables are; or pages of device memory do not begin at a
+    /// - `ENOMEM`: no memory is available.
+    /// - `ENODEV`: the device of `memory` is closed.
+    /// - `EINVAL`: the format holds DMA addresses and there are no windows, or vice versa; or it
+    ///   cannot encode the addresses of tables; or the device's own memory does not begin at a
     ///   multiple of 2 MiB.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn with(windows: Option<Arc<Windows>>, memory: TableMemory) -> Result<Self> {
         let dma = windows.map(Owned);
         if dma.is_some() != F::DMA || memory.device_pages() % PMD_SIZE as u64 != 0 {
@@ -210,7 +224,7 @@ impl<F: Format> Table<F> {
         let has_images = memory.is_some();
         let pool = Pool::new(memory)?;
         if has_images {
-            // A driver may give its address to the device at once.
+            // The image of the root must exist before a driver passes its address to the device.
             pool.make_root()?;
         }
         Ok(Self {
@@ -222,13 +236,13 @@ impl<F: Format> Table<F> {
         })
     }
 
-    /// Where the pages of a table of DMA addresses are.
+    /// Returns the DMA mappings of the pages, for a table of DMA addresses.
     #[inline]
     pub(super) fn windows(&self) -> Option<&Arc<Windows>> {
         self.dma.as_ref().map(|owned| &owned.0)
     }
 
-    /// The side that walks it.
+    /// Returns the interface for walks.
     pub fn reader(&self) -> Reader<F> {
         Reader {
             pool: self.pool.clone(),
@@ -236,18 +250,18 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Gathers what updates of this table make necessary.
+    /// Creates an empty batch for updates of this table.
     pub fn batch(&self) -> FlushBatch<F> {
         FlushBatch::new(&self.pool)
     }
 
-    /// The entry for the page at `addr`.
+    /// Returns the entry of the page at `addr`.
     pub fn get(&self, addr: usize) -> Entry {
         self.leaf(addr).map_or(Entry::NONE, |leaf| leaf.entry)
     }
 
-    /// As [`Self::get`], after other looks of the same hold of the table lock, which have left
-    /// `near`.
+    /// As [`Self::get`]. `near` caches the table of the previous lookup; it is valid only while the
+    /// table lock is held.
     #[inline(always)]
     pub(crate) fn get_near(&self, addr: usize, near: &Cell<Near>) -> Entry {
         let leaf = self.pool.walk_near(self.root, addr, near);
@@ -255,17 +269,17 @@ impl<F: Format> Table<F> {
         leaf.map_or(Entry::NONE, |leaf| leaf.entry)
     }
 
-    /// The translation for the page at `addr`.
+    /// Returns the translation of the page at `addr`.
     pub fn leaf(&self, addr: usize) -> Option<Leaf> {
         self.translate(addr, self.pool.walk(self.root, addr).0)
     }
 
-    /// Number of pages that have an entry.
+    /// Returns the number of present pages.
     pub fn live(&self) -> usize {
         self.live
     }
 
-    /// Number of pages from the start of `range` on that have an entry.
+    /// Returns the number of consecutive present pages from the start of `range` on.
     pub fn present(&self, range: PageRange) -> usize {
         let mut done = 0;
         while done < range.pages() {
@@ -276,15 +290,15 @@ impl<F: Format> Table<F> {
             let in_leaf = (1usize << leaf.order) - 1;
             done += in_leaf + 1 - ((addr >> PAGE_SHIFT) & in_leaf);
             if leaf.order == 0 {
-                // Its neighbours are in the same table.
+                // The following pages are in the same table.
                 done += self.present_after(addr);
             }
         }
         done.min(range.pages())
     }
 
-    /// Number of pages behind the one at `addr`, which has a small entry, that have one, too, within a
-    /// table.
+    /// Returns the number of consecutive present pages that follow the one at `addr`, which has a
+    /// small entry, in the same table.
     fn present_after(&self, addr: usize) -> usize {
         let mut index = self.root;
         let guard = rcu::read_lock();
@@ -302,9 +316,10 @@ impl<F: Format> Table<F> {
         })
     }
 
-    /// Whether `f` holds for the entry of any page in `range`, as the device sees it; of a huge leaf only one is asked.
+    /// Returns whether `f` is true for any entry in `range`, as the device sees it. `f` is called
+    /// once for a huge leaf.
     ///
-    /// The cost is that of the tables that exist, not of the range.
+    /// The cost depends on the number of tables in the range and not on its size.
     pub fn any(&self, range: PageRange, mut f: impl FnMut(Entry) -> bool) -> bool {
         let reader = self.reader();
         let last = range.end() - 1;
@@ -322,12 +337,12 @@ impl<F: Format> Table<F> {
         false
     }
 
-    /// Calls `f` for every leaf in `range`, with the addresses that it covers and the entry of its
-    /// first page, which `f` may change or remove. A huge leaf of which only a part is in `range` is
-    /// split before; if no table is left for that, `f` gets it as a whole.
+    /// Calls `f` for each leaf in `range`, with the addresses that the leaf covers and the entry of
+    /// its first page. `f` may change or remove the entry. A huge leaf that is only partially in
+    /// `range` is split before; if no free table page is left, `f` is called for the whole leaf.
     ///
-    /// The cost is that of the tables that exist, not of the range. With a batch of another table nothing
-    /// is done.
+    /// The cost depends on the number of tables in the range and not on its size. Does nothing if
+    /// `batch` belongs to another table.
     pub fn for_each(
         &mut self,
         range: PageRange,
@@ -337,7 +352,7 @@ impl<F: Format> Table<F> {
         self.for_each_split(range, batch, |_| false, f);
     }
 
-    /// As [`Self::for_each`]; huge leaves for which `split` says so are split before, too.
+    /// As [`Self::for_each`], but also splits huge leaves for which `split` returns true.
     pub fn for_each_split(
         &mut self,
         range: PageRange,
@@ -348,9 +363,12 @@ impl<F: Format> Table<F> {
         self.pass(range, batch, Each { split, f });
     }
 
-    /// Removes every leaf in `range`. Calls `f` with the entry of each one's first page, and the number of
-    /// its pages. A huge leaf of which only a part is in `range` is split before, as by
-    /// [`Self::for_each`]; this is the same in a fraction of the time. Returns the number of pages.
+    /// Removes all leaves in `range`. Calls `f` for each leaf with the entry of its first page and
+    /// its number of pages. Returns the number of removed pages.
+    ///
+    /// A huge leaf that is only partially in `range` is split before, as by [`Self::for_each`].
+    /// This function has the same effect as `for_each` with a function that removes each entry, but
+    /// is faster.
     pub fn remove_all(
         &mut self,
         range: PageRange,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Device memory that has `struct page`s: `ZONE_DEVICE`, private or coherent.
+//! Device memory with `struct page`s: `ZONE_DEVICE`, private or coherent.
 //!
-//! Memory comes in pieces of [`PIECE_PAGES`], added when they are needed and removed when they are
-//! idle. Pieces are found by number in a table of two levels, and by page frame in a maple tree;
-//! `hints.rs` has which of them may have room. So no operation on a page depends on how many pieces
-//! there are. A device page is named by its *device page number*, which counts from 0 over all
-//! pieces, as a device counts its memory.
+//! Memory is divided into pieces of [`PIECE_PAGES`], which are added when they are needed and
+//! removed when they are idle. A piece is looked up by number in a table of two levels, and by page
+//! frame in a maple tree; `hints.rs` records which pieces may have room. Therefore the cost of an
+//! operation on a page does not depend on the number of pieces. A device page is identified by its
+//! *device page number*, which counts from 0 over all pieces.
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
@@ -56,27 +56,29 @@ use pieces::Pieces;
 /// Pages of one piece: 256 MiB, as in the kernel's `lib/test_hmm.c`.
 pub const PIECE_PAGES: usize = 1 << 16;
 
-/// No page frame number is longer; the kernel knows the machine's real limit.
+/// Highest physical address of any machine. The kernel enforces the actual limit.
 const LAST_PHYSICAL: u64 = (1 << 52) - 1;
 
-/// Most pages that one device can have: all that can have a physical address.
+/// Maximum number of pages of one device: the number of page frames in the physical address space.
 pub const MAX_PAGES: usize = ((LAST_PHYSICAL + 1) >> PAGE_SHIFT) as usize;
 
 const PIECE_BYTES: u64 = (PIECE_PAGES as u64) << PAGE_SHIFT;
 
-/// Bytes of system memory that the kernel needs for a piece: a `struct page` of 64 bytes for each page.
+/// System memory that the kernel needs for a piece, in bytes: a `struct page` of 64 bytes for each
+/// page.
 pub const PIECE_OVERHEAD: usize = PIECE_PAGES * 64;
 
-/// How the CPU sees the memory.
+/// Type of device memory, which determines how the CPU accesses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It cannot: `MEMORY_DEVICE_PRIVATE`. A touch is a fault that brings the page back.
+    /// `MEMORY_DEVICE_PRIVATE`: the CPU cannot address it. A CPU access faults, and the fault
+    /// migrates the page to system memory.
     Private,
-    /// As its own: `MEMORY_DEVICE_COHERENT`, at this physical address in bytes.
+    /// `MEMORY_DEVICE_COHERENT`: the CPU addresses it like its own memory.
     Coherent {
-        /// Start, a multiple of 2 MiB, of addresses that are reserved for the device: its limit,
-        /// rounded up to 256 MiB. Nobody has requested them, not the driver either: the library
-        /// does.
+        /// Physical address of the memory in bytes, a multiple of 2 MiB. The address range has the
+        /// size of the memory's limit, rounded up to 256 MiB. The driver must not request the
+        /// region, because the library does.
         start: u64,
     },
 }
@@ -90,37 +92,62 @@ pub struct DeviceRange {
     pub count: usize,
 }
 
-/// What the owner of device pages does with them. It borrows nothing: the kernel calls it until the
-/// pages are dropped, which `mem::forget` can prevent.
+/// Callbacks of device pages.
+///
+/// The type is `'static`, because the kernel calls it until the pages are dropped, and
+/// `mem::forget` can prevent the drop.
 pub trait DevicePageOps: Send + Sync + Sized + 'static {
-    /// Brings the page of `fault` back to system memory, as the CPU touched it.
+    /// Handles a CPU fault: migrates the page of `fault` to system memory.
     ///
-    /// `Ok` means that the CPU may try again. Context: the mmap lock is held for reading and the
-    /// page is locked; may sleep; must not wait for invalidations (`read_begin`).
+    /// After `Ok` the CPU retries the access.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held for reading and the page is locked. May sleep, but must not wait for
+    /// invalidations (`read_begin`).
     fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError>;
 
-    /// The pages of `range`, a folio, are about to be free. Context: any, also interrupts; must not sleep.
+    /// Called before the pages of `range`, a folio, become free.
+    ///
+    /// # Context
+    ///
+    /// Any, including interrupts. Must not sleep.
     fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
         let _ = (pages, range);
     }
 
-    /// The pages of `range`, a folio, have become free, and others may have them. A full barrier
-    /// lies before. Context: as for [`Self::freed`].
+    /// Called after the pages of `range`, a folio, have become free. A full barrier precedes the
+    /// call. The pages may already be allocated again.
+    ///
+    /// # Context
+    ///
+    /// As [`Self::freed`].
     fn given_back(pages: &DevicePages<Self>, range: DeviceRange) {
         let _ = (pages, range);
     }
 
-    /// The pages of `range` are about to be added: allocates what is kept for them. `ENOMEM`.
-    /// Context: may sleep; must not add or remove memory.
+    /// Called before the pages of `range` are added, to allocate metadata for them.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available; the pages are not added.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Must not add or remove device memory.
     fn growing(pages: &DevicePages<Self>, range: DeviceRange) -> Result {
         let _ = (pages, range);
         Ok(())
     }
 }
 
-/// The memory of one device.
+/// Memory of one device.
 ///
-/// Dropping it waits until every page is free: migrate them away before. Context: may sleep.
+/// Dropping it waits until all pages are free, so the caller must migrate or evict them first.
+///
+/// # Context
+///
+/// The drop may sleep.
 ///
 /// # Invariants
 ///
@@ -130,24 +157,24 @@ pub struct DevicePages<T: DevicePageOps> {
     pieces: Pieces<T>,
     hints: Hints,
     owner: Arc<Owner>,
-    /// Whether the owner was given by the caller, who may give it to other memories, too.
+    /// Whether the caller has provided the owner, so that other memories may share it.
     shared: bool,
-    /// First of the owner's numbers that are this memory's.
+    /// First number of this memory in the owner's numbers.
     first: usize,
-    /// The kernel's callbacks. A copy of its own, whose address names this memory.
+    /// The kernel's callbacks. A separate copy, because its address identifies this memory.
     ops: bindings::dev_pagemap_ops,
-    /// Numbers of pieces, plus one, by page frame. May have frames of pieces that were removed.
+    /// Number of the piece, plus one, by page frame. May contain stale frames of removed pieces.
     #[pin]
     frames: RangeMap,
-    /// The piece in which a frame was looked up last.
+    /// Piece of the most recent lookup of a frame.
     recent: Atomic<usize>,
     kind: Kind,
-    /// No page frame is lower.
+    /// Lower bound of the page frames of all pieces.
     lowest: Atomic<usize>,
     max_pages: usize,
-    /// Pages in use.
+    /// Number of pages in use.
     used: Atomic<usize>,
-    /// Pages of pieces that have frames.
+    /// Number of pages of the pieces that are added.
     there: Atomic<usize>,
     /// Held while a piece is added or removed.
     #[pin]
@@ -157,26 +184,33 @@ pub struct DevicePages<T: DevicePageOps> {
 
 // SAFETY: Pieces are `Send + Sync`, and so is `T`.
 unsafe impl<T: DevicePageOps> Send for DevicePages<T> {}
-// SAFETY: As above.
+// SAFETY: Pieces are `Send + Sync`, and so is `T`.
 unsafe impl<T: DevicePageOps> Sync for DevicePages<T> {}
 
 impl<T: DevicePageOps> DevicePages<T> {
-    /// Prepares memory of at most `max_pages` pages, rounded up to 2 MiB; none is there yet, see
-    /// [`Self::grow`].
+    /// Creates memory of at most `max_pages` pages, rounded up to 2 MiB. No pages are added yet,
+    /// see [`Self::grow`].
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINVAL` if a coherent start is not a multiple of 2 MiB, or if `max_pages` is more than
-    /// [`MAX_PAGES`]. Context: may sleep.
+    /// - `ENOMEM`: no memory is available.
+    /// - `EINVAL`: the start of coherent memory is not a multiple of 2 MiB, or `max_pages` is
+    ///   larger than [`MAX_PAGES`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(kind: Kind, max_pages: usize, data: T) -> impl PinInit<Self, Error> {
         Self::of_owner(None, kind, max_pages, data)
     }
 
-    /// As [`Self::new`], one of the memories of `owner`, or the only one of an owner of its own.
+    /// As [`Self::new`], with an owner that several memories can share. For `None` the memory gets
+    /// an owner of its own.
     ///
     /// # Errors
     ///
-    /// As there; `EINVAL` if all memories of the owner have more than [`MAX_PAGES`].
+    /// - The errors of [`Self::new`].
+    /// - `EINVAL`: the memories of the owner would have more than [`MAX_PAGES`] in total.
     pub fn of_owner(
         owner: Option<Arc<Owner>>,
         kind: Kind,
@@ -190,7 +224,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                 }
                 let count = max_pages.div_ceil(PIECE_PAGES);
                 if let Kind::Coherent { start } = kind {
-                    // CAST: At most the physical addresses.
+                    // CAST: At most the number of physical addresses.
                     let bytes = (count.max(1) as u64).checked_mul(PIECE_BYTES).ok_or(EINVAL)?;
                     let last = start.checked_add(bytes).ok_or(EINVAL)? - 1;
                     let aligned = start % (PMD_PAGES as u64 * 4096) == 0;
@@ -223,45 +257,45 @@ impl<T: DevicePageOps> DevicePages<T> {
         }? Error)
     }
 
-    /// The owner's data.
+    /// Returns the data of the callbacks.
     pub fn data(&self) -> &T {
         &self.data
     }
 
-    /// How the CPU sees the memory.
+    /// Returns the type of the memory.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Name of the device in the kernel: `dev_pagemap.owner`. The memories of a device share it.
+    /// Returns the cookie of the device: `dev_pagemap.owner`, which the memories of a device share.
     pub fn owner(&self) -> Cookie {
         self.owner.name()
     }
 
-    /// The kernel's callbacks, at an address of this memory's own.
+    /// Returns the kernel's callbacks, at an address that is unique to this memory.
     fn ops(&self) -> *const bindings::dev_pagemap_ops {
         &self.ops
     }
 
-    /// Name of this memory: `dev_pagemap.ops`.
+    /// Returns the cookie of this memory: `dev_pagemap.ops`.
     pub(crate) fn tile(&self) -> Cookie {
         Cookie::of(&self.ops)
     }
 
-    /// The first number that this memory has in entries, which have numbers of the owner.
+    /// Returns the first number of this memory in device PTEs, which contain the owner's numbers.
     #[inline]
     pub(crate) fn first(&self) -> usize {
         self.first
     }
 
-    /// Whether the owner may have other memories. If not, the owner's numbers are those of this
-    /// memory.
+    /// Returns whether the owner may have other memories. If not, the owner's numbers equal the
+    /// device page numbers of this memory.
     #[inline]
     pub(crate) fn shares_owner(&self) -> bool {
         self.shared
     }
 
-    /// The pieces that were made, in the order of their numbers.
+    /// Returns the allocated pieces, in the order of their numbers.
     fn pieces(&self) -> impl Iterator<Item = &Piece<T>> + Clone {
         self.pieces.iter()
     }
@@ -270,7 +304,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.pieces.get(number / PIECE_PAGES)
     }
 
-    /// The pieces that may have what `class` says.
+    /// Returns the pieces that are marked in the hints of `class`.
     fn hinted(&self, class: Class) -> impl Iterator<Item = &Piece<T>> {
         let mut from = 0;
         core::iter::from_fn(move || {
@@ -280,14 +314,14 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// Pages in use.
+    /// Returns the number of pages in use.
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// Pages that there are by now and that are not out of use.
+    /// Returns the number of pages that were added and are not withdrawn.
     pub fn total(&self) -> usize {
-        // The pages of pieces that are not there are withdrawn, too.
+        // Skips pieces that are not added, whose pages are all withdrawn.
         let partly = self
             .hinted(Class::Withdrawn)
             .filter(|piece| piece.is_there());
@@ -295,13 +329,13 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.there.load(Relaxed).saturating_sub(out)
     }
 
-    /// Most pages that there can be.
+    /// Returns the maximum number of pages.
     pub fn limit(&self) -> usize {
         self.max_pages
     }
 
-    /// The folio of `order` at `index` of `piece` was given back; whether other pages of it are in
-    /// use. Context: any.
+    /// Called after the folio of `order` at `index` of `piece` was freed. `is_used` is whether
+    /// other pages of the piece are in use. Context: any.
     #[inline]
     fn given_back(&self, piece: &Piece<T>, index: usize, order: u32, is_used: bool) {
         self.used.fetch_sub(1 << order, Relaxed);
@@ -316,28 +350,28 @@ impl<T: DevicePageOps> DevicePages<T> {
         T::given_back(self, range);
     }
 
-    /// Keeps the frames of the piece that has device page `number` from being removed.
+    /// Prevents the removal of the piece of device page `number` while the returned object exists.
     pub(super) fn look(&self, number: usize) -> Option<Looker<'_>> {
         self.piece(number)?.look()
     }
 
-    /// Pages in use of the block of 512 pages that begins at `number`.
+    /// Returns the number of pages in use in the block of 512 pages that begins at `number`.
     pub fn used_in_block(&self, number: usize) -> usize {
         self.piece(number)
             .map_or(0, |piece| piece.free.used_in_block(number % PIECE_PAGES))
     }
 
-    /// The device page number of page frame `pfn`, if it is one of this device.
+    /// Returns the device page number of page frame `pfn`, if it belongs to this memory.
     #[inline]
     pub fn lookup(&self, pfn: usize) -> Option<usize> {
-        // Most pages that are asked for are of the system.
+        // Fast path: most lookups are for system pages.
         match pfn < peek_usize(&self.lowest) {
             true => None,
             false => self.lookup_device(pfn),
         }
     }
 
-    /// As [`Self::lookup`], of a frame that is not below all of this device.
+    /// As [`Self::lookup`], for a frame that is not below all frames of this memory.
     #[inline(never)]
     fn lookup_device(&self, pfn: usize) -> Option<usize> {
         let within = |piece: &Piece<T>| {
@@ -349,16 +383,16 @@ impl<T: DevicePageOps> DevicePages<T> {
             return Some(number);
         }
         let found = self.frames.find(pfn, pfn)?;
-        // CAST: A number of a piece.
+        // CAST: The value is the number of a piece plus one.
         let piece = self.pieces.get(found.value.get() as usize - 1)?;
         self.recent.store(piece.index, Relaxed);
-        // It may have been removed, and have other frames by now.
+        // Recheck: the piece may have been removed, and added again with other frames.
         within(piece)
     }
 
-    /// As [`Self::lookup`], for frames that are close together.
+    /// Returns a function like [`Self::lookup`] that is faster for frames of the same piece.
     pub(crate) fn finder(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
-        // A frame and its number, in the piece that the last one was in.
+        // First frame and first number of the piece of the previous lookup.
         let (mut base, mut first) = (usize::MAX, 0);
         move |pfn| {
             if let Some(index) = pfn.checked_sub(base).filter(|index| *index < PIECE_PAGES) {
@@ -371,12 +405,13 @@ impl<T: DevicePageOps> DevicePages<T> {
         }
     }
 
-    /// The page frame number of device page `number`, if it is there. It may go when it is not in use.
+    /// Returns the page frame number of device page `number`, if its piece is added. If the page is
+    /// not in use, the piece may be removed concurrently.
     pub fn pfn(&self, number: usize) -> Option<usize> {
         Some(self.piece(number)?.base()? + number % PIECE_PAGES)
     }
 
-    /// The blocks of 512 device pages of which some are in use, by their first page.
+    /// Returns the blocks of 512 device pages that have pages in use.
     pub fn used_blocks(&self) -> impl Iterator<Item = DeviceRange> + Clone + '_ {
         let used = self.pieces().filter(|piece| piece.free.used() != 0);
         used.flat_map(|piece| {
@@ -395,7 +430,7 @@ impl<T: DevicePageOps> DevicePages<T> {
 impl<T: DevicePageOps> PinnedDrop for DevicePages<T> {
     fn drop(self: Pin<&mut Self>) {
         for piece in self.pieces().filter(|piece| piece.is_there()) {
-            // SAFETY: The frames are there, and nobody else has the owner any more.
+            // SAFETY: The piece is added. `drop` has exclusive access, so no other thread uses it.
             unsafe { piece.unmap() };
         }
     }

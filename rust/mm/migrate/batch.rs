@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The arrays of one migration, and what they say of each page.
+//! The source and destination arrays of one migration, and the state of each entry.
 
 use super::{whole::Whole, Entry, Source, COMPOUND, MIGRATE, SHIFT, VALID, WRITE};
 use crate::{
@@ -14,21 +14,37 @@ use crate::{
 use core::{mem::ManuallyDrop, ptr};
 use kernel::prelude::*;
 
-/// Room for one migration. Reuse it.
+/// Buffers for one migration. Callers should reuse them.
 pub struct Batch {
     pub(super) src: KVec<usize>,
     pub(super) dst: KVec<usize>,
-    /// Pages whose entry has a destination that holds what the source held.
+    /// Pages whose entry has a destination with the contents of the source.
     pub(super) filled: Mask,
 }
 
 impl Batch {
-    /// Allocates a batch for up to [`PMD_PAGES`] pages. Context: may sleep.
+    /// Allocates a batch for up to [`PMD_PAGES`] pages.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new() -> Result<Self> {
         Self::with_room(PMD_PAGES)
     }
 
-    /// Allocates a batch for up to `pages` pages. Context: may sleep.
+    /// Allocates a batch for up to `pages` pages.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn with_room(pages: usize) -> Result<Self> {
         Ok(Self {
             src: KVec::from_elem(0, pages, GFP_KERNEL)?,
@@ -37,7 +53,11 @@ impl Batch {
         })
     }
 
-    /// Makes the places of `pages` pages empty. `EINVAL` if there is not so much room.
+    /// Clears the array elements of the first `pages` pages.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the batch has room for fewer pages.
     pub(super) fn clear(&mut self, pages: usize) -> Result {
         self.src.get_mut(..pages).ok_or(EINVAL)?.fill(0);
         self.dst.get_mut(..pages).ok_or(EINVAL)?.fill(0);
@@ -46,7 +66,7 @@ impl Batch {
     }
 }
 
-/// State common to both phases.
+/// State of a migration, common to both typestates.
 ///
 /// # Invariants
 ///
@@ -54,15 +74,15 @@ impl Batch {
 /// it and the mmap lock is held for `'a`. Without `chosen` all destinations are new system memory.
 pub(super) struct Inner<'a> {
     pub(super) raw: bindings::migrate_vma,
-    /// What `raw` is about.
+    /// Range of the migration.
     pub(super) range: PageRange,
     /// Whether the sources are memory that the CPU can address.
     pub(super) cpu_sources: bool,
-    /// Whether others chose some of the destinations.
+    /// Whether a caller chose some of the destinations.
     pub(super) chosen: bool,
     pub(super) batch: &'a mut Batch,
     pub(super) pages: usize,
-    /// The page that is isolated whole, if it is of private device memory. To go last.
+    /// The huge page of private device memory that is isolated as a whole, if any. Dropped last.
     pub(super) whole: Option<Whole<'a>>,
 }
 
@@ -70,14 +90,14 @@ impl Inner<'_> {
     #[inline]
     pub(super) fn entry(&self, index: usize) -> Option<Entry> {
         let src = *self.batch.src.get(..self.pages)?.get(index)?;
-        // Only for one that can migrate.
+        // Only for an entry that can migrate.
         if src & MIGRATE == 0 {
             return None;
         }
         Self::entry_of(index, src, *self.batch.dst.get(index)?)
     }
 
-    /// What `src` and `dst` at `index` say.
+    /// Decodes `src` and `dst` at `index`.
     #[inline]
     fn entry_of(index: usize, src: usize, dst: usize) -> Option<Entry> {
         let pages = if src & COMPOUND != 0 { PMD_PAGES } else { 1 };
@@ -94,8 +114,8 @@ impl Inner<'_> {
         })
     }
 
-    /// Page frame of the new system memory of the small entry at `index`, and whether the CPU may
-    /// write it; `None` also if others chose destinations.
+    /// Returns the page frame of the new system memory of the small entry at `index`, and whether
+    /// the CPU may write it. Returns `None` also if a caller chose destinations.
     #[inline]
     pub(super) fn small(&self, index: usize) -> Option<(usize, bool)> {
         let src = *self.batch.src.get(index)?;
@@ -104,7 +124,7 @@ impl Inner<'_> {
         (found && pfn != 0).then_some((pfn, src & WRITE != 0))
     }
 
-    /// The first entry at or after page `index`.
+    /// Returns the first entry at or after page `index`.
     #[inline]
     pub(super) fn entry_from(&self, index: usize) -> Option<Entry> {
         let rest = self.batch.src.get(index..self.pages)?;
@@ -112,7 +132,8 @@ impl Inner<'_> {
         self.entry(index + found)
     }
 
-    /// Places in which there may be entries: a huge one begins with the range, and is the only one.
+    /// Returns the number of array elements that may have entries. A huge entry begins with the
+    /// range and is the only one.
     #[inline]
     fn places(&self) -> usize {
         match self.batch.src.first() {
@@ -129,8 +150,8 @@ impl Inner<'_> {
             .filter_map(|(index, (src, dst))| Self::entry_of(index, *src, *dst))
     }
 
-    /// Marks the places of small pages that have no destination, if `wanted` says so of their
-    /// index. Returns the number of these, and whether entries that are no holes have none.
+    /// Marks the small pages without a destination for whose index `wanted` returns true. Returns
+    /// their number, and whether any entry that is not a hole remains without a destination.
     #[inline]
     pub(super) fn mark_small(&mut self, mut wanted: impl FnMut(usize) -> bool) -> (usize, bool) {
         let (mut marked, mut left) = (0, false);
@@ -152,30 +173,32 @@ impl Inner<'_> {
         (marked, left)
     }
 
-    /// Whether `entry` has a destination, and that is memory which the CPU can address.
+    /// Returns whether `entry` has a destination that the CPU can address.
     #[inline]
     pub(super) fn is_addressable(&self, entry: &Entry) -> bool {
-        // SAFETY: Only called if there is a destination, which is a folio that is alive: ours, or
-        // moved to.
+        // SAFETY: Called only if there is a destination. Its folio is alive: the batch owns it, or
+        // the source has migrated to it.
         let is_private = || unsafe { bindings::rust_hmm_pfn_is_private(entry.destination) };
         entry.destination != 0 && !(self.chosen && is_private())
     }
 
-    /// Drops the destination of the entry at `index`, which was not migrated into. Without one
-    /// nothing happens.
+    /// Frees the destination of the entry at `index`, which has not migrated. Does nothing if the
+    /// entry has no destination.
     pub(super) fn abandon(&mut self, index: usize) {
         if let Some(dst) = self.batch.dst.get_mut(index) {
             let raw = core::mem::take(dst);
             if raw != 0 {
                 let order = if raw & COMPOUND != 0 { PMD_ORDER } else { 0 };
                 self.batch.filled.remove(index..index + (1 << order));
-                // SAFETY: It was put there by `fill`, with its lock and reference.
+                // SAFETY: `fill` has stored the folio, and passed its lock and reference to the
+                // batch.
                 drop(unsafe { LockedFolio::from_raw(raw >> SHIFT, order) });
             }
         }
     }
 
-    /// Notes that the destination of the entry at `index` was filled. Without one nothing happens.
+    /// Records that the destination of the entry at `index` was filled. Does nothing if the entry
+    /// has no destination.
     pub(super) fn set_filled(&mut self, index: usize) {
         if let Some(entry) = self.entry(index).filter(|entry| entry.destination != 0) {
             self.batch.filled.add(index..index + entry.pages);
@@ -190,7 +213,7 @@ impl Inner<'_> {
         }
     }
 
-    /// Drops the destinations that were not filled: their entries stay.
+    /// Frees the destinations that were not filled, so that their entries do not migrate.
     pub(super) fn abandon_unfilled(&mut self) {
         for index in self.batch.filled.missing(self.pages) {
             self.abandon(index);
@@ -208,7 +231,7 @@ impl Inner<'_> {
     }
 
     pub(super) fn finalize(&mut self) {
-        // SAFETY: As above.
+        // SAFETY: Set up by the type invariant.
         unsafe { bindings::migrate_vma_finalize(&mut self.raw) };
     }
 }
@@ -217,7 +240,7 @@ impl Inner<'_> {
 pub(super) struct Restored<'a>(pub(super) Inner<'a>);
 
 impl<'a> Restored<'a> {
-    /// The pages, to be migrated. Nothing restores them any more.
+    /// Returns the pages without restoring them, to be migrated.
     pub(super) fn into_inner(self) -> Inner<'a> {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used again and not dropped.
@@ -227,8 +250,8 @@ impl<'a> Restored<'a> {
 
 impl Drop for Restored<'_> {
     fn drop(&mut self) {
-        // Destinations that were never migrated into have no mapping; finalizing with them would
-        // lose the pages. So they go first.
+        // Free the destinations first: no entry has migrated to them, and finalizing with them
+        // would lose the pages.
         for index in 0..self.0.pages {
             self.0.abandon(index);
         }

@@ -1,58 +1,59 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Pages that have moved, and the end of their migration.
+//! The second state of a migration: its result, and finalization.
 
 use super::{batch::Inner, Entry, Reader};
 use crate::mm::addr::PageRange;
 
-/// What has moved, for the readers of the pages.
+/// Result of a migration, as passed to the readers of the pages.
 pub struct Moved<'a>(Inner<'a>);
 
 impl Moved<'_> {
-    /// The range that was isolated; indices count from its start.
+    /// Returns the range that was isolated; indices count from its start.
     #[inline]
     pub fn range(&self) -> PageRange {
         self.0.range
     }
 
-    /// The entries that moved to their destination.
+    /// Returns the entries that moved to their destination.
     #[inline]
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         self.0.entries().filter(|entry| entry.destination != 0)
     }
 
-    /// Number of pages that moved.
+    /// Returns the number of pages that moved.
     pub(crate) fn pages(&self) -> usize {
         self.entries().map(|entry| entry.pages).sum()
     }
 
-    /// Whether the CPU can address what `entry` has moved to.
+    /// Returns whether the CPU can address the destination of `entry`.
     #[inline]
     pub fn is_addressable(&self, entry: &Entry) -> bool {
         self.0.is_addressable(entry)
     }
 
-    /// As [`Self::at`], of a small page that moved to new system memory: its page frame, and whether the CPU
-    /// may write it.
+    /// As [`Self::at`], for a small page that moved to new system memory: returns its page frame,
+    /// and whether the CPU may write it.
     #[inline]
     pub(crate) fn small_at(&self, index: usize) -> Option<(usize, bool)> {
         self.0.small(index)
     }
 
-    /// The entry that moved page `index` of the range.
+    /// Returns the entry that moved page `index` of the range.
     #[inline]
     pub fn at(&self, index: usize) -> Option<Entry> {
-        // A huge one begins with the range.
+        // A huge entry begins with the range.
         let huge = || self.0.entry(0).filter(|entry| entry.pages > index);
         let entry = self.0.entry(index).or_else(huge)?;
         (entry.destination != 0).then_some(entry)
     }
 }
 
-/// Pages that have moved, or stay; CPU faults on them wait. [`Self::finalize`] maps them for the CPU again and frees their
-/// sources, when the readers have given proof that they use none of these.
+/// Pages whose migration has succeeded or failed, but is not finalized; CPU faults on them wait.
 ///
-/// Dropping it does the same with [`Reader::forget`]: the readers lose their entries, and fault.
+/// [`Self::finalize`] maps the pages for the CPU again and frees the sources, after the readers
+/// have proved that they no longer use the sources. Dropping the object finalizes with
+/// [`Reader::forget`] instead: the readers' entries are removed, so that the readers fault.
 #[must_use = "dropped, it costs the readers their entries"]
 pub struct Migrated<'a, R: Reader = ()> {
     moved: Moved<'a>,
@@ -68,14 +69,14 @@ impl<'a, R: Reader> Migrated<'a, R> {
         }
     }
 
-    /// What has moved.
+    /// Returns the result of the migration.
     #[inline]
     pub fn moved(&self) -> &Moved<'a> {
         &self.moved
     }
 
-    /// Lets `switch` replace the readers' entries by those of the new places. After that, maps the pages for the CPU
-    /// again, frees their sources, and drops what `switch` has returned.
+    /// Calls `switch` to replace the readers' entries of the moved pages. After that, maps the
+    /// pages for the CPU again, frees the sources, and drops the return value of `switch`.
     pub fn finalize(mut self, switch: impl FnOnce(R, &Moved<'a>) -> R::Done) {
         let done = self
             .readers

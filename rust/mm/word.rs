@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Words that are read and written as a whole, without a call.
+//! Inlined atomic accesses to words.
 //!
-//! [`Atomic`] calls a C function for each access, which Rust code cannot have inlined; of a pass over a
-//! page table that is a good part. On x86-64 `smp_load_acquire()` and `smp_store_release()` are
-//! plain accesses that the compiler moves nothing across. Elsewhere the calls are made.
+//! [`Atomic`] calls a C function for each access, which cannot be inlined into Rust code. That is a
+//! considerable part of the cost of a pass over a page table. On x86-64 `smp_load_acquire()` and
+//! `smp_store_release()` are plain accesses with a compiler barrier, which this module inlines. On
+//! other architectures it calls the C functions.
 
 #[cfg(CONFIG_X86_64)]
 use core::sync::atomic::{compiler_fence, Ordering};
@@ -14,12 +15,13 @@ use kernel::sync::atomic::Atomic;
 
 macro_rules! load {
     ($load:ident $(<$generic:ident>)?: $type:ty) => {
-        /// Reads the word. What was written before it is seen, too. Context: any.
+        /// Reads the word with acquire ordering. Context: any.
         #[inline(always)]
         pub(crate) fn $load$(<$generic>)?(cell: &Atomic<$type>) -> $type {
             #[cfg(CONFIG_X86_64)]
             {
-                // SAFETY: Valid and aligned; like `READ_ONCE()` it may race with stores of whole words.
+                // SAFETY: Valid and aligned; like `READ_ONCE()` it may race with stores of whole
+                // words.
                 let value = unsafe { cell.as_ptr().read_volatile() };
                 compiler_fence(Ordering::Acquire);
                 value
@@ -32,7 +34,7 @@ macro_rules! load {
 
 macro_rules! peek {
     ($peek:ident: $type:ty) => {
-        /// Reads the word as `load(Relaxed)`, which orders nothing. Context: any.
+        /// Reads the word with relaxed ordering. Context: any.
         #[inline(always)]
         pub(crate) fn $peek(cell: &Atomic<$type>) -> $type {
             #[cfg(CONFIG_X86_64)]
@@ -48,7 +50,7 @@ macro_rules! peek {
 
 macro_rules! store {
     ($store:ident: $type:ty) => {
-        /// Writes the word. Who sees it sees what was written before, too. Context: any.
+        /// Writes the word with release ordering. Context: any.
         #[inline(always)]
         pub(crate) fn $store(cell: &Atomic<$type>, value: $type) {
             #[cfg(CONFIG_X86_64)]

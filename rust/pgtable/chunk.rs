@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A table page, and the chunk that it is allocated with.
+//! Table pages, and the chunks in which they are allocated.
 
 use super::{
     format::{fan, Format},
@@ -22,51 +22,56 @@ use kernel::{
     },
 };
 
-/// Most table pages that are allocated together.
+/// Maximum number of table pages that are allocated together.
 pub(super) const CHUNK: usize = owner::PAGES;
 
 // A new page is zeroed.
 const _: () = assert!(tree::EMPTY == 0);
 
-/// No table page.
+/// Index of no table page.
 pub(super) const NIL: u32 = u32::MAX;
 
-/// Bounds of a table page without entries: none are wider.
+/// Bounds of a table page without entries: the first slot is beyond the last.
 const NO_BOUNDS: u32 = 0xffff_0000;
 
-/// What is known of a table page besides its entries.
+/// Metadata of a table page.
 pub(super) struct Meta {
-    /// Entries that are not empty.
+    /// Number of entries that are not empty.
     used: Atomic<u32>,
-    /// The first and the last slot, as halves, outside of which none is used: the part of a large range
-    /// to look at.
+    /// First slot (high half) and last slot (low half) that may be used. A pass over a large range
+    /// visits only these slots.
     bounds: Atomic<u32>,
-    /// Next in a list; or of a table of level 0 what it covers, and whether it was written
-    /// (`cold`).
+    /// For a page in a list, the next page. For a table of level 0, the addresses that it covers,
+    /// and whether it was written recently (`cold`).
     pub(super) word: Atomic<usize>,
 }
 
-/// Pages that are allocated together.
+/// Table pages that are allocated together.
 pub(super) struct Chunk<F: Format> {
     pub(super) cells: KVVec<Cell>,
     pub(super) meta: KVVec<Meta>,
-    /// The images of its pages, with table memory.
+    /// Images of the pages, if the device has table memory.
     pub(super) images: Option<Images<F>>,
-    /// Pages of it in the list of free ones. Changed under that list's lock.
+    /// Number of pages in the pool's list of free pages. Changed under the lock of that list.
     pub(super) free: Atomic<usize>,
-    /// How reclaim finds the pool. Hidden under that lock before the chunk goes. The first chunk,
-    /// which stays, is not found.
+    /// Object by which reclaim finds the pool. It is hidden, under the lock of the list, before the
+    /// chunk is freed. The first chunk is never freed, and its object is not used.
     pub(super) reclaimable: Reclaimable,
-    /// It is about to go.
+    /// Whether the chunk is about to be freed.
     pub(super) going: AtomicFlag,
 }
 
 impl<F: Format> Chunk<F> {
-    /// One of `pages` pages, in the pool `owner`. Context: may sleep.
+    /// Allocates a chunk of `pages` pages for the pool of `owner`.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; those of [`Images::new`].
+    /// - `ENOMEM`: no memory is available.
+    /// - The errors of [`Images::new`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn new(memory: &TableMemory, owner: &Arc<Owner>, pages: usize) -> Result<Self> {
         let cells = zeroed::words(pages * fan::<F>(), GFP_KERNEL_ACCOUNT)?;
         let mut meta = KVVec::with_capacity(pages, GFP_KERNEL_ACCOUNT)?;
@@ -88,14 +93,14 @@ impl<F: Format> Chunk<F> {
         })
     }
 
-    /// What is known of table page `index`, which is in the chunk.
+    /// Returns the metadata of table page `index`, which must be in the chunk.
     #[inline]
     pub(super) fn meta(&self, index: u32) -> Option<&Meta> {
         // CAST: From 32 bits to more.
         self.meta.get(index as usize % CHUNK)
     }
 
-    /// Its pages.
+    /// Returns the number of pages.
     pub(super) fn pages(&self) -> usize {
         self.meta.len()
     }
@@ -119,12 +124,13 @@ impl<'p, F: Format> Page<'p, F> {
         }
     }
 
-    /// The cells from slot `first` on.
+    /// Returns the cells from slot `first` on.
     pub(super) fn cells(&self, first: usize) -> &'p [Cell] {
         self.cells.get(first..).unwrap_or_default()
     }
 
-    /// Number of entries that are not empty. Only who changes the table may ask.
+    /// Returns the number of entries that are not empty. The caller must have exclusive access to
+    /// the table.
     pub(super) fn used(&self) -> u32 {
         peek_u32(&self.meta.used)
     }
@@ -136,14 +142,15 @@ impl<'p, F: Format> Page<'p, F> {
         }
     }
 
-    /// The first and the last slot that may be used; the first is beyond the last if none is.
+    /// Returns the first and the last slot that may be used; the first is beyond the last if none
+    /// is.
     pub(super) fn bounds(&self) -> (usize, usize) {
         let bounds = peek_u32(&self.meta.bounds);
         // CAST: From 16 bits to more.
         ((bounds >> 16) as usize, (bounds & 0xffff) as usize)
     }
 
-    /// Slots from `first` to `last` may be used from now on.
+    /// Widens the bounds to include the slots from `first` to `last`.
     pub(super) fn widen(&self, first: usize, last: usize) {
         let (low, high) = self.bounds();
         let (low, high) = (low.min(first), high.max(last));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A pass over the leaves of a range, as far as there are any.
+//! A pass over the present leaves of a range.
 
 use super::{
     chunk::Page,
@@ -22,19 +22,20 @@ use kernel::{
     },
 };
 
-/// What a pass has changed.
+/// Changes that a pass has made.
 #[derive(Default)]
 pub(super) struct Changes {
-    /// The first and the last address of entries of which the device may hold more than is left.
+    /// First and last address of the entries of which the device may hold a stale translation.
     pub(super) hull: Option<(usize, usize)>,
-    /// Pages of these.
+    /// Number of pages of these entries.
     pub(super) outdated: usize,
-    /// Pages that have no entry any more.
+    /// Number of pages whose entry was removed.
     pub(super) removed: usize,
 }
 
 impl Changes {
-    /// Adds `pages` pages from `first` to `last`. They come from low to high addresses.
+    /// Adds `pages` outdated pages from `first` to `last`. Calls are in order of ascending
+    /// addresses.
     #[inline]
     fn outdated(&mut self, first: usize, last: usize, pages: usize) {
         let first = self.hull.map_or(first, |(first, _)| first);
@@ -43,13 +44,14 @@ impl Changes {
     }
 }
 
-/// What a pass does with leaves.
+/// Operation of a pass on leaves.
 pub(super) trait Visitor<F: Format> {
-    /// Whether a huge leaf is to be split in any case.
+    /// Returns whether the huge leaf of `span` must be split even if the range covers it
+    /// completely.
     fn splits(&mut self, span: PageRange) -> bool;
 
-    /// Visits the leaves among `cells` of `level`, of which the first is for `start`. Returns how many were
-    /// removed.
+    /// Visits the leaves among `cells` of `level`, the first of which is for address `start`.
+    /// Returns the number of removed leaves.
     fn leaves(
         &mut self,
         level: u32,
@@ -60,7 +62,7 @@ pub(super) trait Visitor<F: Format> {
     ) -> u32;
 }
 
-/// Calls functions.
+/// Visitor that calls a function for each leaf.
 pub(super) struct Each<S, C> {
     pub(super) split: S,
     pub(super) f: C,
@@ -76,7 +78,7 @@ where
         (self.split)(span)
     }
 
-    // The only place that calls `f`, so that it becomes part of the loop.
+    // Not inlined: as the only caller of `f`, it has `f` inlined into its loop.
     #[inline(never)]
     fn leaves(
         &mut self,
@@ -98,7 +100,8 @@ where
                 let mut new = old;
                 (self.f)(span, &mut new);
                 if new != old {
-                    // What cannot be mapped is not there: the device faults.
+                    // A page that cannot be mapped has its entry removed, so that the device
+                    // faults.
                     let new = dma.replace(span, raw, old, new).unwrap_or(Entry::NONE);
                     let word = if new.is_valid() {
                         tree::leaf(new)
@@ -108,7 +111,7 @@ where
                         tree::EMPTY
                     };
                     tree::store(cell, word);
-                    // They come from low to high addresses.
+                    // The cells are visited in order of ascending addresses.
                     if raw.is_outdated_by(new) {
                         first = first.min(start);
                         last = end;
@@ -128,7 +131,7 @@ where
     }
 }
 
-/// Removes everything, and calls a function.
+/// Visitor that removes each leaf and calls a function for it.
 pub(super) struct Remove<C>(pub(super) C);
 
 impl<F: Format, C: FnMut(Entry, usize)> Visitor<F> for Remove<C> {
@@ -146,7 +149,7 @@ impl<F: Format, C: FnMut(Entry, usize)> Visitor<F> for Remove<C> {
         dma: &mut Translator<'_, F>,
     ) -> u32 {
         match level {
-            // As good as always. All that depends on the level is constant then.
+            // The most frequent case, in which the level is a compile-time constant.
             0 => self.remove(0, cells, start, changes, dma),
             level => self.remove(level, cells, start, changes, dma),
         }
@@ -178,7 +181,7 @@ impl<C: FnMut(Entry, usize)> Remove<C> {
         for cell in used {
             let at = next;
             next = next.wrapping_add(1 << shift);
-            // There are no tables among them.
+            // Not a leaf: the cells have no table entries.
             let Some(raw) = tree::entry(tree::load(cell)) else {
                 empty += 1;
                 continue;
@@ -222,7 +225,7 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
             match tree::decode(word) {
                 Slot::Empty => return,
                 Slot::Table(child) => index = child,
-                // It may have to be split.
+                // The leaf may have to be split, which `table` does.
                 Slot::Leaf(_) => break,
             }
             level -= 1;
@@ -232,8 +235,8 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
         }
     }
 
-    /// Removes the table of `level` for `first`, which has become empty, and those above it that
-    /// become so.
+    /// Removes the table of `level` for `first`, which has become empty, and the tables above it
+    /// that become empty by that.
     #[inline(never)]
     fn prune(&mut self, guard: &Guard, root: u32, below: u32, (first, last): (usize, usize)) {
         let pool = self.pool;
@@ -245,7 +248,7 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
             }
             match tree::decode(pool.load(guard, index, slot_of::<F>(level, first))) {
                 Slot::Table(child) => index = child,
-                // The pass has come this way.
+                // Does not happen: the pass has just walked these tables.
                 _ => return,
             }
         }
@@ -285,7 +288,7 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
         }
     }
 
-    /// Visits `first..=last` in table `index`. Says whether the table has become empty.
+    /// Visits `first..=last` in table `index`. Returns whether the table has become empty.
     fn table(&mut self, guard: &Guard, level: u32, index: u32, first: usize, last: usize) -> bool {
         let pool = self.pool;
         let Some(page) = pool.page(guard, index) else {
@@ -344,7 +347,7 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
         page.set_used(used);
         used == 0
     }
-    /// As [`Self::table`], of `page` of level 0.
+    /// As [`Self::table`], for `page` of level 0.
     #[inline]
     fn pages(&mut self, page: &Page<'_, F>, index: u32, first: usize, last: usize) -> bool {
         let (low, high) = page.bounds();

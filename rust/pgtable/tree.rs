@@ -2,20 +2,20 @@
 
 //! Words of the library's own tree, in one encoding for all formats.
 //!
-//! The tree is all that the library reads. A device with a hardware walker reads an image of it,
-//! which is written in the format of that device and which nothing else reads (`image`).
+//! The library reads only this tree. A device with a hardware walker reads an image of it in the
+//! format of that device (`image`), which the library does not read.
 
 use super::entry::Entry;
 use crate::mm::word;
 use kernel::sync::atomic::Atomic;
 
-/// Place of a word.
+/// Slot of a table page: holds one word.
 pub(super) type Cell = Atomic<u64>;
 
-/// Word of an empty place.
+/// Word of an empty slot.
 pub(super) const EMPTY: u64 = 0;
 
-/// Bit of a word that names a table; a leaf has it clear.
+/// Bit that is set in the word of a table, and clear in that of a leaf.
 const TABLE: u64 = 1 << 11;
 
 /// Lowest bit of the index of a table, and of the number of a page.
@@ -32,25 +32,25 @@ pub(super) enum Slot {
     Leaf(Entry),
 }
 
-/// Reads a word. What was written before it is seen, too. Context: any.
+/// Reads a word with acquire ordering. Context: any.
 #[inline(always)]
 pub(super) fn load(cell: &Cell) -> u64 {
     word::load_u64(cell)
 }
 
-/// Writes a word. A reader that sees it sees what was written before, too. Context: any.
+/// Writes a word with release ordering. Context: any.
 #[inline(always)]
 pub(super) fn store(cell: &Cell, word: u64) {
     word::store_u64(cell, word);
 }
 
-/// The word for the table with this index.
+/// Encodes the word of the table with this index.
 #[inline]
 pub(super) const fn table(index: u32) -> u64 {
     ((index as u64) << NUMBER) | TABLE
 }
 
-/// The word for a leaf. `entry` is valid.
+/// Encodes the word of a leaf. `entry` must be valid.
 #[inline]
 pub(super) const fn leaf(entry: Entry) -> u64 {
     entry.bits()
@@ -69,7 +69,7 @@ pub(super) const fn decode(word: u64) -> Slot {
     }
 }
 
-/// Decodes a word of a table of level 0, which names no tables.
+/// Decodes a word of a table of level 0, which has no entries for tables.
 #[inline]
 pub(super) const fn entry(word: u64) -> Option<Entry> {
     match word {
@@ -78,8 +78,8 @@ pub(super) const fn entry(word: u64) -> Option<Entry> {
     }
 }
 
-/// Whether `words` are leaves of pages in a row with the same rights, aligned to all of them. Each
-/// maps `1 << order` pages; their count is a power of two.
+/// Returns whether `words` are leaves of consecutive pages with the same rights that are aligned to
+/// the size of all of them. Each leaf maps `1 << order` pages; their count is a power of two.
 pub(super) fn is_run(words: &[Cell], order: u32) -> bool {
     let Some(first) = words.first().map(load) else {
         return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Walks: from the root of a table to what it says of a page.
+//! Walks of a table, from the root to the translation of a page.
 
 use super::{
     entry::{Entry, Leaf},
@@ -12,21 +12,22 @@ use super::{
 use core::cell::Cell;
 use kernel::{page::PAGE_SHIFT, sync::rcu};
 
-/// The table in which a walk has ended. It is there as long as the table lock is held, and so are
-/// the tables above it: walks of pages beside it need not begin at the root.
+/// Cache of the table in which a walk has ended, so that walks of nearby pages need not begin at
+/// the root. It is valid while the table lock is held, which prevents the removal of the table and
+/// of the tables above it.
 #[derive(Clone, Copy)]
 pub(crate) struct Near {
-    /// Addresses of the table, shifted by the bits that it translates and those below.
+    /// Address of the table's range, shifted right by `above`.
     block: usize,
     index: u32,
-    /// Bits below those that it translates.
+    /// Number of address bits below the bits that the table translates.
     shift: u32,
-    /// These and those that it translates.
+    /// Number of address bits that the table translates, plus `shift`.
     above: u32,
 }
 
 impl Near {
-    /// None yet: no address has all bits.
+    /// The empty cache: no address has all bits set.
     pub(crate) const NONE: Self = Self {
         block: usize::MAX,
         index: 0,
@@ -36,8 +37,8 @@ impl Near {
 }
 
 impl<F: Format> Pool<F> {
-    /// What the table with `root` says of the page at `addr`, and the table in which the walk has
-    /// ended. Context: any.
+    /// Returns the translation of the page at `addr` in the table with `root`, and the index of the
+    /// table page in which the walk has ended. Context: any.
     pub(super) fn walk(&self, root: u32, addr: usize) -> (Option<Leaf>, u32) {
         let mut index = root;
         if addr > last_address::<F>() {
@@ -55,8 +56,8 @@ impl<F: Format> Pool<F> {
         (None, index)
     }
 
-    /// As [`Self::walk`], after other walks of the same hold of the table lock, which have left
-    /// `near`.
+    /// As [`Self::walk`]. `near` caches the table of the previous walk; it is valid only while the
+    /// table lock is held.
     #[inline(always)]
     pub(super) fn walk_near(&self, root: u32, addr: usize, near: &Cell<Near>) -> Option<Leaf> {
         let Near {
@@ -76,7 +77,7 @@ impl<F: Format> Pool<F> {
         self.walk_far(root, addr, near)
     }
 
-    // Not in the way of the others.
+    // Not inlined, to keep the slow path out of the callers.
     #[inline(never)]
     fn walk_far(&self, root: u32, addr: usize, near: &Cell<Near>) -> Option<Leaf> {
         let (leaf, index) = self.walk(root, addr);
@@ -94,7 +95,8 @@ impl<F: Format> Pool<F> {
     }
 }
 
-/// What a leaf that begins with `first`, and covers `1 << shift` bytes, says of the page at `addr`.
+/// Returns the translation of the page at `addr` by a leaf that begins with `first` and covers
+/// `1 << shift` bytes.
 #[inline]
 fn part(first: Entry, shift: u32, addr: usize) -> Leaf {
     let within = addr & !usize::MAX.wrapping_shl(shift);

@@ -75,7 +75,8 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: Mapped by the type invariant, and nothing borrows this any more.
+        // SAFETY: Mapped by the type invariant. `drop` has exclusive access, so that the mapping is
+        // not in use.
         unsafe { bindings::rust_hmm_bar_unmap(self.base.as_ptr()) };
     }
 }
@@ -234,8 +235,12 @@ impl Region {
         })
     }
 
-    /// Frees what [`Self::alloc`] has returned. The device does not read it any more. Context: may
-    /// sleep, reclaim.
+    /// Frees memory that [`Self::alloc`] has returned. The device must not access it after the
+    /// call.
+    ///
+    /// # Context
+    ///
+    /// May sleep. May be called from reclaim.
     pub(super) fn free(&self, address: u64, bytes: usize) {
         // CAST: It is within the memory, which was mapped.
         let first = address.wrapping_sub(self.address) as usize / PAGE_SIZE;
@@ -244,8 +249,8 @@ impl Region {
         (first..end).for_each(|page| used.clear_bit(page));
     }
 
-    /// The `bytes` bytes that the device finds at `address`; `None` if there are none, or the
-    /// mapping is gone. Context: any.
+    /// Returns the `bytes` bytes at the device address `address`; `None` if they are not within the
+    /// memory, or if the memory was unmapped. Context: any.
     pub(super) fn table(&self, guard: &Guard, address: u64, bytes: usize) -> Option<BarTable> {
         let mapping = self.mapping.get(guard)?;
         let at = usize::try_from(address.checked_sub(self.address)?).ok()?;

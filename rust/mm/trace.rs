@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tracepoints of `rust/trace.h`: what happened to whose memory, for `perf`, `bpftrace` and `trace-cmd`.
+//! Tracepoints of `rust/trace.h`: what happened to whose memory, for `perf`, `bpftrace` and
+//! `trace-cmd`.
 //!
 //! They are about whole operations, so that one that is off costs a call. C header:
 //! [`include/linux/tracepoint.h`](srctree/include/linux/tracepoint.h)
@@ -63,7 +64,8 @@ impl Who {
         }
     }
 
-    /// Tells of `event`. Evictions are told by [`evict`], for the whole device, and begins of faults not at all.
+    /// Emits the tracepoint of `event`. Evictions are traced by [`evict`], for the whole device;
+    /// the begin of a device fault is not traced.
     #[inline(always)]
     pub(crate) fn trace(&self, event: &Event) {
         match *event {
@@ -115,12 +117,13 @@ impl Who {
     /// A device fault has to try again.
     fn retry(&self, range: PageRange, why: Again) {
         let (start, pages) = (range.start(), range.pages());
-        // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
-        // the C side.
+        // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those
+        // of the C side.
         unsafe { bindings::rust_hmm_trace_retry(self.pid, self.mirror, start, pages, why as i32) };
     }
 
-    /// The device wants memory that bounces: it waits for `ms` ms, or for `None` the memory stays where it is.
+    /// The device wants memory that bounces: it waits for `ms` ms, or for `None` the memory stays
+    /// where it is.
     fn thrash(&self, range: PageRange, ms: Option<u64>) {
         let (start, pages, stays) = (range.start(), range.pages(), ms.is_none());
         let ms = ms.map_or(0, |ms| usize::try_from(ms).unwrap_or(usize::MAX));
@@ -147,8 +150,8 @@ impl Who {
     /// A migration begins.
     fn migrate_begin(&self, range: PageRange, to_device: bool, trigger: Trigger) {
         let (start, pages) = (range.start(), range.pages());
-        // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
-        // the C side.
+        // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those
+        // of the C side.
         unsafe {
             bindings::rust_hmm_trace_migrate_begin(
                 self.pid,
@@ -161,7 +164,8 @@ impl Who {
         };
     }
 
-    /// A migration has ended: pages that moved, of these pages whose entry was switched, and pages that stayed.
+    /// A migration has ended: pages that moved, of these pages whose entry was switched, and pages
+    /// that stayed.
     fn migrate_end(
         &self,
         to_device: bool,
@@ -169,8 +173,8 @@ impl Who {
         [moved, switched, stayed]: [usize; 3],
         result: Result,
     ) {
-        // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
-        // the C side.
+        // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those
+        // of the C side.
         unsafe {
             bindings::rust_hmm_trace_migrate_end(
                 self.pid,

@@ -77,8 +77,8 @@ pub trait Format: Sized + Send + Sync + 'static {
     /// level need the leaves of that level, and exist in the image only.
     const LEAVES: &'static [u32] = &[0];
 
-    /// Whether entries of system memory hold DMA addresses instead of page frames: [`OfDma`](super::OfDma) makes such
-    /// a format.
+    /// Whether entries of system memory hold DMA addresses instead of page frames:
+    /// [`OfDma`](super::OfDma) makes such a format.
     const DMA: bool = false;
 
     /// Whether the MMU must not find an address in another size before a flush has ended
@@ -111,8 +111,8 @@ pub trait Format: Sized + Send + Sync + 'static {
         true
     }
 
-    /// Encodes the entry of `level`, at least 1, for the table at `address`, which
-    /// [`Self::can_link`] accepts.
+    /// Encodes an entry of a table of `level`, 1 or higher, that links the table at `address`.
+    /// [`Self::can_link`] must accept the address.
     fn table(level: u32, address: u64) -> Self::Word;
 
     /// Encodes an entry for the page or pages from `entry` on, which is valid and which

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where table pages live. They are named by index, and those in use stay in memory, so that a walk can never
-//! go astray; free ones are kept for use, until the kernel needs the memory: a walk that is late finds nothing
-//! then.
+//! Pool of the table pages of one table.
+//!
+//! Table pages are identified by index. Pages in use stay in memory, so that a concurrent walk
+//! never accesses freed memory. Free pages are cached until the kernel reclaims the memory; a late
+//! walk then finds no translation.
 
 use super::{
     chunk::{Chunk, Meta, Page, CHUNK, NIL},
@@ -38,43 +40,45 @@ use kernel::{
     },
 };
 
-/// Most chunks that go at a time.
+/// Maximum number of chunks that are freed at a time.
 const GOING: usize = 16;
 
-/// Free pages are kept for splits: for so many huge leaves one each, of more one for [`SHARE`].
+/// Number of huge leaves for which one free page each is kept for splits. Beyond that, one page is
+/// kept for [`SHARE`] huge leaves.
 const SPLITS: usize = 8;
 
-/// A leaf for which a page was kept would cost as much as its 512 pages do. Few are split in a row:
-/// the next fault or migration makes up for it.
+/// Number of further huge leaves that share one page kept for splits. A page for each leaf would
+/// cost as much memory as mapping its 512 pages one by one. Few leaves are split in a row, and the
+/// next fault or migration refills the pool.
 const SHARE: usize = 512;
 
 /// All table pages of one table.
 #[pin_data(PinnedDrop)]
 pub(super) struct Pool<F: Format> {
     pub(super) chunks: Directory<Chunk<F>>,
-    /// Where images are, for a device that walks by itself.
+    /// Memory of the images, for a device with a hardware walker.
     pub(super) memory: TableMemory,
     /// Orders flushes and entries that change their size.
     pub(super) clock: Clock,
-    /// What reclaim asks for table pages.
+    /// Object from which reclaim requests table pages.
     pub(super) owner: Arc<Owner>,
     /// Lets other tables of the device request pages of this one.
     _joined: Joined,
-    /// Chunks that there are, or are being added.
+    /// Number of chunks, including those that are being added.
     pub(super) count: Atomic<usize>,
-    /// Their pages.
+    /// Number of pages of these chunks.
     pub(super) pages: Atomic<usize>,
-    /// Places for chunks that were ever used; those from here on were not.
+    /// Upper bound of the slots of chunks: slots from here on were never used.
     pub(super) top: Atomic<usize>,
-    /// Pages of chunks of which all pages are free. Changed under the lock of `free`.
+    /// Number of pages of the chunks whose pages are all free. Changed under the lock of `free`.
     whole: Atomic<usize>,
-    /// Huge leaves in the table; only who changes it writes this.
+    /// Number of huge leaves in the table. Written only with exclusive access to the table.
     huge: Atomic<usize>,
     #[pin]
     pub(super) free: SpinLock<List>,
 }
 
-/// Takes note of `pages` more, or less, with images or without.
+/// Accounts `pages` added (`sign` is 1) or removed (-1) table pages, with or without images.
 pub(super) fn account<F: Format>(pages: usize, images: bool, sign: i64) {
     let image = if images { Images::<F>::bytes() } else { 0 };
     let bytes = fan::<F>() * size_of::<Cell>() + size_of::<Meta>() + image;
@@ -130,20 +134,20 @@ impl<F: Format> Pool<F> {
         })
     }
 
-    /// Whether the device walks by itself.
+    /// Returns whether the device has a hardware walker.
     #[inline]
     pub(super) fn has_images(&self) -> bool {
         self.memory.is_some()
     }
 
-    /// Where pages of the device's memory begin for its walker, in pages.
+    /// Returns the frame number at which the walker finds the device's own memory.
     #[inline]
     pub(super) fn device_pages(&self) -> usize {
         // CAST: Addresses have 64 bits.
         (self.memory.device_pages() >> PAGE_SHIFT) as usize
     }
 
-    /// The images that table `index` has one of, and its index in them.
+    /// Returns the images of the chunk of table `index`, and the index of its image in them.
     pub(super) fn images<'g>(
         &'g self,
         guard: &'g Guard,
@@ -154,7 +158,7 @@ impl<F: Format> Pool<F> {
         Some((images, index as usize % CHUNK))
     }
 
-    /// One entry of a table page, for walks: nothing else is looked up.
+    /// Returns one entry of a table page. For walks, which need no other data of the page.
     #[inline]
     pub(super) fn load(&self, guard: &Guard, index: u32, slot: usize) -> u64 {
         // CAST: From 32 bits to more.
@@ -179,7 +183,7 @@ impl<F: Format> Pool<F> {
         list.pop(self.chunk(&guard, list.head)?)
     }
 
-    /// As [`Self::push`], to the list of free pages, whose lock is held.
+    /// As [`Self::push`], to the list of free pages. The caller must hold the lock of the list.
     pub(super) fn push_free(&self, guard: &Guard, free: &mut List, index: u32) {
         if let Some(chunk) = self.chunk(guard, index) {
             if chunk.free.fetch_add(1, Relaxed) + 1 == chunk.pages() {
@@ -189,8 +193,8 @@ impl<F: Format> Pool<F> {
         }
     }
 
-    /// Moves a page from the list of free pages, whose lock is held, to `list`. `None`: there is
-    /// none.
+    /// Moves a page from the list of free pages to `list`. Returns `None` if there is none. The
+    /// caller must hold the lock of the list of free pages.
     fn pop_free(&self, guard: &Guard, free: &mut List, list: &mut List) -> Option<()> {
         if free.is_empty() {
             return None;
@@ -204,10 +208,12 @@ impl<F: Format> Pool<F> {
         Some(())
     }
 
-    /// Gives chunks back of which all pages are free, with `want` pages or a few more; some stay for
-    /// splits. Returns how many pages these had.
+    /// Frees chunks whose pages are all free, until `want` pages or slightly more were freed. Keeps
+    /// the pages reserved for splits. Returns the number of freed pages.
     ///
-    /// Context: may sleep, for it waits for all walks; reclaim.
+    /// # Context
+    ///
+    /// May sleep, because it waits for concurrent walks. May be called from reclaim.
     fn give_back(&self, want: usize) -> usize {
         let mut gone = Retired::<_, GOING>::new();
         let mut going = 0;
@@ -218,7 +224,7 @@ impl<F: Format> Pool<F> {
             if want == 0 || self.whole.load(Relaxed) == 0 {
                 return 0;
             }
-            // Not the first one, which has the root.
+            // Skip the first chunk, which has the root.
             let used = 1..self.top.load(Relaxed);
             let used = used.filter_map(|number| self.chunks.place(&guard, number));
             let mut chosen = 0;
@@ -259,25 +265,25 @@ impl<F: Format> Pool<F> {
         going
     }
 
-    /// Takes note of `more` huge leaves, or less.
+    /// Adds `more`, which may be negative, to the number of huge leaves.
     pub(super) fn count_huge(&self, more: isize) {
         let now = self.huge.load(Relaxed).saturating_add_signed(more);
         self.huge.store(now, Relaxed);
     }
 
-    /// Free pages to keep for splits.
+    /// Returns the number of free pages to keep for splits.
     fn kept(&self) -> usize {
         let huge = self.huge.load(Relaxed);
         huge.min(SPLITS) + huge / SHARE
     }
 
-    /// Whether there are less free pages than that.
+    /// Returns whether there are fewer free pages than to be kept for splits.
     pub(super) fn is_short(&self) -> bool {
         let kept = self.kept();
         kept != 0 && self.free.lock().len < kept
     }
 
-    /// A page that was kept for a split.
+    /// Takes a page that was kept for a split.
     pub(super) fn take_kept(&self) -> Option<u32> {
         let mut list = List::EMPTY;
         let guard = rcu::read_lock();
@@ -285,8 +291,8 @@ impl<F: Format> Pool<F> {
         Some(list.head)
     }
 
-    /// Replaces the leaf `huge` in `slot` of `page`, of `level`, by the empty table page `child` with
-    /// the same pages.
+    /// Replaces the leaf `huge` in `slot` of `page`, of `level`, by the empty table page `child`
+    /// with the same pages.
     pub(super) fn split(
         &self,
         page: &Page<'_, F>,
@@ -309,8 +315,8 @@ impl<F: Format> Pool<F> {
         Some(child)
     }
 
-    /// Takes note of the table `child`, by which [`Self::split`] has replaced a leaf, and writes
-    /// the images: for `addr`, in the table `above` of `level`.
+    /// Publishes the table `child`, by which [`Self::split`] has replaced the leaf for `addr` in
+    /// the table `above` of `level`: records it and writes the images.
     #[inline]
     pub(super) fn publish_split(
         &self,
@@ -325,7 +331,7 @@ impl<F: Format> Pool<F> {
             let slot = slot_of::<F>(level, addr);
             self.publish(child, level - 1, addr, 0..fan::<F>(), batch);
             self.publish(above, level, addr, slot..slot + 1, batch);
-            // A TLB may have the leaf, and must not have a part of it besides.
+            // A TLB may hold the leaf, and must not hold a small entry of the same range as well.
             let (start, end) = span_of::<F>(level, addr);
             if let Some(span) = range_of(start, end) {
                 batch.cover(span);
@@ -333,12 +339,16 @@ impl<F: Format> Pool<F> {
         }
     }
 
-    /// Moves free table pages to `list` until it has `want`, and best effort sees to it that enough are left
-    /// for splits. Context: may sleep.
+    /// Moves free table pages to `list` until it has `want`, and allocates more as needed. Also
+    /// allocates the pages to keep for splits, best effort.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, also if there are as many as there can be.
+    /// - `ENOMEM`: no memory is available, or the pool has the maximum number of pages.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn reserve(&self, list: &mut List, want: usize) -> Result {
         if fails(Point::TablePage) {
             return Err(ENOMEM);
@@ -361,7 +371,7 @@ impl<F: Format> Pool<F> {
         }
     }
 
-    /// Makes the pages of `list` free for use. Nobody can be walking them.
+    /// Frees the pages of `list`. No concurrent walk may access them.
     pub(super) fn release(&self, list: &mut List) {
         if list.is_empty() {
             return;
@@ -400,19 +410,19 @@ impl<F: Format> Pool<F> {
         }
     }
 
-    /// Number of free pages, for tests.
+    /// Returns the number of free pages, for tests.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(super) fn free_pages(&self) -> usize {
         self.free.lock().len
     }
 
-    /// Places for chunks that were ever used, for tests.
+    /// Returns the upper bound of the slots of chunks that were ever used, for tests.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(super) fn places(&self) -> usize {
         self.top.load(Relaxed)
     }
 
-    /// Number of all pages.
+    /// Returns the number of pages, including free ones.
     pub(super) fn pages(&self) -> usize {
         self.pages.load(Relaxed)
     }

@@ -44,7 +44,7 @@ impl Layout for NarrowBits {
     };
 }
 
-/// Remembers what it was asked to flush.
+/// Records the range of the last flush.
 #[derive(Default)]
 struct TestFlusher {
     started: Cell<Option<PageRange>>,
@@ -63,7 +63,7 @@ impl Flusher for TestFlusher {
     }
 }
 
-/// Ends a batch. Returns what was flushed.
+/// Completes the flush of a batch. Returns the flushed range.
 fn flush<F: Format>(batch: FlushBatch<F>) -> Option<PageRange> {
     let flusher = TestFlusher::default();
     let _proof = batch.start(&flusher).wait(&flusher);
@@ -88,7 +88,7 @@ fn fill<F: Format>(
     result.map(|()| flushed)
 }
 
-/// Removes everything in `range`. Returns the pages removed and what was flushed.
+/// Removes all entries in `range`. Returns the number of removed pages and the flushed range.
 fn clear<F: Format>(table: &mut Table<F>, range: PageRange) -> (usize, Option<PageRange>) {
     let mut batch = table.batch();
     let mut pages = 0;
@@ -162,7 +162,7 @@ fn agrees_with_model_and<F: Format>(
         let mut batch = table.batch();
         if what == 3 || what == 4 {
             let split = |_| round % 4 == 0;
-            // As whoever uses the device does now and then.
+            // As each fault and migration does.
             spares.refill()?;
             if what == 4 && round % 3 == 0 {
                 let mut pages = 0;
@@ -237,7 +237,7 @@ fn both_ends<F: Format>(bits: u32) -> Result {
     }
 }
 
-/// Whoever looks through a table part by part, and stops wherever it is, sees each page once.
+/// A scan that stops at any page, and continues from there, sees each page exactly once.
 fn scan_sees_all<F: Format>() -> Result {
     let mut table = Table::<F>::new()?;
     let reader = table.reader();
@@ -276,7 +276,7 @@ fn scan_sees_all<F: Format>() -> Result {
         }
         assert_eq!(pages, 100 + PMD_PAGES + 1);
     }
-    // From within what is there.
+    // A scan that starts inside a huge leaf.
     let mut first = None;
     reader.scan(huge.address(9), 1, |range, entry, _| {
         first.get_or_insert((range.start(), entry));

@@ -77,7 +77,7 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// `count` pages from `first` on of `piece`, which were just taken.
     fn row<'a>(&'a self, piece: &'a Piece<T>, first: usize, count: usize) -> Row<'a, T> {
-        // Full: what follows is ordered after the pages are in use.
+        // Full barrier: later accesses are ordered after the pages are counted as in use.
         self.used.fetch_add(count, Full);
         // INVARIANT: They are the caller's.
         Row {
@@ -90,7 +90,7 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     #[inline]
     fn taken(&self, piece: &Piece<T>, index: usize, order: u32) -> LockedFolio {
-        // Full: what follows is ordered after the pages are in use.
+        // Full barrier: later accesses are ordered after the pages are counted as in use.
         self.used.fetch_add(1 << order, Full);
         piece.folio(index, order)
     }

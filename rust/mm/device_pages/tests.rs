@@ -126,7 +126,7 @@ mod suite {
         device.grow(PIECE_PAGES)?;
         assert_eq!(device.total(), 2 * PIECE_PAGES);
         drop(page);
-        // Somebody looks at it.
+        // A concurrent user of the frames prevents the removal of their piece.
         let looker = device.look(PIECE_PAGES).ok_or(EINVAL)?;
         assert_eq!(device.shrink(2), 1);
         drop(looker);
@@ -152,7 +152,7 @@ mod suite {
             (PMD_PAGES + 1, (1, 0))
         );
         assert_eq!(device.used_blocks().count(), 2);
-        // Far beyond what is there.
+        // Numbers far beyond the last piece.
         assert!(device.pfn(1 << 31).is_none() && device.alloc_at(1 << 31, 0).is_none());
         assert_eq!(device.used_in_block(1 << 31), 0);
         drop((page, block));

@@ -5,8 +5,8 @@
 use crate::bindings;
 use core::mem::MaybeUninit;
 
-/// Marks folios dirty, because a device may have written them: many with one call. What was added is
-/// marked at the latest when this is dropped.
+/// Batch of folios to be marked dirty because a device may have written them. Dropping the batch
+/// marks all folios that are left in it.
 ///
 /// # Invariants
 ///
@@ -33,9 +33,9 @@ impl DirtyBatch {
     ///
     /// # Safety
     ///
-    /// Until `self` is dropped, the frames must belong to pages that are alive and, if they are of a file,
-    /// cannot be truncated: they are mapped, and the notifier's callback that will let them be unmapped has
-    /// not returned.
+    /// Until `self` is dropped, the frames must belong to pages that are alive and, if they are of
+    /// a file, cannot be truncated: they are mapped, and the notifier's callback that will let them
+    /// be unmapped has not returned.
     #[inline]
     pub(crate) unsafe fn add(&mut self, pfn: usize, count: usize) {
         if count != 1 {

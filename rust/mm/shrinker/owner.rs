@@ -7,8 +7,8 @@
 //! asks the owner for pages. The owner chooses which: nearly always all its memory is charged to
 //! one cgroup.
 //!
-//! An owner has code of a driver, which may be unloaded. So a mutex is held while the owner is asked,
-//! and the end of its [`Registration`] takes that mutex. Reclaim only tries it.
+//! An owner has code of a driver, which may be unloaded. So a mutex is held while the owner is
+//! asked, and the end of its [`Registration`] takes that mutex. Reclaim only tries it.
 //!
 //! C header: [`include/linux/list_lru.h`](srctree/include/linux/list_lru.h)
 
@@ -120,7 +120,8 @@ impl DropWaits for Registered {}
 impl Drop for Registered {
     #[inline(never)]
     fn drop(&mut self) {
-        // Waits while reclaim asks the owner. Dropped without the lock: it may be the last reference.
+        // Waits while reclaim asks the owner. Dropped without the lock: it may be the last
+        // reference.
         let shrink = self.0.shrink.lock().take();
         drop(shrink);
     }
@@ -187,7 +188,8 @@ impl Drop for Reclaimable {
     fn drop(&mut self) {
         // SAFETY: The object is ours by the type invariant, and not used after this.
         unsafe { bindings::rust_hmm_reclaimable_free(self.raw.as_ptr()) };
-        // SAFETY: Dropped once. The object was freed, so nothing takes the owner from it any more.
+        // SAFETY: `drop` runs once. The object was freed, so the shrinker cannot take a reference
+        // to the owner from it.
         unsafe { ManuallyDrop::drop(&mut self.owner) };
     }
 }
@@ -251,7 +253,8 @@ mod tests {
         Ok((owner, giver, registration))
     }
 
-    /// Asks so many owners for `pages`, in the order of the list. There may be others than a test's.
+    /// Asks so many owners for `pages`, in the order of the list. There may be others than a
+    /// test's.
     fn reclaim(times: usize, pages: usize) {
         for _ in 0..times {
             // SAFETY: No preconditions.
@@ -259,7 +262,7 @@ mod tests {
         }
     }
 
-    /// More than there are objects of others.
+    /// More objects than all other owners have.
     const ALL: usize = 1000;
 
     #[test]

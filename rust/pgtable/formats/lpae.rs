@@ -26,9 +26,9 @@ use kernel::{page::PAGE_SHIFT, prelude::*};
 pub enum Lpae {}
 
 impl Lpae {
-    /// Memory attributes, for the register `MAIR_EL1` or that of the device: 0 is normal memory
-    /// that is not cacheable, 1 normal memory that is write-back cacheable, 2 device memory
-    /// (nGnRE). The kernel's `io-pgtable-arm` has the same.
+    /// Memory attributes, for `MAIR_EL1` or the equivalent register of the device. Index 0 is
+    /// non-cacheable normal memory, 1 write-back cacheable normal memory, and 2 device memory
+    /// (nGnRE), as in the kernel's `io-pgtable-arm`.
     pub const MAIR: u64 = 0x44 | 0xff << 8 | 0x04 << 16;
 
     /// Valid, and a table, or at the last level a page.

@@ -205,11 +205,11 @@ pub(super) fn memory() -> TableMemory {
     TableMemory::plain().with_device_pages_at(DEVICE_PAGES)
 }
 
-/// What a driver was told of writes.
+/// Counters of the calls of [`TableWrites`].
 struct Notes {
     /// Calls of `written`.
     written: Atomic<usize>,
-    /// How many there had been at the last `settle`.
+    /// Number of calls of `written` before the last `settle`.
     settled: Atomic<usize>,
     /// All were callbacks.
     within: AtomicFlag,
@@ -229,8 +229,8 @@ impl TableWrites for Notes {
     }
 }
 
-/// Notes how many writes the driver had been told of, and how many had settled, when the flush was
-/// started.
+/// Flusher that records, when a flush is started, how many writes were reported to the driver, and
+/// how many of these had settled.
 struct Started<'n>(&'n Notes, Cell<(usize, usize)>);
 
 impl Flusher for Started<'_> {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Page tables in the memory of a PCI function, behind one of its base address registers.
+//! Page tables in the memory of a PCI function, accessed through one of its BARs.
 //!
-//! For a GPU whose walker reads its tables from its own memory. The CPU writes them by the
-//! register, uncached: writes come in their order. They are posted, so that a flush is started
-//! after a read of the same memory, which comes back when they have arrived.
+//! For a GPU whose walker reads its tables from its own memory. The CPU writes them through an
+//! uncached mapping, so that writes arrive in order. Because writes are posted, the library reads
+//! from the same memory before it starts a flush: the read completes after the writes have arrived.
 //!
 //! C headers: [`include/linux/io.h`](srctree/include/linux/io.h),
 //! [`include/linux/pci.h`](srctree/include/linux/pci.h)
@@ -35,14 +35,14 @@ use kernel::{
     },
 };
 
-/// The part begins and ends at a multiple of this, which is at least the size of a table in any
+/// Alignment of the start and the end of the part. It is at least the size of a table in any
 /// format.
 const ALIGNMENT: u64 = 64 * 1024;
 
-/// Pages that a page table is asked for at once, when all of the part is used.
+/// Number of pages requested from a page table at once if no page of the part is free.
 const BATCH: usize = 512;
 
-/// A part of the memory of a function, mapped for the CPU.
+/// Mapping of a part of a function's memory for the CPU.
 ///
 /// # Invariants
 ///
@@ -53,12 +53,19 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `size` bytes of memory of a device at bus address `start`. Context: may sleep.
-    /// `ENOMEM`.
+    /// Maps `size` bytes of memory of a device at bus address `start`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     ///
     /// # Safety
     ///
-    /// The memory is claimed, and not released before the returned object is dropped.
+    /// The memory must be claimed, and must not be released before the returned object is dropped.
     unsafe fn new(start: u64, size: usize) -> Result<Self> {
         // SAFETY: By the function's requirements.
         let base = unsafe { bindings::rust_hmm_bar_map(start, size) };
@@ -81,26 +88,28 @@ impl Drop for Mapping {
     }
 }
 
-/// The part of the memory, until its owner or the memory takes the mapping away.
+/// State of a part. Its mapping is removed when the owner drops it or the memory is released,
+/// whichever is first.
 #[pin_data]
 pub(super) struct Region {
     mapping: RcuSlot<Mapping>,
-    /// Where the device finds its begin.
+    /// Address of the start of the part for the device.
     address: u64,
-    /// Pages that have tables.
+    /// Bitmap of the pages that are used by tables.
     #[pin]
     used: Mutex<BitmapVec>,
     /// Owners of the page tables in the part.
     #[pin]
     owners: Mutex<KVec<Arc<Owner>>>,
-    /// Index of the owner to ask next.
+    /// Index of the owner from which pages are requested next.
     hand: Atomic<usize>,
-    // Held while it is unmapped, so that who releases the memory waits for an owner that does so.
+    // Held while the part is unmapped, so that a release of the memory waits for an owner that
+    // unmaps it.
     #[pin]
     closing: Mutex<()>,
 }
 
-/// Membership of a page table: it gives up pages when another one finds all of them used.
+/// Registration of a page table whose pages may be requested for another page table.
 pub(super) struct Member {
     region: Arc<Region>,
     owner: Arc<Owner>,
@@ -116,7 +125,7 @@ impl Drop for Member {
     }
 }
 
-/// A table.
+/// A table in the part.
 ///
 /// # Invariants
 ///
@@ -129,15 +138,22 @@ impl Maps for Region {
         let _closing = self.closing.lock();
         let mut gone = Retired::<_, 1>::new();
         gone.take(&self.mapping);
-        // Waits for writes under way, and unmaps it.
+        // Waits for concurrent writes, and unmaps the part.
         drop(gone);
         0
     }
 }
 
 impl Region {
-    /// One of `pages` pages, which the device finds from `address` on. Nothing is mapped yet.
-    /// Context: may sleep. `ENOMEM`.
+    /// Creates a region of `pages` pages at the device address `address`, without a mapping.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     fn new(pages: usize, address: u64) -> Result<Arc<Self>> {
         let (used, used_class) = locks::bar_tables_used();
         let (owners, owners_class) = locks::bar_tables_owners();
@@ -156,8 +172,17 @@ impl Region {
         )
     }
 
-    /// Allocates `bytes`, a power of two and at least a page, and zeroes them. Returns where the
-    /// device finds them. Context: may sleep. `ENOMEM`: nothing is free; `ENODEV`.
+    /// Allocates `bytes` zeroed bytes, a power of two and at least a page. Returns their device
+    /// address.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no pages are free, and other page tables gave none up.
+    /// - `ENODEV`: the memory was released.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn alloc(&self, bytes: usize) -> Result<u64> {
         let count = bytes.div_ceil(PAGE_SIZE).max(1);
         let first = match self.take(count) {
@@ -168,7 +193,7 @@ impl Region {
         let cleared = {
             let guard = rcu::read_lock();
             let table = self.table(&guard, address, bytes);
-            // SAFETY: So many bytes are mapped there, by the type invariant and the check.
+            // SAFETY: `table` has checked that `bytes` bytes are mapped at that address.
             table.map(|table| unsafe { bindings::rust_hmm_bar_clear(table.0.as_ptr(), bytes) })
         };
         if cleared.is_none() {
@@ -178,7 +203,7 @@ impl Region {
         Ok(address)
     }
 
-    /// Takes `count` free pages, a power of two, at a multiple of that.
+    /// Allocates `count` free pages, a power of two, aligned to `count`.
     fn take(&self, count: usize) -> Option<usize> {
         let mut used = self.used.lock();
         let mut first = 0;
@@ -195,11 +220,12 @@ impl Region {
         }
     }
 
-    /// As [`Self::take`] with all pages used: page tables give up free pages, then cold ones.
-    // Rare.
+    /// As [`Self::take`] if no pages are free: page tables give up free table pages, then cold
+    /// ones.
+    // Not inlined, because it is rare.
     #[inline(never)]
     fn take_from_others(&self, count: usize) -> Option<usize> {
-        // The second look at a table finds it cold, and each request looks at one batch.
+        // The second scan of a table finds it cold, and each request scans one batch.
         let looks = 2 * self.used.lock().len().div_ceil(BATCH);
         for _ in 0..looks {
             let owners = self.owners.lock().len();
@@ -207,7 +233,7 @@ impl Region {
                 if fatal_signal_pending() {
                     return None;
                 }
-                // Without the lock: dropping a `Member` takes it.
+                // Not under the lock, because dropping a `Member` takes it.
                 if let Some(owner) = self.next_owner() {
                     owner.ask(BATCH);
                 }
@@ -226,7 +252,15 @@ impl Region {
         owners.get(index).cloned()
     }
 
-    /// Adds a page table, until the returned object is dropped. Context: may sleep. `ENOMEM`.
+    /// Registers a page table until the returned object is dropped.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn join(this: &Arc<Self>, owner: &Arc<Owner>) -> Result<Member> {
         this.owners.lock().push(owner.clone(), GFP_KERNEL_ACCOUNT)?;
         Ok(Member {
@@ -242,7 +276,7 @@ impl Region {
     ///
     /// May sleep. May be called from reclaim.
     pub(super) fn free(&self, address: u64, bytes: usize) {
-        // CAST: It is within the memory, which was mapped.
+        // CAST: The offset is within the mapped memory, whose size is a `usize`.
         let first = address.wrapping_sub(self.address) as usize / PAGE_SIZE;
         let mut used = self.used.lock();
         let end = used.len().min(first + bytes.div_ceil(PAGE_SIZE).max(1));
@@ -256,19 +290,19 @@ impl Region {
         let at = usize::try_from(address.checked_sub(self.address)?).ok()?;
         at.checked_add(bytes).filter(|end| *end <= mapping.size)?;
         // INVARIANT: Within the mapping, which stays for as long as the guard.
-        // SAFETY: As above.
+        // SAFETY: `at` is within the mapping, as checked above.
         Some(BarTable(unsafe { mapping.base.byte_add(at) }))
     }
 
-    /// Reads the word at `address`, a multiple of 8 and as the device finds it. Context: any.
+    /// Reads the word at the device address `address`, a multiple of 8. Context: any.
     pub(super) fn read(&self, address: u64) -> Option<u64> {
         let guard = rcu::read_lock();
         let word = self.table(&guard, address, size_of::<u64>())?;
-        // SAFETY: Mapped by the type invariant; aligned, as the begin is.
+        // SAFETY: Mapped by the type invariant. Aligned, because the start of the part is.
         (address % 8 == 0).then(|| unsafe { bindings::rust_hmm_bar_read64(word.0.as_ptr()) })
     }
 
-    /// Waits until all that was written has arrived. Context: any.
+    /// Waits until all writes have arrived at the device. Context: any.
     pub(super) fn settle(&self) {
         let _ = self.read(self.address);
     }
@@ -277,13 +311,14 @@ impl Region {
 /// A part of the memory of a PCI function for page tables; see
 /// [`TableMemory::in_bar`](super::table_memory::TableMemory::in_bar).
 ///
-/// It is unmapped when this is dropped, or the memory released, as when the driver is unbound. From
-/// then on the device has no table, and changes of the table do nothing to it. The driver has
-/// stopped its walker before.
+/// The part is unmapped when this object is dropped or the memory is released, for example because
+/// the driver is unbound. After that, changes of the page table are not visible to the device. The
+/// driver must stop the walker before.
 ///
 /// # Context
 ///
-/// The drop may sleep. In a callback and in atomic context a worker unmaps it.
+/// The drop may sleep. In a callback and in atomic context it returns at once, and a worker unmaps
+/// the part.
 pub struct BarTables(Deferred<Owned>);
 
 struct Owned {
@@ -294,14 +329,18 @@ struct Owned {
 impl DropWaits for Owned {}
 
 impl BarTables {
-    /// Reserves `bytes` bytes from `at` on of `memory`, which the driver gives to nothing else. The
-    /// device finds them at `address`. Context: may sleep.
+    /// Reserves `bytes` bytes from `at` on of `memory`, which the driver must not use otherwise.
+    /// `address` is their address for the device.
     ///
     /// # Errors
     ///
-    /// * `EINVAL`: a number is no multiple of 64 KiB, or the part is not within the memory.
-    /// * `ENODEV`: the memory was released.
-    /// * `ENOMEM`.
+    /// - `EINVAL`: an argument is not a multiple of 64 KiB, or the part is not within the memory.
+    /// - `ENODEV`: the memory was released.
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(memory: &Arc<PciMemory>, at: u64, bytes: u64, address: u64) -> Result<Arc<Self>> {
         let end = at.checked_add(bytes).ok_or(EINVAL)?;
         if bytes == 0
@@ -316,7 +355,7 @@ impl BarTables {
         let size = usize::try_from(bytes)?;
         let region = Region::new(size / PAGE_SIZE, address)?;
         let region = memory.add_user(|start| {
-            // SAFETY: Claimed, and not released before `region` is closed.
+            // SAFETY: The memory is claimed, and is not released before `region` is closed.
             let mapping = unsafe { Mapping::new(start + at, size) }?;
             let mapping = KBox::new(mapping, GFP_KERNEL)?;
             region.mapping.put(mapping).map_err(|_| EBUSY)?;
@@ -334,9 +373,8 @@ impl BarTables {
         &self.0.region
     }
 
-    /// Reads the word at `address`, a multiple of 8 and as the device finds it, for software that
-    /// takes the place of a walker; `None` beyond the end, or if the memory was released. Context:
-    /// any.
+    /// Reads the word at the device address `address`, a multiple of 8, for software that emulates
+    /// a walker. Returns `None` beyond the end, or if the memory was released. Context: any.
     pub fn read(&self, address: u64) -> Option<u64> {
         self.region().read(address)
     }
@@ -357,7 +395,7 @@ mod tests {
     const PAGES: usize = 8;
     const ADDRESS: u64 = 1 << 32;
 
-    /// Gives a page up when it is asked often enough.
+    /// Owner that gives a page up after a number of requests.
     struct Giver {
         region: Arc<Region>,
         page: usize,
@@ -382,7 +420,7 @@ mod tests {
 
     type Table = (Arc<Giver>, Member, Registration);
 
-    /// A table that gives `page` up when it is asked `patience` times.
+    /// Registers a table that gives `page` up at request number `patience`.
     fn table(region: &Arc<Region>, page: usize, patience: usize) -> Result<Table> {
         let giver = Giver {
             region: region.clone(),
@@ -396,7 +434,7 @@ mod tests {
         Ok((giver, Region::join(region, &owner)?, registration))
     }
 
-    /// All of it is used.
+    /// Creates a region without free pages.
     fn full() -> Result<Arc<Region>> {
         let region = Region::new(PAGES, ADDRESS)?;
         for _ in 0..PAGES {
@@ -411,7 +449,7 @@ mod tests {
         let first = table(&region, 3, 2)?;
         let second = table(&region, 5, 1)?;
         assert_eq!(region.take_from_others(1), Some(5));
-        // The second look at the first one, whose page was cold by then.
+        // The second request to the first owner, whose page is cold by then.
         assert_eq!(region.take_from_others(1), Some(3));
         assert_eq!(region.take_from_others(1), None);
         // Two rounds at most, because there is one batch.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tracepoints of `rust/trace.h`: what happened to whose memory, for `perf`, `bpftrace` and
-//! `trace-cmd`.
+//! Tracepoints of `rust/trace.h`, for `perf`, `bpftrace` and `trace-cmd`.
 //!
-//! They are about whole operations, so that one that is off costs a call. C header:
-//! [`include/linux/tracepoint.h`](srctree/include/linux/tracepoint.h)
+//! Each tracepoint reports a whole operation. A disabled tracepoint costs one function call.
+//!
+//! C header: [`include/linux/tracepoint.h`](srctree/include/linux/tracepoint.h)
 
 use super::addr::PageRange;
 use crate::{
@@ -21,19 +21,19 @@ use kernel::{
 static MIRRORS: Atomic<u32> = Atomic::new(0);
 static DEVICES: Atomic<u32> = Atomic::new(0);
 
-/// A new number for a device's memory.
+/// Returns a new number for a device's memory.
 #[inline(never)]
 pub(crate) fn new_device() -> u32 {
     DEVICES.fetch_add(1, Relaxed)
 }
 
-/// A new number for a mirror.
+/// Returns a new number for a mirror.
 #[inline(never)]
 fn new_mirror() -> u32 {
     MIRRORS.fetch_add(1, Relaxed)
 }
 
-/// Who an event is about: a mirror, and the process whose memory it shows.
+/// Trace context of a mirror: its number, and the process whose memory it mirrors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Who {
     pid: i32,
@@ -45,20 +45,20 @@ fn errno(result: Result) -> i32 {
 }
 
 impl Who {
-    /// The process whose memory it is.
+    /// Returns the process ID.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// The mirror's number.
+    /// Returns the number of the mirror.
     pub(crate) fn mirror(&self) -> u32 {
         self.mirror
     }
 
-    /// A new mirror of `mm`.
+    /// Creates the trace context of a new mirror of `mm`.
     pub(crate) fn new(mm: &MmWithUser) -> Self {
         Self {
-            // SAFETY: `mm` is valid.
+            // SAFETY: `mm` is a reference to a valid `mm_struct`.
             pid: unsafe { bindings::rust_hmm_mm_pid(mm.as_raw()) },
             mirror: new_mirror(),
         }
@@ -98,7 +98,7 @@ impl Who {
         }
     }
 
-    /// A device fault was served.
+    /// Emits the tracepoint of a device fault that was handled or has failed.
     fn device_fault(&self, range: PageRange, write: bool, result: Result) {
         let (start, pages) = (range.start(), range.pages());
         // SAFETY: Takes numbers only, and may be called in any context.
@@ -114,7 +114,7 @@ impl Who {
         };
     }
 
-    /// A device fault has to try again.
+    /// Emits the tracepoint of a device fault that is retried.
     fn retry(&self, range: PageRange, why: Again) {
         let (start, pages) = (range.start(), range.pages());
         // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those
@@ -122,8 +122,8 @@ impl Who {
         unsafe { bindings::rust_hmm_trace_retry(self.pid, self.mirror, start, pages, why as i32) };
     }
 
-    /// The device wants memory that bounces: it waits for `ms` ms, or for `None` the memory stays
-    /// where it is.
+    /// Emits the tracepoint of a device fault on memory that thrashes. The fault is delayed by `ms`
+    /// ms; for `None` the memory is mapped in place.
     fn thrash(&self, range: PageRange, ms: Option<u64>) {
         let (start, pages, stays) = (range.start(), range.pages(), ms.is_none());
         let ms = ms.map_or(0, |ms| usize::try_from(ms).unwrap_or(usize::MAX));
@@ -131,7 +131,7 @@ impl Who {
         unsafe { bindings::rust_hmm_trace_thrash(self.pid, self.mirror, start, pages, stays, ms) };
     }
 
-    /// An invalidation was served.
+    /// Emits the tracepoint of an invalidation.
     fn invalidate(&self, range: PageRange, event: u32, changed: usize) {
         let (start, pages) = (range.start(), range.pages());
         // SAFETY: Takes numbers only, and may be called in any context. CAST: A small number.
@@ -147,7 +147,7 @@ impl Who {
         };
     }
 
-    /// A migration begins.
+    /// Emits the tracepoint of the begin of a migration.
     fn migrate_begin(&self, range: PageRange, to_device: bool, trigger: Trigger) {
         let (start, pages) = (range.start(), range.pages());
         // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those
@@ -164,8 +164,8 @@ impl Who {
         };
     }
 
-    /// A migration has ended: pages that moved, of these pages whose entry was switched, and pages
-    /// that stayed.
+    /// Emits the tracepoint of the end of a migration: the number of pages that moved, the number
+    /// of these whose device PTE was replaced, and the number of pages that did not move.
     fn migrate_end(
         &self,
         to_device: bool,
@@ -190,14 +190,16 @@ impl Who {
     }
 }
 
-/// The CPU has touched memory of `device`, and `moved` pages came back; or `Err`.
+/// Emits the tracepoint of a CPU fault on memory of `device`, with the number of pages that were
+/// migrated to system memory, or the error.
 pub(crate) fn cpu_fault(device: u32, address: usize, moved: Result<usize>) {
     let result = errno(moved.map(|_| ()));
     // SAFETY: Takes numbers only, and may be called in any context.
     unsafe { bindings::rust_hmm_trace_cpu_fault(device, address, moved.unwrap_or(0), result) };
 }
 
-/// `moved` pages of `device` were moved to the system; `left` are still in use.
+/// Emits the tracepoint of an eviction: `moved` pages of `device` were migrated to system memory,
+/// and `left` pages are still in use.
 pub(crate) fn evict(device: u32, need: Need, moved: usize, left: usize) {
     // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
     // the C side.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Taking device pages into use, and out of use.
+//! Allocation of device pages, and withdrawal of pages from use.
 
 use super::{
     hints::Class,
@@ -20,14 +20,16 @@ use crate::{
 use kernel::sync::atomic::ordering::Full;
 
 impl<T: DevicePageOps> DevicePages<T> {
-    /// Takes a free folio of order 0 to 9 into use: locked, with one reference.
+    /// Allocates a device folio of order 0 to 9. It is locked and has one reference.
     ///
-    /// Context: any that may take a folio lock; does not allocate.
+    /// # Context
+    ///
+    /// Any in which a folio lock may be taken. Does not allocate system memory.
     pub fn alloc(&self, order: u32) -> Option<LockedFolio> {
         self.alloc_numbered(order).map(|(_, folio)| folio)
     }
 
-    /// As [`Self::alloc`], with the number of its first page.
+    /// As [`Self::alloc`], but also returns the device page number of the first page.
     pub(crate) fn alloc_numbered(&self, order: u32) -> Option<(usize, LockedFolio)> {
         if fails(Point::DevicePage) {
             return None;
@@ -45,7 +47,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         Some((number, self.taken(piece, index, order)))
     }
 
-    /// Takes free pages of `order`. They are not counted yet.
+    /// Allocates the pages of a folio of `order`, without counting them as used.
     fn take_index(&self, order: u32) -> Option<(&Piece<T>, usize)> {
         self.hinted(Class::Room(order)).find_map(|piece| {
             let index = piece.take(order, |may_have| match may_have {
@@ -56,12 +58,13 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// Takes free pages in a row into use, at most `most`: first those behind device page `near`,
-    /// which was taken just now, then of its piece, then of any piece.
+    /// Allocates consecutive pages, at most `most`. Prefers the pages that follow device page
+    /// `near`, the most recent allocation of the caller, then pages of the same piece, then of any
+    /// piece.
     pub(crate) fn take_row(&self, near: Option<usize>, most: usize) -> Option<Row<'_, T>> {
         let most = most.max(1);
         let near = near.and_then(|near| Some((self.piece(near)?, near % PIECE_PAGES + 1)));
-        // Most pages of a migration follow each other: the block need not be searched.
+        // Fast path: most pages of a migration are consecutive, and need no search of the block.
         let behind = near.and_then(|(piece, next)| {
             let count = piece.free.take_row(next, most.min(left_in_block(next)));
             (count != 0).then(|| self.row(piece, next, count))
@@ -75,11 +78,11 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// `count` pages from `first` on of `piece`, which were just taken.
+    /// Counts `count` pages from `first` on of `piece`, which the caller has allocated, as used.
     fn row<'a>(&'a self, piece: &'a Piece<T>, first: usize, count: usize) -> Row<'a, T> {
         // Full barrier: later accesses are ordered after the pages are counted as in use.
         self.used.fetch_add(count, Full);
-        // INVARIANT: They are the caller's.
+        // INVARIANT: The caller has allocated the pages.
         Row {
             owner: self,
             piece,
@@ -95,7 +98,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         piece.folio(index, order)
     }
 
-    /// As [`Self::alloc`], the folio that begins at device page `number`, if it is free.
+    /// As [`Self::alloc`], but allocates the folio that begins at device page `number`, if it is
+    /// free.
     pub fn alloc_at(&self, number: usize, order: u32) -> Option<LockedFolio> {
         if fails(Point::DevicePage) {
             return None;
@@ -105,10 +109,11 @@ impl<T: DevicePageOps> DevicePages<T> {
         (piece.free.take_at(index, order)).then(|| self.taken(piece, index, order))
     }
 
-    /// Takes free pages of `range` out of use, and those in use when they are given back. Returns
-    /// how many are not out of use by now. Pages of pieces that are not there yet cannot be taken.
+    /// Withdraws the pages of `range`: free pages now, and pages in use when they are freed.
+    /// Returns the number of pages that are still in use. Pieces that are not added are not
+    /// affected.
     pub fn withdraw(&self, range: DeviceRange) -> usize {
-        // A piece that is added meanwhile would restore its pages.
+        // Excludes a concurrent addition of a piece, which would restore its pages.
         let _adding = self.adding.lock();
         let mut left = 0;
         self.for_each_part(range, |piece, first, count| {
@@ -121,7 +126,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         left
     }
 
-    /// Brings the pages of `range` back into use.
+    /// Reverts [`Self::withdraw`] for the pages of `range`.
     pub fn restore(&self, range: DeviceRange) {
         let _adding = self.adding.lock();
         self.for_each_part(range, |piece, first, count| {
@@ -146,13 +151,14 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 }
 
-/// Pages from `index` of a piece on in the same block; 0 if a block begins there.
+/// Returns the number of pages from `index` of a piece to the end of its block; 0 if a block begins
+/// at `index`.
 fn left_in_block(index: usize) -> usize {
     (PMD_PAGES - index % PMD_PAGES) % PMD_PAGES
 }
 
-/// Device pages in a row that are in use, and become folios one by one. Dropping it gives back the
-/// others.
+/// Consecutive allocated device pages, which are taken as folios one by one. Dropping it frees the
+/// remaining pages.
 ///
 /// # Invariants
 ///
@@ -165,26 +171,26 @@ pub(crate) struct Row<'a, T: DevicePageOps> {
 }
 
 impl<T: DevicePageOps> Row<'_, T> {
-    /// Number of pages that are left.
+    /// Returns the number of remaining pages.
     #[inline]
     pub(crate) fn pages(&self) -> usize {
         self.end - self.next
     }
 
-    /// Device page number of the next page.
+    /// Returns the device page number of the next page.
     #[inline]
     pub(crate) fn number(&self) -> usize {
         self.piece.index * PIECE_PAGES + self.next
     }
 
-    /// The next page: locked, with one reference. Context: as for [`DevicePages::alloc`].
+    /// Takes the next page, locked and with one reference. Context: as [`DevicePages::alloc`].
     #[inline]
     pub(crate) fn take(&mut self) -> Option<LockedFolio> {
         if self.pages() == 0 || fails(Point::DevicePage) {
             return None;
         }
         let index = self.next;
-        // INVARIANT: That page is the folio's now.
+        // INVARIANT: The returned folio owns that page.
         self.next += 1;
         Some(self.piece.folio(index, 0))
     }

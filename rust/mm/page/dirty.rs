@@ -12,7 +12,7 @@ use core::mem::MaybeUninit;
 ///
 /// The first `len` frame numbers are initialized, and `len` is at most [`Self::ROOM`].
 pub(crate) struct DirtyBatch {
-    // Not cleared: most changes make nothing dirty.
+    // Not initialized, because most changes mark no folio dirty.
     pfns: [MaybeUninit<usize>; Self::ROOM],
     len: usize,
 }
@@ -20,7 +20,7 @@ pub(crate) struct DirtyBatch {
 impl DirtyBatch {
     const ROOM: usize = 32;
 
-    /// An empty one.
+    /// Creates an empty batch.
     pub(crate) const fn new() -> Self {
         // INVARIANT: There are none.
         Self {
@@ -48,7 +48,7 @@ impl DirtyBatch {
         }
     }
 
-    /// Adds `pfn`, if there is room.
+    /// Adds `pfn`, if the batch has room.
     #[inline(always)]
     fn put(&mut self, pfn: usize) -> bool {
         match self.pfns.get_mut(self.len) {

@@ -269,8 +269,7 @@ impl Region {
         })
     }
 
-    /// Frees memory that [`Self::alloc`] has returned. The device must not access it after the
-    /// call.
+    /// Frees memory that [`Self::alloc`] has returned. The device must no longer access it.
     ///
     /// # Context
     ///

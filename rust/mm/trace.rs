@@ -64,8 +64,8 @@ impl Who {
         }
     }
 
-    /// Emits the tracepoint of `event`. Evictions are traced by [`evict`], for the whole device;
-    /// the begin of a device fault is not traced.
+    /// Emits the tracepoint of `event`. [`evict`] traces evictions, for the whole device. The begin
+    /// of a device fault has no tracepoint.
     #[inline(always)]
     pub(crate) fn trace(&self, event: &Event) {
         match *event {

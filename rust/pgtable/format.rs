@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The format of a device page table: its geometry, and the encoding of entries.
+//! Format of a device page table: its geometry and the encoding of entries.
 
 use super::entry::Entry;
 use crate::mm::{addr::PageRange, table_memory::Unit};
@@ -8,7 +8,7 @@ use kernel::page::PAGE_SHIFT;
 
 /// Type of an entry in the device's format: `u32` or `u64`. Entries are written as a whole.
 pub trait Word: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// An entry that the device takes for none: all bits are clear.
+    /// The empty entry, for which the device faults: all bits are clear.
     const EMPTY: Self;
 }
 
@@ -45,16 +45,16 @@ impl_word!(u64, write_u64);
 /// The format of a device page table: its geometry, and how an entry is encoded. A table of level 0
 /// holds pages of 4 KiB; an entry of level `n` covers `1 << (n * BITS)` of them.
 ///
-/// The library keeps a tree of its own, which has this geometry. For a device with a hardware
-/// walker it also writes an image of that tree in this format, if
-/// [`Device::table_memory`](crate::mirror::Device::table_memory) says where. Only the device reads
-/// the image, so a format only encodes. A wrong encoding, or a device that writes to its own table,
-/// misleads the device and nothing else.
+/// The library maintains its own tree with this geometry. For a device with a hardware walker it
+/// also writes an image of that tree in this format to the
+/// [`Device::table_memory`](crate::mirror::Device::table_memory). Only the device reads the image,
+/// so a format only encodes. A wrong encoding, or a device that overwrites its own table, affects
+/// only the translations of the device.
 ///
-/// An entry must be right by itself, because a walker may read it at any time: the library replaces
-/// an entry by one write, and writes a table before the entry that links it. A page or its rights
-/// may change together with the size under which it is mapped; the library then flushes all of the
-/// leaf *after* the change, or before it writes the entry anew if the format asks for
+/// Each entry must be valid on its own, because a walker may read it at any time: the library
+/// replaces an entry by one write, and writes a table before the entry that links it. A page or its
+/// rights may change together with the size of its mapping. The library then flushes the whole leaf
+/// *after* the change, or before it writes the new entry if the format requires
 /// [break-before-make](Self::break_before_make).
 ///
 /// [`FormatOf`](super::FormatOf) implements this trait for a format that is described by the
@@ -66,29 +66,29 @@ pub trait Format: Sized + Send + Sync + 'static {
     /// Number of levels, 2 to 5.
     const LEVELS: u32;
 
-    /// Log2 of the entries of a table, 4 to 10.
+    /// Log2 of the number of entries of a table, 4 to 10.
     const BITS: u32;
 
     /// Sizes of leaves, as log2 of pages of 4 KiB: ascending, the first is 0.
     ///
-    /// A multiple of [`Self::BITS`] is a leaf that takes the place of a table; the library makes
-    /// those of level 1. Another one, as 4 for 64 KiB, is a *run*: so many entries in a row,
-    /// aligned, each of which maps its own part and says that it belongs to the run. Runs of a
-    /// level need the leaves of that level, and exist in the image only.
+    /// A multiple of [`Self::BITS`] is a leaf that replaces a table; the library installs such
+    /// leaves at level 1. Any other order, such as 4 for 64 KiB, is a *run*: an aligned group of
+    /// consecutive entries, each of which maps its own part and has a bit for the membership in a
+    /// run. Runs of a level require the leaves of that level, and exist only in the image.
     const LEAVES: &'static [u32] = &[0];
 
     /// Whether entries of system memory hold DMA addresses instead of page frames:
     /// [`OfDma`](super::OfDma) makes such a format.
     const DMA: bool = false;
 
-    /// Whether the MMU must not find an address in another size before a flush has ended
-    /// (break-before-make).
+    /// Returns whether the MMU requires break-before-make: the size of a mapping may be changed
+    /// only after the old translation was removed and flushed.
     ///
-    /// An entry that gets another size is then empty until the flush has ended, and the device
-    /// faults if it uses the entry meanwhile. A migration of a part of a leaf therefore interrupts
-    /// a device that reads the leaf. Migrations of whole leaves do not.
+    /// An entry whose size changes is then empty until the flush has completed, and the device
+    /// faults if it uses the entry during that time. Therefore the partial migration of a leaf
+    /// interrupts a device that reads the leaf. Migrations of whole leaves do not.
     ///
-    /// The value may come from a register of the hardware, and never changes.
+    /// The value may be read from a hardware register, and must not change.
     ///
     /// # Context
     ///
@@ -98,14 +98,15 @@ pub trait Format: Sized + Send + Sync + 'static {
         false
     }
 
-    /// Whether `entry` can be encoded. Its number is the address that the device uses in pages of 4
-    /// KiB.
+    /// Returns whether `entry` can be encoded. Its number is the address for the device, in pages
+    /// of 4 KiB.
     fn can_hold(entry: Entry) -> bool {
         let _ = entry;
         true
     }
 
-    /// Whether tables can be at `address`, which is aligned to the size of a table and to 4 KiB.
+    /// Returns whether an entry can link a table at `address`, which is aligned to the size of a
+    /// table and to 4 KiB.
     fn can_link(address: u64) -> bool {
         let _ = address;
         true
@@ -115,27 +116,27 @@ pub trait Format: Sized + Send + Sync + 'static {
     /// [`Self::can_link`] must accept the address.
     fn table(level: u32, address: u64) -> Self::Word;
 
-    /// Encodes an entry for the page or pages from `entry` on, which is valid and which
-    /// [`Self::can_hold`] accepts. `order` is one of [`Self::LEAVES`]; in a run, `entry` is the
-    /// part of this entry.
+    /// Encodes a leaf for the page or pages from `entry` on, which is valid and accepted by
+    /// [`Self::can_hold`]. `order` is one of [`Self::LEAVES`]; in a run, `entry` is the page of
+    /// this member of the run.
     ///
-    /// The device may write if [`Entry::may_be_dirty`] says so.
+    /// The leaf must allow writes if, and only if, [`Entry::may_be_dirty`] returns true.
     fn leaf(order: u32, entry: Entry) -> Self::Word;
 }
 
-/// Log2 of the bytes that an entry of `level` covers.
+/// Returns log2 of the number of bytes that an entry of `level` covers.
 #[inline]
 pub(super) const fn shift<F: Format>(level: u32) -> u32 {
     PAGE_SHIFT as u32 + F::BITS * level
 }
 
-/// Number of entries of a table.
+/// Returns the number of entries of a table.
 #[inline]
 pub(super) const fn fan<F: Format>() -> usize {
     1 << F::BITS
 }
 
-/// Bytes of a table in the device's format, at least a page.
+/// Returns the size in bytes of a table in the device's format, at least a page.
 pub(super) const fn unit<F: Format>() -> usize {
     let bytes = size_of::<F::Word>() << F::BITS;
     if bytes < 1 << PAGE_SHIFT {
@@ -145,7 +146,7 @@ pub(super) const fn unit<F: Format>() -> usize {
     }
 }
 
-/// Whether leaves of `order` exist.
+/// Returns whether the format has leaves of `order`.
 const fn has_order<F: Format>(order: u32) -> bool {
     let mut index = 0;
     while index < F::LEAVES.len() {
@@ -157,13 +158,14 @@ const fn has_order<F: Format>(order: u32) -> bool {
     false
 }
 
-/// Whether a leaf may take the place of a table of the level below `level`; at level 0, of nothing.
+/// Returns whether tables of `level` can have leaves. At level 1 and above, such a leaf replaces a
+/// table of the level below.
 pub(crate) const fn has_leaves<F: Format>(level: u32) -> bool {
     has_order::<F>(F::BITS * level)
 }
 
-/// Log2 of the entries of the largest run in tables of `level` that is smaller than `1 << below`
-/// entries; 0 if there is none.
+/// Returns log2 of the number of entries of the largest run in tables of `level` that has fewer
+/// than `1 << below` entries; 0 if there is none.
 pub(super) const fn run_below<F: Format>(level: u32, below: u32) -> u32 {
     let base = F::BITS * level;
     let mut best = 0;
@@ -178,7 +180,8 @@ pub(super) const fn run_below<F: Format>(level: u32, below: u32) -> u32 {
     best
 }
 
-/// Log2 of the entries of the smallest run in tables of any level; 0 if there are no runs.
+/// Returns log2 of the number of entries of the smallest run in tables of any level; 0 if there are
+/// no runs.
 pub(super) const fn smallest_run<F: Format>() -> u32 {
     let mut best = 0;
     let mut index = 0;
@@ -192,10 +195,10 @@ pub(super) const fn smallest_run<F: Format>() -> u32 {
     best
 }
 
-/// Most levels that a table can have.
+/// Maximum number of levels of a table.
 pub(super) const MOST_LEVELS: usize = 5;
 
-/// Checks that the geometry is one that the code was made for.
+/// Checks at compile time that the library supports the geometry.
 pub(super) const fn check<F: Format>() {
     assert!(F::LEVELS >= 2 && F::LEVELS <= MOST_LEVELS as u32 && F::BITS >= 4 && F::BITS <= 10);
     assert!(!F::LEAVES.is_empty() && F::LEAVES[0] == 0);
@@ -209,7 +212,7 @@ pub(super) const fn check<F: Format>() {
     }
 }
 
-/// Highest address that a table can hold.
+/// Returns the highest address that a table covers.
 pub(super) const fn last_address<F: Format>() -> usize {
     let bits = shift::<F>(F::LEVELS);
     if bits >= usize::BITS {
@@ -219,21 +222,21 @@ pub(super) const fn last_address<F: Format>() -> usize {
     }
 }
 
-/// Whether a table has room for entries of all of `range`.
+/// Returns whether a table covers all of `range`.
 pub(crate) const fn reaches<F: Format>(range: PageRange) -> bool {
     range.end() - 1 <= last_address::<F>()
 }
 
-/// A format as that of x86-64: levels of 9 bits, entries of 64 bits, leaves of 4 KiB and 2 MiB.
+/// Format like that of x86-64: levels of 9 bits, entries of 64 bits, leaves of 4 KiB and 2 MiB.
 /// The bits of an entry are present (0), writable (1), user (2) and leaf above level 0 (7); the
-/// address begins at bit 12. There is no bit to forbid execution; of those that are free for
-/// software, 9 says device memory and 10 exclusive.
+/// address begins at bit 12. There is no bit that forbids execution. Of the bits available to
+/// software, 9 is set for device memory and 10 for exclusive access.
 pub enum Radix<const LEVELS: u32> {}
 
-/// Four levels: addresses of 48 bits, as a process has them that asks for no others.
+/// Four levels: addresses of 48 bits, the default address space of a process.
 pub type Radix4 = Radix<4>;
 
-/// Five levels: addresses of 57 bits, all that a process can have.
+/// Five levels: addresses of 57 bits, the largest address space of a process.
 pub type Radix5 = Radix<5>;
 
 impl<const LEVELS: u32> Radix<LEVELS> {

@@ -110,8 +110,8 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Withdraws the pages of `range`: free pages now, and pages in use when they are freed.
-    /// Returns the number of pages that are still in use. Pieces that are not added are not
-    /// affected.
+    /// Returns the number of pages that are not withdrawn yet, which includes the pages of pieces
+    /// that are not added.
     pub fn withdraw(&self, range: DeviceRange) -> usize {
         // Excludes a concurrent addition of a piece, which would restore its pages.
         let _adding = self.adding.lock();

@@ -2,13 +2,13 @@
 
 //! One shrinker for many owners of memory: the page tables of all mirrors.
 //!
-//! Each piece of memory that an owner can give back is a [`Reclaimable`] on a list of the memory
-//! cgroup that the piece was charged to. Reclaim of a cgroup takes the first one of its list, and
-//! asks the owner for pages. The owner chooses which: nearly always all its memory is charged to
-//! one cgroup.
+//! Each piece of memory that an owner can free is a [`Reclaimable`] on the list of the memory
+//! cgroup that the piece was charged to. Reclaim of a cgroup takes the first object of its list and
+//! requests pages from the owner of the object. The owner chooses the pages to free, because nearly
+//! always all of its memory is charged to one cgroup.
 //!
-//! An owner has code of a driver, which may be unloaded. So a mutex is held while the owner is
-//! asked, and the end of its [`Registration`] takes that mutex. Reclaim only tries it.
+//! An owner may have callbacks in a driver that can be unloaded. Therefore a mutex is held during a
+//! request, and the end of the [`Registration`] takes that mutex. Reclaim takes it with a trylock.
 //!
 //! C header: [`include/linux/list_lru.h`](srctree/include/linux/list_lru.h)
 
@@ -30,13 +30,14 @@ use kernel::{
     sync::{Arc, Mutex}, //
 };
 
-/// Most pages that one [`Reclaimable`] stands for. Reclaim counts all as if they had so many.
+/// Maximum number of pages of one [`Reclaimable`]. Reclaim counts each object as this many pages.
 pub(crate) const PAGES: usize = 32;
 
-/// Pages that an owner is asked for at once. Each time it waits for all walks of its memory.
+/// Number of pages of one request. The owner waits for concurrent walks of its memory once for each
+/// request.
 const BATCH: usize = 16 * PAGES;
 
-/// An owner of memory. It is there before the registration, and may be there after it.
+/// An owner of memory. It is created before its registration, and may outlive it.
 #[pin_data]
 pub(crate) struct Owner {
     /// `None` before and after the registration.
@@ -45,8 +46,16 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// Context: may sleep. `ENOMEM`.
-    // Not inlined: drivers share the library's code.
+    /// Creates an owner that is not registered.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    // Not inlined, so that drivers share the library's code.
     #[inline(never)]
     pub(crate) fn new() -> Result<Arc<Self>> {
         let (name, class) = locks::owner();
@@ -58,7 +67,15 @@ impl Owner {
         )
     }
 
-    /// Lets reclaim ask `shrink` for memory. Context: may sleep. `ENOMEM`.
+    /// Registers `shrink`, from which reclaim then requests memory.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     #[inline(never)]
     pub(crate) fn register(this: &Arc<Self>, shrink: Arc<dyn Shrink>) -> Result<Registration> {
         let registered = Deferred::new(|| Ok(Registered(this.clone())), GFP_KERNEL_ACCOUNT)?;
@@ -68,8 +85,9 @@ impl Owner {
         })
     }
 
-    /// Gives up to `pages` back. Returns how many, and how many pages were looked at for that, at
-    /// most. Nothing is if another task asks already, or the registration ends. Context: reclaim.
+    /// Requests up to `pages` pages from the owner. Returns the number of freed pages, and an upper
+    /// bound of the number of scanned pages. Does nothing if there is a concurrent request, or if
+    /// the registration ends concurrently. Context: reclaim.
     pub(crate) fn ask(&self, pages: usize) -> (usize, usize) {
         let _within = Within::enter();
         let Some(shrink) = self.shrink.try_lock() else {
@@ -90,7 +108,7 @@ impl Owner {
     unsafe extern "C" fn get(raw: *mut ffi::c_void) {
         // SAFETY: By the function's requirements. That reference is not dropped here.
         let owner = ManuallyDrop::new(unsafe { Arc::from_raw(raw.cast::<Self>().cast_const()) });
-        // `reclaim` drops it.
+        // `reclaim` drops the new reference.
         let _raw = Arc::into_raw(Arc::clone(&owner));
     }
 
@@ -112,7 +130,7 @@ impl Owner {
     }
 }
 
-/// The reference that the registration ends with.
+/// Reference to the owner whose drop ends the registration.
 struct Registered(Arc<Owner>);
 
 impl DropWaits for Registered {}
@@ -120,14 +138,14 @@ impl DropWaits for Registered {}
 impl Drop for Registered {
     #[inline(never)]
     fn drop(&mut self) {
-        // Waits while reclaim asks the owner. Dropped without the lock: it may be the last
-        // reference.
+        // Waits for a concurrent request of reclaim. `shrink` is dropped without the lock,
+        // because it may be the last reference.
         let shrink = self.0.shrink.lock().take();
         drop(shrink);
     }
 }
 
-/// The registration of an owner. Dropping it waits while reclaim asks the owner.
+/// Registration of an owner. Dropping it waits for a concurrent request of reclaim.
 ///
 /// # Context
 ///
@@ -137,7 +155,7 @@ pub(crate) struct Registration {
     _registered: Deferred<Registered>,
 }
 
-/// A piece of memory that its owner may be able to give back.
+/// A piece of memory that its owner may be able to free.
 ///
 /// # Invariants
 ///
@@ -149,7 +167,7 @@ pub(crate) struct Reclaimable {
 
 // SAFETY: The object may be used by any task; the list has a lock.
 unsafe impl Send for Reclaimable {}
-// SAFETY: As above: adding and removing are done under that lock.
+// SAFETY: Objects are added and removed under the lock of the list.
 unsafe impl Sync for Reclaimable {}
 
 impl Reclaimable {

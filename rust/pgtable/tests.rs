@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tables of some formats against a plain model, in KUnit.
+//! KUnit tests of tables of several formats against a model.
 
 use super::*;
 use crate::{
@@ -118,8 +118,8 @@ impl Random {
 /// Pages of the model's address space, from 0 on: four tables of 512, or more smaller ones.
 const PAGES: usize = 4 * PMD_PAGES;
 
-/// Random updates of a table and of an array; after each, both must agree, and everything that was
-/// taken away must have been flushed.
+/// Random updates of a table and of a model array. After each update both must be equal, and all
+/// removed translations must have been flushed.
 fn agrees_with_model<F: Format>(seed: u64) -> Result {
     agrees_with_model_and::<F>(seed, TableMemory::none(), None)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Device memory without a device.
+//! Tests of device memory without a device.
 
 use super::*;
 use crate::{
@@ -34,7 +34,7 @@ mod suite {
     }
 
     fn order_of(pfn: usize) -> u32 {
-        // SAFETY: A frame of device memory that is mapped.
+        // SAFETY: The frame belongs to a piece of device memory that is added.
         unsafe { bindings::rust_hmm_pfn_order(pfn) }
     }
 
@@ -102,7 +102,7 @@ mod suite {
         );
         // The next page is in use.
         assert_eq!(row(Some(4), 3)?.number(), 6);
-        // A block begins behind the last page: small folios come from the block that is in use.
+        // The last page is at the end of its block: small folios come from the block in use.
         assert_eq!(row(Some(PMD_PAGES - 1), 3)?.number(), 6);
         drop((behind, pages, page, taken));
         assert_eq!(device.used(), 0);
@@ -119,7 +119,7 @@ mod suite {
         );
         let page = device.alloc_at(PIECE_PAGES + 7, 0).ok_or(ENOMEM)?;
         assert_eq!(device.lookup(page.pfn()), Some(PIECE_PAGES + 7));
-        // The one in use stays.
+        // The piece in use is not removed.
         assert_eq!((device.shrink(2), device.total()), (1, PIECE_PAGES));
         assert!(device.pfn(0).is_none() && device.alloc_at(0, 0).is_none());
         assert_eq!(device.used(), 1);

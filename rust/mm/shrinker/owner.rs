@@ -165,14 +165,22 @@ pub(crate) struct Reclaimable {
     owner: ManuallyDrop<Arc<Owner>>,
 }
 
-// SAFETY: The object may be used by any task; the list has a lock.
+// SAFETY: Any task may use the object, because the list has a lock.
 unsafe impl Send for Reclaimable {}
 // SAFETY: Objects are added and removed under the lock of the list.
 unsafe impl Sync for Reclaimable {}
 
 impl Reclaimable {
-    /// A piece of up to [`PAGES`], charged to the cgroup of the current task, that reclaim does not
-    /// find yet. Context: may sleep. `ENOMEM`.
+    /// Creates the object of a piece of up to [`PAGES`] pages, charged to the cgroup of the current
+    /// task. It is not on a list yet.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     #[inline(never)]
     pub(crate) fn new(owner: &Arc<Owner>) -> Result<Self> {
         let owner = owner.clone();
@@ -186,14 +194,14 @@ impl Reclaimable {
         })
     }
 
-    /// Lets reclaim find it, if it does not yet. Context: atomic, but no interrupt.
+    /// Adds the object to the list, if it is not on it. Context: atomic, but not an interrupt.
     #[inline(never)]
     pub(crate) fn add(&self) {
         // SAFETY: The object is valid by the type invariant.
         unsafe { bindings::rust_hmm_reclaimable_add(self.raw.as_ptr()) };
     }
 
-    /// Hides it from reclaim, if it was found. Context: as [`Self::add`].
+    /// Removes the object from the list, if it is on it. Context: as [`Self::add`].
     #[inline(never)]
     pub(crate) fn remove(&self) {
         // SAFETY: The object is valid by the type invariant.
@@ -204,7 +212,7 @@ impl Reclaimable {
 impl Drop for Reclaimable {
     #[inline(never)]
     fn drop(&mut self) {
-        // SAFETY: The object is ours by the type invariant, and not used after this.
+        // SAFETY: `self` owns the object by the type invariant, and does not use it after this.
         unsafe { bindings::rust_hmm_reclaimable_free(self.raw.as_ptr()) };
         // SAFETY: `drop` runs once. The object was freed, so the shrinker cannot take a reference
         // to the owner from it.
@@ -216,17 +224,25 @@ impl Drop for Reclaimable {
 pub(crate) struct Owners(());
 
 impl Owners {
-    /// Registers the shrinker. Context: may sleep. `ENOMEM`.
+    /// Registers the shrinker.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory is available.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     ///
     /// # Safety
     ///
-    /// To be called by the library's `init`, before there is an owner.
+    /// Must be called once, by the library's `init`, before any owner is created.
     pub(crate) unsafe fn new() -> Result<Self> {
         static OPS: bindings::rust_hmm_owner_ops = bindings::rust_hmm_owner_ops {
             get: Some(Owner::get),
             reclaim: Some(Owner::reclaim),
         };
-        // SAFETY: Once, by the function's requirements. The operations are static.
+        // SAFETY: Called once, by the function's requirements. The operations are static.
         to_result(unsafe { bindings::rust_hmm_owners_init(&OPS, PAGES, BATCH) })?;
         Ok(Self(()))
     }
@@ -234,7 +250,8 @@ impl Owners {
 
 impl Drop for Owners {
     fn drop(&mut self) {
-        // SAFETY: Made by `new`. No driver is left that could have a piece of memory.
+        // SAFETY: `new` has registered the shrinker. All drivers were unloaded before the library,
+        // so no object is left.
         unsafe { bindings::rust_hmm_owners_exit() };
     }
 }
@@ -244,7 +261,7 @@ mod tests {
     use super::*;
     use kernel::sync::atomic::{ordering::Relaxed, Atomic};
 
-    /// Has some pages, and counts how often it was asked.
+    /// Owner of some pages that counts the requests.
     struct Giver {
         pages: Atomic<usize>,
         asked: Atomic<usize>,

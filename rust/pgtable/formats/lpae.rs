@@ -15,14 +15,14 @@ use kernel::{page::PAGE_SHIFT, prelude::*};
 /// and inner shareable; device memory is not cacheable. All entries may be accessed without
 /// privilege (AP\[1\]), have the access flag, are not global, and forbid execution.
 ///
-/// The granules of 16 and 64 KiB cannot map pages of 4 KiB, so that they cannot follow a process
-/// whose pages are such.
+/// The granules of 16 and 64 KiB cannot map pages of 4 KiB, so they cannot mirror a process with
+/// pages of 4 KiB.
 ///
-/// With another size too, entries are replaced without break-before-make, which the architecture
-/// permits with FEAT_BBM level 2. For an MMU without it there is
-/// [`BreakBeforeMake`](crate::pgtable::BreakBeforeMake). When a page migrates, the entry gets
-/// another address and perhaps other attributes, read-only until the flush has ended. Until then an
-/// MMU may use the old or the new page; the library frees the old one after that.
+/// Entries are replaced without break-before-make even if their size changes, which the
+/// architecture permits with FEAT_BBM level 2. For an MMU without it use
+/// [`BreakBeforeMake`](crate::pgtable::BreakBeforeMake). When a page migrates, its entry gets
+/// another address and possibly other attributes, and is read-only until the flush has completed.
+/// Until then an MMU may use the old or the new page; the library frees the old page afterwards.
 pub enum Lpae {}
 
 impl Lpae {
@@ -100,7 +100,7 @@ impl Format for Lpae {
 mod tests {
     use super::*;
 
-    /// Each word is composed from the manual's positions by hand.
+    /// The expected words are composed by hand from the bit positions of the manual.
     #[test]
     fn each_bit_is_where_the_manual_has_it() {
         assert_eq!(Lpae::table(1, 0x1234_5000), 0x1234_5003);

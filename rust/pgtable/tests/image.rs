@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Images, as walkers read them that know only the format and the address of the root. They are
-//! written after the manuals and share nothing with the encoders.
+//! Tests of images with independent walkers, which use only the format and the address of the root.
+//! The walkers are written from the manuals and share no code with the encoders.
 
 use super::*;
 use crate::{
@@ -15,22 +15,22 @@ use kernel::sync::{
     Arc, //
 };
 
-/// A translation that a walker finds.
+/// A translation, the result of a walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Found {
     /// Address of the page.
     address: u64,
     writable: bool,
-    /// Whether it is in the memory of the device.
+    /// Whether the page is in the memory of the device.
     device: bool,
-    /// Log2 of the pages that a TLB may keep as one.
+    /// Log2 of the number of pages that a TLB may hold in one entry.
     order: u32,
 }
 
-/// Reads tables by their addresses.
+/// Reads tables, given by their device addresses.
 pub(super) struct Walker<'t, F: Format> {
     table: &'t Table<F>,
-    /// Address and index of a table of each level that was found last.
+    /// Address and index of the most recently found table of each level.
     memo: [Cell<(u64, u32)>; 5],
 }
 
@@ -46,7 +46,11 @@ impl<'t, F: Format<Word = u64>> Walker<'t, F> {
         self.table.reader().root_address().ok_or(ENODEV)
     }
 
-    /// Reads a word of the table at `address`. `EFAULT` if there is no table at that address.
+    /// Reads a word of the table at `address`.
+    ///
+    /// # Errors
+    ///
+    /// - `EFAULT`: there is no table at that address.
     fn read(&self, level: u32, address: u64, slot: usize) -> Result<u64> {
         let memo = self.memo.get(level as usize).ok_or(EINVAL)?;
         let pool = &self.table.pool;
@@ -61,8 +65,8 @@ impl<'t, F: Format<Word = u64>> Walker<'t, F> {
         Ok(unit.read_u64(slot))
     }
 
-    /// Checks that all words of the run of `1 << order` entries around `slot` say that they belong
-    /// to it.
+    /// Checks that all words of the run of `1 << order` entries around `slot` are marked as
+    /// members of the run.
     fn check_run(&self, level: u32, address: u64, slot: usize, order: u32) -> Result {
         let first = slot & !((1 << order) - 1);
         let expected = self.read(level, address, first)?;
@@ -79,8 +83,11 @@ impl<'t, F: Format<Word = u64>> Walker<'t, F> {
 
 /// A format with a walker of its own.
 pub(super) trait Walked: Format<Word = u64> {
-    /// Follows the table to `addr`, as the hardware does. `EIO` if an entry is none that the
-    /// hardware permits.
+    /// Walks the table for `addr` as the hardware does.
+    ///
+    /// # Errors
+    ///
+    /// - `EIO`: an entry is not valid for the hardware.
     fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>>;
 }
 
@@ -155,7 +162,7 @@ impl Walked for Gfx9 {
                 continue;
             }
             let fragment = (word >> 7 & 0x1f) as u32;
-            // Only PDB0 may have PTEs; there all of the entry is one.
+            // Only PDB0 may have PTEs; such an entry is a single PTE.
             if level < 2 || word >> 5 & 1 == 0 || (level == 2 && fragment != 9) {
                 return Err(EIO);
             }
@@ -174,7 +181,7 @@ impl Walked for Gfx9 {
 }
 
 impl<const LEVELS: u32> Walked for Radix<LEVELS> {
-    /// As a page table of x86-64 with so many levels.
+    /// A page table of x86-64 with this number of levels.
     fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
         let mut at = walker.root()?;
         for level in (0..LEVELS).rev() {
@@ -198,7 +205,7 @@ impl<const LEVELS: u32> Walked for Radix<LEVELS> {
     }
 }
 
-/// Where pages of device memory are.
+/// Address of the device's own memory for the walker.
 const DEVICE_PAGES: u64 = 1 << 40;
 
 pub(super) fn memory() -> TableMemory {
@@ -211,7 +218,7 @@ struct Notes {
     written: Atomic<usize>,
     /// Number of calls of `written` before the last `settle`.
     settled: Atomic<usize>,
-    /// All were callbacks.
+    /// Whether all calls were marked as driver callbacks.
     within: AtomicFlag,
 }
 
@@ -244,7 +251,7 @@ impl Flusher for Started<'_> {
     fn wait(&self, (): ()) {}
 }
 
-/// Whether `found` is the translation for `entry`. The size is not compared.
+/// Returns whether `found` is the translation of `entry`. The size is not compared.
 fn agrees(entry: Entry, found: Option<Found>) -> bool {
     let Some(found) = found else {
         return !entry.is_valid();
@@ -256,7 +263,7 @@ fn agrees(entry: Entry, found: Option<Found>) -> bool {
         && found.device == entry.is_device()
 }
 
-/// Whether a walker finds each entry of the model.
+/// Returns whether a walker finds each entry of the model.
 pub(super) fn image_agrees<F: Walked>(table: &Table<F>, model: &[Entry]) -> bool {
     let walker = Walker::new(table);
     model.iter().enumerate().all(|(index, entry)| {
@@ -285,26 +292,27 @@ macro_rules! expect_eq {
     };
 }
 
-/// Runs of 64 KiB of a table are there as long as their pages belong together.
+/// An aligned group of 64 KiB is mapped as a run exactly while its pages are consecutive and have
+/// the same rights.
 fn runs<F: Walked>() -> Result {
     let mut table = Table::<F>::with(None, memory())?;
     let at = 0x7f00_0010_0000;
     let run = PageRange::from_pages(at, 16)?;
     let last = PageRange::from_pages(at + 15 * PAGE_SIZE, 1)?;
-    // As long as one is missing each stands for itself. The last one makes the run, and a TLB has
-    // to forget the small ones.
+    // While one page is missing, the entries are small. The last page completes the run, and the
+    // TLB entries of the small pages must be flushed.
     fill(&mut table, PageRange::from_pages(at, 15)?, 64, true)?;
     expect_eq!(order(&table, at), Some(0));
     expect_eq!(fill(&mut table, last, 79, true)?, Some(run));
     for index in 0..16 {
         expect_eq!(order(&table, run.address(index)), Some(4));
     }
-    // Nothing was there: nothing to flush.
+    // The entry was empty, so that no flush is needed.
     let next = PageRange::from_pages(at + 16 * PAGE_SIZE, 48)?;
     expect_eq!(fill(&mut table, next, 128, true)?, None);
     expect_eq!(order(&table, next.start()), Some(4));
     expect_eq!(order(&table, next.address(47)), Some(4));
-    // Other rights, then the same again.
+    // Change the rights of a page, and change them back.
     let mut batch = table.batch();
     table.for_each(last, &mut batch, |_, entry| {
         *entry = entry.write_protected()
@@ -317,7 +325,7 @@ fn runs<F: Walked>() -> Result {
     expect_eq!(clear(&mut table, last), (1, Some(run)));
     expect_eq!(order(&table, at), Some(0));
     expect_eq!(order(&table, last.start()), None);
-    // In a row, and not aligned; aligned, and not in a row.
+    // Consecutive but not aligned; then aligned but not consecutive.
     fill(&mut table, run, 65, true)?;
     expect_eq!(order(&table, at), Some(0));
     fill(&mut table, run, 64, true)?;
@@ -334,14 +342,14 @@ fn splits<F: Walked>() -> Result {
     let page = PageRange::from_pages(whole.address(100), 1)?;
     fill(&mut table, whole, 1024, true)?;
     expect_eq!(order(&table, whole.start()), Some(9));
-    // A TLB may have all of it as one.
+    // A TLB may hold the whole leaf in one entry.
     expect_eq!(clear(&mut table, page), (1, Some(whole)));
     expect_eq!(order(&table, page.start()), None);
     expect_eq!(order(&table, whole.address(99)), Some(0));
     expect_eq!(order(&table, whole.address(112)), Some(4));
     expect_eq!(fill(&mut table, whole, 1024, true)?, Some(whole));
     expect_eq!(order(&table, whole.address(99)), Some(9));
-    // The table that it had is used again, and is empty then.
+    // The freed table page is reused, and must be empty.
     for index in 0..64 {
         let other = PageRange::from_pages((2 + index) * PMD_SIZE + 5 * PAGE_SIZE, 1)?;
         fill(&mut table, other, 7, false)?;
@@ -354,7 +362,7 @@ fn splits<F: Walked>() -> Result {
     Ok(())
 }
 
-/// The first and the last page of addresses of `bits` bits.
+/// Returns the first and the last page of an address space of `bits` bits.
 fn ends_are_walked<F: Walked>(bits: u32) -> Result {
     let mut table = Table::<F>::with(None, memory())?;
     let top = PageRange::from_pages((1 << bits) - PAGE_SIZE, 1)?;
@@ -408,7 +416,7 @@ mod tests {
         let page = PageRange::from_pages(0x1000, 1)?;
         let mut table = Table::<Lpae>::with(None, memory())?;
         assert_eq!(fill(&mut table, page, 1 << 36, true), Err(EINVAL));
-        // With the address at which device memory begins it is too large.
+        // The address is too large after the address of device memory is added.
         let high = TableMemory::plain().with_device_pages_at(1 << 48);
         let mut table = Table::<Lpae>::with(None, high)?;
         let mut spares = table.reader().spares();

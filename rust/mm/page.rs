@@ -219,7 +219,8 @@ pub struct LockedFolio {
 pub enum Effort {
     /// Reclaim memory and retry: the caller cannot continue without the folio.
     Must,
-    /// Try once, without expensive reclaim.
+    /// Do not retry after light reclaim (`__GFP_NORETRY`). The caller can continue without the
+    /// folio.
     Try,
 }
 

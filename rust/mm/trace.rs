@@ -64,8 +64,8 @@ impl Who {
         }
     }
 
-    /// Emits the tracepoint of `event`. [`evict`] traces evictions, for the whole device. The begin
-    /// of a device fault has no tracepoint.
+    /// Emits the tracepoint of `event`. Evictions are traced per device, by [`evict`]. The begin of
+    /// a device fault has no tracepoint.
     #[inline(always)]
     pub(crate) fn trace(&self, event: &Event) {
         match *event {

@@ -220,13 +220,13 @@ impl<F: Format> Publisher<'_, F> {
     }
 
     /// Writes the changed entries, and those of runs that they complete or break.
-    fn publish(&self, batch: &mut FlushBatch<F>) {
-        if F::break_before_make() {
-            return self.publish_by_size(batch);
-        }
+    pub(super) fn publish(&self, batch: &mut FlushBatch<F>) {
         let largest = run_below::<F>(self.level, F::BITS);
         if largest == 0 {
-            return self.write(self.changed.clone(), 0);
+            return match F::break_before_make() {
+                true => self.write_sized(self.changed.clone(), 0, batch),
+                false => self.write(self.changed.clone(), 0),
+            };
         }
         let size = 1usize << largest;
         let first = self.changed.start & !(size - 1);
@@ -253,6 +253,9 @@ impl<F: Format> Publisher<'_, F> {
 
     /// Writes entries that are a run of `1 << run`, or with 0 none.
     fn write_group(&self, slots: Range<usize>, run: u32, batch: &mut FlushBatch<F>) {
+        if F::break_before_make() {
+            return self.write_sized(slots, run, batch);
+        }
         let smallest = smallest_run::<F>();
         let size = 1usize << smallest;
         for start in slots.step_by(size) {

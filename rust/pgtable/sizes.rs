@@ -6,9 +6,9 @@
 //! The entry is empty until a flush has ended:
 //!
 //! 1. The change of the tree empties the entry in the image. The flush of the change covers it.
-//! 2. The device faults. The fault handler, or the switch of a migration right after its own change,
-//!    finds the entry *unwritten* and starts a second flush: that of step 1 may be under way in
-//!    another task.
+//! 2. The device faults. The fault handler, or the switch of a migration right after its own
+//!    change, finds the entry *unwritten* and starts a second flush: that of step 1 may be under
+//!    way in another task.
 //! 3. After the second flush the current entry of the tree is written.
 //!
 //! A removed entry keeps its size until such a flush, because another one may be installed before
@@ -75,8 +75,8 @@ struct Past(u64);
 impl Past {
     /// No TLB caches an entry.
     const NONE: Self = Self(0);
-    /// Bits of a size: 0 is none, [`Self::TABLE`] that of a table, and each other one more than log2
-    /// of the pages of a leaf.
+    /// Bits of a size: 0 is none, [`Self::TABLE`] that of a table, and each other one more than
+    /// log2 of the pages of a leaf.
     const SIZE: u64 = 0x7f;
     const TABLE: u64 = 0x7f;
     /// Bit: the image has the entry.
@@ -149,8 +149,8 @@ impl Clock {
         self.0.load(Relaxed)
     }
 
-    /// Returns the time of a flush that is about to start. Entries that are emptied from now on have
-    /// a later time.
+    /// Returns the time of a flush that is about to start. Entries that are emptied from now on
+    /// have a later time.
     fn tick(&self) -> u64 {
         let now = self.now();
         // OVERFLOW: Not in 56 bits.
@@ -160,31 +160,17 @@ impl Clock {
 }
 
 impl<F: Format> Publisher<'_, F> {
-    /// Writes the changed entries that may be written now, and empties those that may not.
-    pub(super) fn publish_by_size(&self, batch: &mut FlushBatch<F>) {
-        let largest = run_below::<F>(self.level, F::BITS);
-        let size = 1usize << largest;
-        let first = self.changed.start & !(size - 1);
-        for start in (first..self.changed.end).step_by(size) {
-            self.divide(start, largest, batch);
-        }
-    }
-
-    /// As [`Self::publish_by_size`], of `1 << run` entries from `start` on, which may be one run.
-    fn divide(&self, start: usize, run: u32, batch: &mut FlushBatch<F>) {
+    /// Writes `slots`, which are a run of `1 << run` entries, or with 0 none. Empties those that may
+    /// not be written now.
+    pub(super) fn write_sized(&self, slots: Range<usize>, run: u32, batch: &mut FlushBatch<F>) {
         let size = 1usize << run;
-        let cells = self.page.cells(start).get(..size).unwrap_or_default();
-        if run == 0 || tree::is_run(cells, F::BITS * self.level) {
-            return self.write_sized(start..start + size, run, batch);
-        }
-        let smaller = run_below::<F>(self.level, run);
-        for start in (start..start + size).step_by(1 << smaller) {
-            self.divide(start, smaller, batch);
+        for start in slots.step_by(size) {
+            self.write_one(start..start + size, run, batch);
         }
     }
 
-    /// As [`Self::publish_by_size`], of `slots`, which are one leaf, one table, or one empty entry.
-    fn write_sized(&self, slots: Range<usize>, run: u32, batch: &mut FlushBatch<F>) {
+    /// As [`Self::write_sized`], of one leaf, one table, or one empty entry.
+    fn write_one(&self, slots: Range<usize>, run: u32, batch: &mut FlushBatch<F>) {
         let new = match tree::decode(self.page.load(slots.start)) {
             Slot::Empty => None,
             Slot::Leaf(_) => Some(u64::from(F::BITS * self.level + run) + 1),
@@ -299,7 +285,7 @@ impl<F: Format> Table<F> {
                     place.set(place.get().flushed(time));
                 }
                 image.changed = from..end;
-                image.publish_by_size(batch);
+                image.publish(batch);
             },
         );
     }

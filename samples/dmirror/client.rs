@@ -249,8 +249,8 @@ impl Client {
         Ok(())
     }
 
-    /// Ends all queues, stops all commands and waits for them. No more can be submitted. If no other
-    /// file is open, the process's pages migrate back from the device.
+    /// Ends all queues, stops all commands and waits for them. No more can be submitted. If no
+    /// other file is open, the process's pages migrate back from the device.
     pub(crate) fn close(&self) {
         self.queues.close();
         let list = core::mem::take(&mut self.commands.lock().list);

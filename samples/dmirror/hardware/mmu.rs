@@ -2,7 +2,8 @@
 
 //! The MMU of an engine: an access by the TLB or a walk of the page table; or a fault.
 //!
-//! It never waits. An entry that is not present at the time of the walk is a fault, which is counted.
+//! It never waits. An entry that is not present at the time of the walk is a fault, which is
+//! counted.
 
 use super::{
     bus::{Access, Action, Answer, Lane},

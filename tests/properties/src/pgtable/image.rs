@@ -35,7 +35,8 @@ impl<F: Decode> Device<F> {
         panic!("a table at the last level");
     }
 
-    /// Translation of `page` that a TLB caches after a walk to `other`, if both are in the same leaf.
+    /// Translation of `page` that a TLB caches after a walk to `other`, if both are in the same
+    /// leaf.
     fn cached(&self, other: usize, page: usize) -> Option<Leaf> {
         let leaf = self.walk(other)?;
         let together = other >> leaf.order == page >> leaf.order;

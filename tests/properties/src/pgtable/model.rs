@@ -75,8 +75,8 @@ impl<F: Format> Model<F> {
         }
     }
 
-    /// Whether pages from `first` on, which are mapped together, can have addresses for `new` and the
-    /// entries that follow it.
+    /// Whether pages from `first` on, which are mapped together, can have addresses for `new` and
+    /// the entries that follow it.
     pub(super) fn can_map(&self, first: usize, count: usize, new: Entry) -> bool {
         (0..count).all(|index| match self.mapped.get(&(first + index)) {
             None => true,

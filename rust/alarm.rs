@@ -8,7 +8,7 @@
 //! `/sys/kernel/debug/rust_hmm/alarms` has the counts, which are exact although the log is
 //! rate-limited.
 
-use crate::{limit::Limit, names::named};
+use crate::kernel::{limit::Limit, names::named};
 use kernel::{
     debugfs::Writer,
     fmt,

@@ -7,7 +7,11 @@
 //! answers, so that both ends of a connection agree.
 
 use crate::{
-    events::{Event, Trigger},
+    debug::{
+        events::{Event, Trigger},
+        stats::Counter,
+    },
+    kernel::reentry,
     memory::{Copies, Memory, MemoryOps},
     migrate::Outcome,
     mirror::{Announced, Device, Mirror, Present, Switched, Tries},
@@ -20,8 +24,6 @@ use crate::{
     },
     pgtable::Spares,
     space::{Destination, Identity, Joined, Readers, Request},
-    stats::Counter,
-    within,
 };
 use kernel::{mm::virt::flags, prelude::*};
 
@@ -115,7 +117,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// As [`Migrate::to_device`](crate::migrate::Migrate::to_device).
     pub fn pull(&self, range: PageRange, source: &Self) -> Result<Outcome> {
-        within::may_wait()?;
+        reentry::may_wait()?;
         if self.space_name() != source.space_name() {
             return Err(EINVAL);
         }
@@ -419,7 +421,7 @@ impl<M: MemoryOps> Memory<M> {
         }
         // Cached at both ends, so that each returns the result without a query of the other.
         let ask = || {
-            let _within = within::Within::enter();
+            let _within = reentry::Within::enter();
             let there = self.driver().connection(other.driver(), other.kind());
             let back = other.driver().connection(self.driver(), self.kind());
             // Only pages that the CPU can address, and those of memories of the same owner, can be

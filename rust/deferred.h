@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Objects that are dropped by a worker: the C side of rust/deferred.rs. */
+/* Objects that are dropped by a worker: the C side of rust/kernel/deferred.rs. */
 #ifndef _RUST_HMM_DEFERRED_H
 #define _RUST_HMM_DEFERRED_H
 
@@ -7,7 +7,7 @@
 
 /*
  * A member of an object that a worker drops, or for which it runs deferred work. In
- * rust/deferred.rs it is the first member.
+ * rust/kernel/deferred.rs it is the first member.
  */
 struct rust_hmm_deferred {
 	struct work_struct work;

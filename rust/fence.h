@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Fences: the C side of rust/mm/fence.rs, rust/mm/dma_fence.rs and rust/mm/sync_file.rs. */
+/* Fences: the C side of rust/kernel/fence.rs, rust/kernel/dma_fence.rs and rust/kernel/sync_file.rs. */
 #ifndef _RUST_HMM_FENCE_H
 #define _RUST_HMM_FENCE_H
 

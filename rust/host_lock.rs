@@ -8,19 +8,31 @@
 //! unlock; the last unlock unpins the range. See `Documentation/host-lock.rst`.
 
 use crate::{
-    deferred::{
-        Deferred,
-        DropWaits, //
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes,
+        reentry, //
     },
-    locks,
-    mirror::{Device, Mirror},
+    mirror::{
+        Device,
+        Mirror, //
+    },
     mm::{
         addr::PageRange,
-        dma::{DmaAddress, DmaDevice, DmaMapping},
+        dma::{
+            DmaAddress,
+            DmaDevice,
+            DmaMapping, //
+        },
         page::CpuPagesMut,
-        pin::{Accounted, PinnedPages},
-    },
-    within,
+        pin::{
+            Accounted,
+            PinnedPages, //
+        }, //
+    }, //
 };
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
@@ -102,8 +114,8 @@ impl DropWaits for Pins {}
 
 impl Pins {
     fn new(pages: PinnedPages, accounted: Accounted) -> impl PinInit<Self, Error> {
-        let (name, key) = locks::dma_mappings();
-        let (users_name, users_key) = locks::lock_users();
+        let (name, key) = lock_classes::dma_mappings();
+        let (users_name, users_key) = lock_classes::lock_users();
         try_pin_init!(Self {
             mappings <- Mutex::new(KVec::new(), name, key),
             pages,
@@ -201,7 +213,7 @@ pub(crate) struct HostLocks {
 
 impl HostLocks {
     pub(crate) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::host_locks();
+        let (name, key) = lock_classes::host_locks();
         pin_init!(Self {
             ranges <- Mutex::new(RBTree::new(), name, key),
             pages <- XArray::new(AllocKind::Alloc),
@@ -261,7 +273,7 @@ impl<D: Device> Mirror<D> {
         agents: &[Arc<DmaDevice>],
         grain: Grain,
     ) -> Result<Locked, Refused> {
-        within::may_wait()?;
+        reentry::may_wait()?;
         if agents.is_empty() {
             return Err(EINVAL.into());
         }
@@ -318,7 +330,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// May sleep; no lock may be held.
     pub fn unlock(&self, device_address: usize) -> Result {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let locks = self.host_locks();
         let mut ranges = locks.ranges.lock();
         let region = self.locked(device_address).ok_or(ENOENT)?;

@@ -11,8 +11,11 @@
 //! Fault injection is always compiled in, so that tests run with the modules that are shipped. If
 //! no point is set, a use costs a load of a variable that is not modified, and a branch.
 
-use crate::{
-    debugfs::{Contents, File},
+use crate::kernel::{
+    debugfs::{
+        Contents,
+        File, //
+    },
     names::named, //
 };
 use core::str::FromStr;

@@ -8,17 +8,36 @@
 //! `Documentation/managed.rst`.
 
 use crate::{
-    attributes::{Attributes, Location},
-    migrate::Outcome,
-    mirror::{Device, Mirror},
-    mm::{
-        addr::{PageRange, PMD_SIZE},
-        anon,
-        fence::Fence, //
+    attributes::{
+        Attributes,
+        Location, //
     },
-    node::{FileOps, OpenFile},
-    queue::{HasMirror, Queue, Report, Stop},
-    within,
+    kernel::{
+        fence::Fence,
+        miscdevice::{
+            FileOps,
+            OpenFile, //
+        },
+        reentry, //
+    },
+    migrate::Outcome,
+    mirror::{
+        Device,
+        Mirror, //
+    },
+    mm::{
+        addr::{
+            PageRange,
+            PMD_SIZE, //
+        },
+        anon, //
+    },
+    queue::{
+        HasMirror,
+        Queue,
+        Report,
+        Stop, //
+    }, //
 };
 use kernel::{
     mm::virt::VmaNew,
@@ -199,7 +218,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// May sleep; no lock may be held.
     pub fn release(&self, memory: &Allocation) -> Result {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let space = self.space()?;
         anon::unmap_if(space.mm(), memory.range, |start, offset| {
             memory.holds(start, offset)

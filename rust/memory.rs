@@ -3,23 +3,39 @@
 //! Device memory: allocation, CPU faults, eviction.
 
 use crate::{
-    deferred::{
-        Deferred,
-        DropWaits, //
+    debug::{
+        registry::{
+            self,
+            Seat, //
+        },
+        stats::Stats,
+        trace, //
     },
-    locks,
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes, //
+    },
     mirror::Peer,
     mm::{
         addr::PMD_PAGES,
-        device_pages::{DevicePages, DeviceRange, Kind, Owner, MAX_PAGES},
+        device_pages::{
+            DevicePages,
+            DeviceRange,
+            Kind,
+            Owner, //
+            MAX_PAGES,
+        },
         mask::Mask,
-        migrate::{Isolated, Origin},
-        notifier::Cookie,
-        trace,
+        migrate::{
+            Isolated,
+            Origin, //
+        },
+        notifier::Cookie, //
     },
-    policy::window::Windows,
-    stats::Stats,
-    watch::{self, Seat},
+    policy::window::Windows, //
 };
 use kernel::{
     prelude::*,
@@ -106,7 +122,7 @@ impl<M: MemoryOps> Parts<M> {
         let pages = Self::pages(owner, driver, kind, max_pages)?;
         Ok(Self {
             worker: SetOnce::new(),
-            _seat: Seat::new(watch::Kind::Device, pages.data().id, 0, pages.clone())?,
+            _seat: Seat::new(registry::Kind::Device, pages.data().id, 0, pages.clone())?,
             pages,
         })
     }
@@ -136,7 +152,7 @@ impl<M: MemoryOps> Parts<M> {
             evicting: Atomic::new(0),
             arrivals: KBox::pin_init(Arrivals::new(), GFP_KERNEL)?,
             departures: KBox::pin_init(
-                Steps::new(locks::departures(), locks::departures_idle()),
+                Steps::new(lock_classes::departures(), lock_classes::departures_idle()),
                 GFP_KERNEL,
             )?,
             lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
@@ -380,7 +396,10 @@ impl<M: MemoryOps> Memory<M> {
     /// Requests that the huge page that begins at device page `number` is split, as a CPU fault
     /// does.
     #[cfg(CONFIG_KUNIT = "y")]
-    pub(crate) fn split_later(&self, number: usize) -> Result<Arc<crate::mm::bell::Bell>> {
+    pub(crate) fn split_later(
+        &self,
+        number: usize,
+    ) -> Result<Arc<crate::kernel::completion::Bell>> {
         self.pages().data().splits.begin(number, true)
     }
 

@@ -13,12 +13,14 @@
 //! 5. Finalize: remove the migration entries, so that CPU faults on these pages continue.
 
 use crate::{
-    events::{Event, Trigger},
+    debug::{
+        events::{Event, Trigger},
+        stats::Counter,
+    },
+    kernel::reentry,
     mirror::{Device, Mirror},
     mm::addr::PageRange,
     queue::Stop,
-    stats::Counter,
-    within,
 };
 use kernel::prelude::*;
 use step::Step;
@@ -149,7 +151,7 @@ impl<'m, D: Device> Migrate<'m, D> {
     fn run(self, target: Target) -> Result<Outcome> {
         // Before the first event: `Device::event` may be the caller, and would be called
         // recursively.
-        within::may_wait()?;
+        reentry::may_wait()?;
         let inner = self.mirror.inner();
         let (to_device, trigger) = (target == Target::Device, self.trigger);
         inner.tell(&Event::MigrateBegin {

@@ -11,27 +11,52 @@
 //! - Reclaim removes cold entries to free their table pages (`cold`).
 
 use crate::{
-    deferred::{
-        Deferred,
-        DropWaits, //
+    debug::{
+        events::Event as Told,
+        registry::{
+            Kind,
+            Seat, //
+        },
+        stats::Stats, //
     },
-    events::Event as Told,
     host_lock::HostLocks,
-    memory::{Memory, MemoryOps, Registration},
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        reentry,
+        shrinker::owner::{
+            self,
+            Owner, //
+        }, //
+    },
+    memory::{
+        Memory,
+        MemoryOps,
+        Registration, //
+    },
     mm::{
         addr::PageRange,
-        dma::{DmaDevice, Windows},
+        dma::{
+            DmaDevice,
+            Windows, //
+        },
         notifier::Cookie,
         range_fault::AddressSpace,
-        shrinker::owner::{self, Owner},
-        table_memory::TableMemory,
+        table_memory::TableMemory, //
     },
-    pgtable::{Entry, Format, Spares, Table},
+    pgtable::{
+        Entry,
+        Format,
+        Spares,
+        Table, //
+    },
     policy::Immovable,
-    space::{Handle, Membership},
-    stats::Stats,
-    watch::{Kind, Seat},
-    within, //
+    space::{
+        Handle,
+        Membership, //
+    }, //
 };
 use kernel::{
     mm::MmWithUser,
@@ -165,7 +190,7 @@ pub trait Device: Send + Sync + Sized + 'static {
     }
 
     /// Reports an event of the memory that mirror number `mirror` of this device maps, see
-    /// [`crate::events`].
+    /// [`crate::debug::events`].
     ///
     /// # Context
     ///
@@ -304,7 +329,7 @@ impl<D: Device> Mirror<D> {
         name: &'static CStr,
         key: Pin<&'static LockClassKey>,
     ) -> Result<Self> {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let make = || Parts::new(mm, device, name, key);
         Deferred::new(make, GFP_KERNEL_ACCOUNT).map(Self)
     }
@@ -378,7 +403,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// May sleep. Takes the table lock.
     pub fn discard(&self, range: PageRange) -> Result {
-        within::may_wait()?;
+        reentry::may_wait()?;
         remove(self.inner(), range);
         Ok(())
     }

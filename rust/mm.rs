@@ -13,58 +13,37 @@
 //! - [`user`] has copies to and from memory of the current process, without page faults.
 //! - [`device_pages`] has `ZONE_DEVICE` memory and its CPU faults.
 //! - [`migrate`] has `migrate_vma_*`, in the states isolated and migrated.
-//! - [`shrinker`] has shrinkers.
 //! - [`exclusive`] has `make_device_exclusive`.
-//! - [`fence`] has fences of operations that may fault.
-//! - [`fence_watch`] has the report of such fences by `poll`.
-//! - [`bell`] has completions.
-//! - [`dma_fence`] has `dma_fence`, [`sync_file`] has sync files.
 //! - [`flush`] has the proof that the TLB of a device was flushed.
 //! - `mask` has sets of pages of a 2 MiB block.
 //! - [`table_memory`] has memory of page tables that a device walks.
 //! - `bar_tables` has page tables in the memory of the device, behind a BAR.
-//! - `task_work` has the sleep of a task before it returns to user mode.
 //! - [`pin`] has `pin_user_pages`, [`dma`] has DMA addresses.
 //! - `pci` has BARs and peer-to-peer mappings of PCI devices, and interrupts.
 //! - `anon` has anonymous memory that is mapped from a device file.
-//! - `trace` has the tracepoints.
-//! - `once_box` has pointers that are set once.
-//! - `word` has inlined atomic accesses.
 
 pub mod addr;
 pub(crate) mod anon;
 #[cfg(CONFIG_PCI)]
 pub mod bar_tables;
-pub mod bell;
+mod compat;
 pub(crate) mod device_alloc;
 pub mod device_pages;
 pub mod dma;
-pub mod dma_fence;
 pub mod exclusive;
-pub mod fence;
-pub mod fence_watch;
 pub mod flush;
 pub(crate) mod mask;
 pub mod migrate;
 pub mod notifier;
-pub(crate) mod once_box;
 pub mod page;
 #[cfg(CONFIG_PCI)]
 pub mod pci;
 pub mod pin;
 pub mod range_fault;
 pub mod range_map;
-pub(crate) mod rcu_map;
-pub(crate) mod rcu_slot;
 pub(crate) mod registration;
-pub mod shrinker;
 pub mod space;
-pub mod sync_file;
 pub mod table_memory;
-pub(crate) mod task_work;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
-pub(crate) mod trace;
 pub mod user;
-pub(crate) mod word;
-pub(crate) mod zeroed;

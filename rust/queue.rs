@@ -12,17 +12,24 @@
 //! with the first error since the previous `record`; errors are cleared after that.
 
 use crate::{
-    deferred::{
-        Deferred,
-        DropWaits, //
+    kernel::{
+        completion::{
+            let_others_run, //
+            Bell,
+        },
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        fence::{
+            cancelled,
+            Fence,
+            Pending, //
+        },
+        kthread::Thread,
+        lock_classes, //
     },
-    locks,
-    mm::{
-        bell::{let_others_run, Bell},
-        fence::{cancelled, Fence, Pending},
-        notifier::Cookie,
-    },
-    thread::Thread,
+    mm::notifier::Cookie, //
 };
 use kernel::{
     prelude::*,
@@ -261,7 +268,7 @@ impl Queue {
     ///
     /// May sleep.
     pub fn new(kind: Cookie, depth: usize) -> Result<Self> {
-        let (name, key) = locks::queue();
+        let (name, key) = lock_classes::queue();
         let ring = Ring::new(depth)?;
         let stop = Stop::new()?;
         let shared = Arc::pin_init(

@@ -16,18 +16,14 @@
 //! - [`managed`]: allocations that CPU and devices share and that migrate on demand.
 //! - [`host_lock`]: system memory of a process that is pinned for devices.
 //! - [`queue`]: asynchronous operations, with fences.
-//! - [`mm`]: safe types over the kernel's C interfaces, on which all other modules are built.
-//! - [`node`]: the character device through which a process uses a driver.
-//! - [`thread`]: a kernel thread, as the engine of a software device.
-//! - [`events`]: events that tracepoints and drivers get.
+//! - [`mm`]: safe types over the kernel's interfaces of memory management.
+//! - [`mod@kernel`]: safe types over other interfaces, among them the character device through which
+//!   a process uses a driver, and kernel threads.
+//! - [`debug`]: tracepoints and the events that drivers get, counters, and files in debugfs.
 //! - [`mod@alarm`]: reports of broken rules.
-//! - `capi`: the same interface for drivers in C, declared in `include/rust_hmm.h`.
 //! - [`inject`]: fault injection.
-//! - [`phases`]: time that each phase of an operation takes.
+//! - `capi`: the same interface for drivers in C, declared in `include/rust_hmm.h`.
 //! - `space`: the state of an address space that its mirrors share.
-//! - `overhead`: memory that page tables use, and pages mapped for DMA.
-//! - `watch`: the lists of open mirrors and devices.
-//! - `deferred`: objects that a worker drops because their owner could not wait.
 //!
 //! # Lock order
 //!
@@ -76,42 +72,33 @@
 pub mod alarm;
 pub mod attributes;
 pub mod connection;
-pub mod events;
+pub mod debug;
 pub mod host_lock;
 pub mod inject;
+pub mod kernel;
 pub mod managed;
 pub mod memory;
 pub mod migrate;
 pub mod mirror;
 pub mod mm;
-pub mod node;
 pub mod pgtable;
-pub mod phases;
 pub mod policy;
 pub mod queue;
-pub mod stats;
-pub mod thread;
 
 mod bindings;
 mod capi;
-mod compat;
-mod debugfs;
-mod deferred;
-mod limit;
-mod locks;
-mod names;
-mod overhead;
 mod space;
-mod watch;
-mod within;
 
-use debugfs::{Contents, Directory, File};
-use deferred::Workers;
-use kernel::prelude::*;
-use mm::{
-    shrinker::owner::Owners,
-    task_work::TaskWorks, //
+use self::{
+    debug::{footprint, registry, timing},
+    kernel::{
+        debugfs::{Contents, Directory, File},
+        deferred::Workers,
+        shrinker::owner::Owners,
+        task_work::TaskWorks, //
+    },
 };
+use ::kernel::prelude::*;
 
 module! {
     type: RustHmm,
@@ -123,17 +110,17 @@ module! {
 
 /// Returns the files of the debugfs directory: reports, and controls of fault injection.
 fn files() -> Result<KVec<File>> {
-    static MIRRORS: watch::Report = watch::Report(watch::Kind::Mirror);
-    static DEVICES: watch::Report = watch::Report(watch::Kind::Device);
+    static MIRRORS: registry::Report = registry::Report(registry::Kind::Mirror);
+    static DEVICES: registry::Report = registry::Report(registry::Kind::Device);
     let reports = [
-        (c"phases", Contents::Text(&phases::Report)),
+        (c"phases", Contents::Text(&timing::Report)),
         (c"overlaps", Contents::Text(&migrate::Report)),
-        (c"tables", Contents::Text(&overhead::Report)),
-        (c"dma", Contents::Text(&overhead::Dma)),
+        (c"tables", Contents::Text(&footprint::Report)),
+        (c"dma", Contents::Text(&footprint::Dma)),
         (c"alarms", Contents::Text(&alarm::Report)),
         (c"mirrors", Contents::Text(&MIRRORS)),
         (c"devices", Contents::Text(&DEVICES)),
-        (c"map", Contents::Binary(&watch::Map)),
+        (c"map", Contents::Binary(&registry::Map)),
     ];
     let reports = reports.map(|(name, contents)| File {
         below: None,
@@ -159,14 +146,14 @@ struct RustHmm {
 
 impl Drop for RustHmm {
     fn drop(&mut self) {
-        watch::exit();
+        registry::exit();
     }
 }
 
-impl kernel::Module for RustHmm {
+impl ::kernel::Module for RustHmm {
     fn init(module: &'static ThisModule) -> Result<Self> {
         // SAFETY: `init` is called once, when the module is loaded.
-        unsafe { watch::init() };
+        unsafe { registry::init() };
         // SAFETY: `init` is called once, and no mirror exists yet.
         unsafe { space::init() };
         // SAFETY: `init` is called once, and no page table exists yet.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* One shrinker for many owners: the C side of rust/mm/shrinker/owner.rs. */
+/* One shrinker for many owners: the C side of rust/kernel/shrinker/owner.rs. */
 #ifndef _RUST_HMM_SHRINKER_H
 #define _RUST_HMM_SHRINKER_H
 

@@ -7,10 +7,10 @@
 
 use crate::{
     attributes::Map,
-    events::Need,
+    debug::events::Need,
+    kernel::rcu_map::{RcuArc, RcuMap},
     mm::{
         notifier::{Cookie, Event},
-        rcu_map::{RcuArc, RcuMap},
         registration::Registration,
     },
 };

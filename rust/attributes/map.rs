@@ -15,7 +15,7 @@ use super::{
     Attributes, Change, Common,
 };
 use crate::{
-    locks,
+    kernel::lock_classes,
     mm::{
         addr::PageRange,
         notifier::Cookie,
@@ -77,8 +77,8 @@ pub(crate) struct Map {
 impl Map {
     /// Creates a map without attributes.
     pub(crate) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::attributes();
-        let (changing, changing_key) = locks::attribute_changes();
+        let (name, key) = lock_classes::attributes();
+        let (changing, changing_key) = lock_classes::attribute_changes();
         let inside = Inside {
             aside: KVec::new(),
             sets: Sets::new(),

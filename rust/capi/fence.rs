@@ -9,7 +9,7 @@
 use super::{declared, kind, number, pointer};
 use crate::{
     bindings,
-    mm::{
+    kernel::{
         dma_fence::DmaFence,
         fence::{Fence, Pending},
         sync_file::SyncFile,

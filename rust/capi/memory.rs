@@ -5,14 +5,14 @@
 use super::{declared, from_driver, number, pointer, to_destroy, Data, Memory, MemoryOps};
 use crate::{
     bindings,
+    debug::stats::{Counter, Stats},
     inject::{fails, Point},
+    kernel::reentry,
     memory::{CopyJob, End, RawJob},
     mm::{
         addr::PMD_PAGES,
         device_pages::{DeviceRange, Kind},
     },
-    stats::{Counter, Stats},
-    within,
 };
 use kernel::{
     ffi,
@@ -216,7 +216,7 @@ unsafe extern "C" fn rust_hmm_memory_destroy(memory: *mut bindings::rust_hmm_mem
     let Some(memory) = to_destroy(memory) else {
         return 0;
     };
-    number(within::may_wait().and_then(|()| {
+    number(reentry::may_wait().and_then(|()| {
         // SAFETY: By the function's requirements, `memory` is valid until this returns 0.
         if unsafe { this(memory) }.mirrors.0.load(Acquire) != 0 {
             return Err(EBUSY);

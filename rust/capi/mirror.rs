@@ -8,12 +8,15 @@ use super::{
     number, pointer, to_destroy, Data, Memory, PageRange,
 };
 use crate::{
-    bindings, locks,
+    bindings,
+    kernel::{
+        lock_classes,
+        reentry::{self, current_task},
+    },
     mirror::{Device, Location, Mirror, Place, PlaceMut, Snapshot, TableGuard},
     mm::{page::CpuPages, range_fault::Access},
     pgtable::Radix4,
     policy::{Density, InPlace, OnePage, Parameters, Policy},
-    within::{self, current_task},
 };
 use core::cell::UnsafeCell;
 use kernel::{
@@ -156,7 +159,7 @@ unsafe fn create(
         let memory = (!memory.is_null()).then(|| Lent::from_raw(memory));
         (MmWithUser::from_raw(mm), memory)
     };
-    let (name, key) = locks::c_mirror();
+    let (name, key) = lock_classes::c_mirror();
     let mirror = Mirror::new(mm, CDevice { ops, data, memory }, name, key)?;
     let mirror = KBox::new(
         CMirror {
@@ -193,7 +196,7 @@ unsafe extern "C" fn rust_hmm_mirror_destroy(mirror: *mut bindings::rust_hmm_mir
     let Some(mirror) = to_destroy(mirror) else {
         return 0;
     };
-    number(within::may_wait().map(|()| {
+    number(reentry::may_wait().map(|()| {
         // SAFETY: The driver passes back its pointer, and does not use the mirror concurrently. So
         // no other task holds the table lock, and if the current one did, `may_wait()` would have
         // failed.

@@ -5,9 +5,11 @@
 use super::{declared, from_driver, kind, number, pointer, to_destroy, Data};
 use crate::{
     bindings,
-    mm::fence::Fence,
+    kernel::{
+        fence::Fence,
+        reentry::{self, current_task},
+    },
     queue::{Queue, Stop},
-    within::{self, current_task},
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -115,10 +117,10 @@ unsafe extern "C" fn rust_hmm_queue_destroy(queue: *mut bindings::rust_hmm_queue
     let Some(queue) = to_destroy(queue) else {
         return 0;
     };
-    number(within::may_wait().and_then(|()| {
+    number(reentry::may_wait().and_then(|()| {
         // SAFETY: By the function's requirements, `queue` is valid until this returns 0.
         if unsafe { this(queue) }.worker.load(Relaxed) == current_task() {
-            return Err(within::deadlock());
+            return Err(reentry::deadlock());
         }
         // SAFETY: The driver passes back its pointer, and does not use the queue concurrently.
         drop(unsafe { KBox::from_raw(queue.cast::<CQueue>()) });

@@ -30,12 +30,11 @@ use crate::{
         RUST_HMM_WRITE,
     },
     inject::{Armed, Point},
+    kernel::{kthread::Thread, reentry},
     mm::{
         addr::PMD_PAGES,
         page::{CpuPages, CpuPagesMut, SharedBytes},
     },
-    thread::Thread,
-    within,
 };
 use core::ptr::{null, null_mut};
 use kernel::{
@@ -138,7 +137,7 @@ impl Driver {
     }
 
     fn note(&self, errno: ffi::c_int) {
-        match errno == within::deadlock().to_errno() {
+        match errno == reentry::deadlock().to_errno() {
             true => self.refused.fetch_add(1, Relaxed),
             false => self.granted.fetch_add(1, Relaxed),
         };

@@ -4,12 +4,18 @@
 
 use super::{Arrival, MemoryOps, Ops};
 use crate::{
+    kernel::reentry::Within,
     mm::{
-        addr::{PMD_ORDER, PMD_PAGES},
-        device_pages::{DevicePages, Row},
+        addr::{
+            PMD_ORDER,
+            PMD_PAGES, //
+        },
+        device_pages::{
+            DevicePages,
+            Row, //
+        },
         page::LockedFolio, //
-    },
-    within::Within,
+    }, //
 };
 
 /// Allocator of device pages for one step of a migration.

@@ -3,7 +3,7 @@
 //! Migration steps that allocate device memory, counted until the device is unplugged.
 
 use super::steps::{Step, Steps};
-use crate::locks;
+use crate::kernel::lock_classes;
 use kernel::{
     prelude::*,
     sync::atomic::{
@@ -25,7 +25,7 @@ impl Arrivals {
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             closed: AtomicFlag::new(false),
-            steps <- Steps::new(locks::arrivals(), locks::arrivals_idle()),
+            steps <- Steps::new(lock_classes::arrivals(), lock_classes::arrivals_idle()),
         })
     }
 

@@ -8,13 +8,13 @@
 
 use super::Ops;
 use crate::{
-    locks,
-    memory::MemoryOps,
-    mm::{
-        device_pages::{DevicePages, PIECE_OVERHEAD},
+    kernel::{
+        kthread::Thread,
+        lock_classes,
         shrinker::{Shrink, Shrinker},
     },
-    thread::Thread,
+    memory::MemoryOps,
+    mm::device_pages::{DevicePages, PIECE_OVERHEAD},
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -50,8 +50,8 @@ pub(super) struct Chores {
 
 impl Chores {
     pub(super) fn new() -> impl PinInit<Self, Error> {
-        let (name, key) = locks::chores();
-        let (wake_name, wake_key) = locks::chores_wake();
+        let (name, key) = lock_classes::chores();
+        let (wake_name, wake_key) = lock_classes::chores_wake();
         try_pin_init!(Self {
             pieces: Atomic::new(0),
             lock <- Mutex::new((), name, key),

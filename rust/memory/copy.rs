@@ -5,12 +5,10 @@
 use super::MemoryOps;
 use crate::{
     inject::{fails, Point},
-    limit::Limit,
-    locks,
+    kernel::{completion::monotonic_ns, limit::Limit, lock_classes},
     mirror::{Place, PlaceMut},
     mm::{
         addr::PMD_PAGES,
-        bell::monotonic_ns,
         device_pages::DeviceRange,
         mask::Mask,
         page::{CpuPages, CpuPagesMut},
@@ -128,8 +126,8 @@ impl Copies {
     ///
     /// May sleep.
     pub(crate) fn new(killable: bool) -> Result<Self> {
-        let (name, key) = locks::copies();
-        let (idle_name, idle_key) = locks::copies_idle();
+        let (name, key) = lock_classes::copies();
+        let (idle_name, idle_key) = lock_classes::copies_idle();
         let state = Arc::pin_init(
             pin_init!(State {
                 outstanding: Atomic::new(0),

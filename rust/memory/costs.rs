@@ -3,7 +3,7 @@
 //! Measures the search for an eviction victim, for several sizes of device memory.
 
 use super::lru::{Lru, Usage, GROUP};
-use crate::mm::bell::monotonic_ns;
+use crate::kernel::completion::monotonic_ns;
 use kernel::prelude::*;
 
 /// Number of searches. The fastest one counts, because interrupts disturb the others.

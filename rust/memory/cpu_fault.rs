@@ -14,16 +14,16 @@ use super::{
     Ops, //
 };
 use crate::{
+    debug::timing::{Lap, Phase},
+    kernel::completion::Bell,
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_SIZE},
-        bell::Bell,
         device_pages::{CpuFault, DevicePages, FaultError},
         migrate::{Batch, Isolated, Pages, Source},
         notifier::Cookie,
         page::{Effort, LockedFolio},
         space::Vma,
     },
-    phases::{Lap, Phase},
     space::{Destination, Identity, Joined, Request},
 };
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};

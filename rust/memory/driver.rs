@@ -5,11 +5,14 @@
 use super::{Copy, CopyJob};
 use crate::{
     connection::Connection,
-    events::Event,
+    debug::events::Event,
     mm::{
-        device_pages::{DeviceRange, Kind},
+        device_pages::{
+            DeviceRange,
+            Kind, //
+        },
         notifier::Cookie, //
-    },
+    }, //
 };
 use kernel::prelude::*;
 

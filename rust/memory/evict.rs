@@ -8,7 +8,13 @@ use super::{
     Copies, Memory, MemoryOps, Parts,
 };
 use crate::{
-    events::Need,
+    debug::{
+        events::Need,
+        stats::Counter,
+        timing::{Lap, Phase},
+        trace,
+    },
+    kernel::reentry,
     mm::{
         addr::{PMD_ORDER, PMD_PAGES},
         device_pages::{DeviceRange, MmapLocks},
@@ -16,12 +22,8 @@ use crate::{
         notifier::Cookie,
         page::{Effort, LockedFolio},
         space::fatal_signal_pending,
-        trace,
     },
-    phases::{Lap, Phase},
     space,
-    stats::Counter,
-    within,
 };
 use core::cell::Cell;
 use kernel::{
@@ -69,7 +71,7 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// May sleep; no lock may be held.
     pub fn evict_all(&self) -> Result<usize> {
-        within::may_wait()?;
+        reentry::may_wait()?;
         self.parts.evict(MmapLocks::Own, false)
     }
 
@@ -84,7 +86,7 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// May sleep; no lock may be held.
     pub fn evict_all_killable(&self) -> Result<usize> {
-        within::may_wait()?;
+        reentry::may_wait()?;
         self.parts.evict(MmapLocks::Own, true)
     }
 

@@ -2,7 +2,7 @@
 
 //! Cache of the connections between device memories, as their drivers reported them.
 
-use crate::{connection::Connection, locks, mm::notifier::Cookie};
+use crate::{connection::Connection, kernel::lock_classes, mm::notifier::Cookie};
 use kernel::{
     prelude::*,
     sync::{
@@ -66,7 +66,7 @@ pub(crate) struct Known {
 
 impl Known {
     pub(super) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::connections();
+        let (name, key) = lock_classes::connections();
         pin_init!(Self {
             answers <- Mutex::new(
                 Answers {

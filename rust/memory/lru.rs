@@ -23,7 +23,7 @@ mod search;
 mod tests;
 mod turns;
 
-use crate::mm::once_box::OnceBox;
+use crate::kernel::once_box::OnceBox;
 use bounds::{Bounds, Node, Tree, FANOUT};
 use kernel::{
     prelude::*,

@@ -19,17 +19,19 @@ use super::{
     MemoryOps, //
 };
 use crate::{
-    events::Event,
+    debug::{
+        events::Event,
+        stats::{Counter, Stats},
+        trace,
+    },
+    kernel::reentry::Within,
     mm::{
         addr::PMD_PAGES,
         device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
         mask::Mask,
         migrate::{Isolated, Source},
-        trace,
     },
     policy::window::Windows,
-    stats::{Counter, Stats},
-    within::Within,
 };
 use kernel::{
     prelude::*,

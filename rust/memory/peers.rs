@@ -3,7 +3,7 @@
 //! Mirrors of a device, in any address space: for evictions, and for unplug.
 
 use crate::{
-    locks,
+    kernel::lock_classes,
     mirror::Peer, //
 };
 use kernel::{
@@ -37,7 +37,7 @@ pub(super) struct Peers {
 
 impl Peers {
     pub(super) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::peers();
+        let (name, key) = lock_classes::peers();
         pin_init!(Self {
             list <- Mutex::new(KVec::new(), name, key),
         })
@@ -53,7 +53,7 @@ impl Peers {
     ///
     /// May sleep.
     pub(super) fn add(&self, peer: Arc<dyn Peer>) -> Result<Registration> {
-        let (name, key) = locks::peer();
+        let (name, key) = lock_classes::peer();
         let place = Arc::pin_init(
             pin_init!(Place {
                 peer <- Mutex::new(Some(peer), name, key),
@@ -98,7 +98,7 @@ impl Peers {
 #[kunit_tests(rust_hmm_peers)]
 mod tests {
     use super::*;
-    use crate::{events::Need, thread::Thread};
+    use crate::{debug::events::Need, kernel::kthread::Thread};
     use kernel::{
         sync::{
             atomic::{ordering::Relaxed, Atomic},

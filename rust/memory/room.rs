@@ -11,14 +11,19 @@ use super::{
     Copies, Memory, MemoryOps,
 };
 use crate::{
-    events::Need,
+    debug::{
+        events::Need,
+        stats::Counter, //
+    },
     mm::{
         addr::PMD_PAGES,
-        device_pages::{DeviceRange, MmapLocks},
+        device_pages::{
+            DeviceRange,
+            MmapLocks, //
+        },
         migrate::Batch,
         space::fatal_signal_pending, //
-    },
-    stats::Counter,
+    }, //
 };
 use kernel::{
     prelude::*,

@@ -15,14 +15,22 @@
 
 use super::{MemoryOps, Ops};
 use crate::{
-    deferred::{Recurring, Work},
-    locks,
-    mm::{
-        bell::Bell,
-        device_pages::{DevicePages, MmapLocks},
-        migrate::Batch,
+    kernel::{
+        completion::Bell,
+        deferred::{
+            Recurring,
+            Work, //
+        },
+        lock_classes,
         task_work, //
     },
+    mm::{
+        device_pages::{
+            DevicePages,
+            MmapLocks, //
+        },
+        migrate::Batch, //
+    }, //
 };
 use kernel::{
     prelude::*,
@@ -100,7 +108,7 @@ pub(super) struct Splits<M: MemoryOps> {
 
 impl<M: MemoryOps> Splits<M> {
     pub(super) fn new() -> impl PinInit<Self, Error> {
-        let (name, key) = locks::split_pages();
+        let (name, key) = lock_classes::split_pages();
         try_pin_init!(Self {
             table: Table::new()?,
             pages <- Mutex::new(None, name, key),

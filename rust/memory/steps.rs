@@ -2,7 +2,7 @@
 
 //! Counter of steps in flight, so that unplug can wait for those that have begun.
 
-use crate::locks::Class;
+use crate::kernel::lock_classes::Class;
 use kernel::{
     prelude::*,
     sync::{

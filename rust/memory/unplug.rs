@@ -4,13 +4,13 @@
 
 use super::{Copies, Memory, MemoryOps};
 use crate::{
+    debug::stats::Counter,
+    kernel::reentry,
     mm::{
         addr::PMD_PAGES,
         device_pages::{DeviceRange, MmapLocks},
         migrate::Batch,
     },
-    stats::Counter,
-    within,
 };
 use kernel::{
     prelude::*,
@@ -56,7 +56,7 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// May sleep. No lock may be held.
     pub fn unplug(&self) -> Result<(usize, usize)> {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let ops = self.pages().data();
         if !ops.arrivals.close() {
             return Err(ENODEV);
@@ -94,7 +94,7 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// May sleep. No lock may be held.
     pub fn remove(&self, range: DeviceRange) -> Result<usize> {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let end = range.first.checked_add(range.count).ok_or(EINVAL)?;
         if range.count == 0 || end > self.pages().limit() {
             return Err(EINVAL);
@@ -141,7 +141,7 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// May sleep.
     pub fn add(&self, range: DeviceRange) -> Result {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let end = range.first.checked_add(range.count).ok_or(EINVAL)?;
         if range.count == 0 || end > self.pages().limit() {
             return Err(EINVAL);

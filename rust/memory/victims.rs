@@ -3,7 +3,7 @@
 //! Address spaces whose pages were evicted. Their mirrors are found by cookie to be notified,
 //! because a walk of all mirrors of the device would cost more with each process.
 
-use crate::{locks, mm::notifier::Cookie};
+use crate::{kernel::lock_classes, mm::notifier::Cookie};
 use kernel::{prelude::*, sync::SpinLock};
 
 /// Maximum number of spaces that are recorded separately. A folio is rarely mapped by more
@@ -34,7 +34,7 @@ pub(super) struct Victims {
 
 impl Victims {
     pub(super) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::victims();
+        let (name, key) = lock_classes::victims();
         pin_init!(Self {
             names <- SpinLock::new(Names::default(), name, key),
         })

@@ -4,9 +4,8 @@
 
 use super::{MemoryOps, Ops};
 use crate::{
+    debug::{registry::Watched, stats::Counter},
     mm::device_pages::{DevicePages, Kind},
-    stats::Counter,
-    watch::Watched,
 };
 use kernel::fmt;
 

@@ -4,6 +4,7 @@
 
 use super::{step::Step, work::Slot, PageOutcome, Target};
 use crate::{
+    debug::timing::{Lap, Phase},
     memory::Memory,
     mirror::{Device, Mirror, Present, Tries},
     mm::{
@@ -12,7 +13,6 @@ use crate::{
         range_fault::AddressSpace,
     },
     pgtable::Format,
-    phases::{Lap, Phase},
     queue::Stop,
     space::{Joined, WindowUser},
 };

@@ -8,12 +8,14 @@
 
 use super::{step::Step, Tally, Target};
 use crate::{
-    events::{Event, Trigger},
+    debug::{
+        events::{Event, Trigger},
+        stats::Counter,
+    },
+    kernel::reentry,
     memory::Memory,
     mirror::{Device, Mirror},
     mm::addr::{PageRange, PMD_SIZE},
-    stats::Counter,
-    within,
 };
 use kernel::{
     page::{PAGE_MASK, PAGE_SIZE},
@@ -78,7 +80,7 @@ impl<D: Device> Mirror<D> {
     // Not inlined, because the stack frames of callers that close files are large.
     #[inline(never)]
     pub fn drain(&self) -> Result<usize> {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let memory: &Memory<_> = self.device().memory().ok_or(ENODEV)?;
         let mut parts = Parts::new()?;
         let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;

@@ -10,6 +10,7 @@ use super::{
     PageOutcome, Tally, Target,
 };
 use crate::{
+    debug::stats::Counter,
     memory::Turn,
     mirror::{Device, Mirror, Present, Tries},
     mm::{
@@ -19,7 +20,6 @@ use crate::{
     },
     queue::Stop,
     space::{Destination, Identity, Request},
-    stats::Counter,
 };
 use kernel::{
     prelude::*,

@@ -5,6 +5,7 @@
 
 use super::{survey::Movable, PageOutcome, Target};
 use crate::{
+    debug::timing::{Lap, Phase},
     memory::{Arrival, Copies, Copying, Memory, MemoryOps, Step},
     mirror::{Announced, Device, Mirror, Switched},
     mm::{
@@ -14,7 +15,6 @@ use crate::{
         space::Vma,
     },
     pgtable::{Format, Spares},
-    phases::{Lap, Phase},
     queue::Stop,
     space::{Joined, Readers, Request},
 };

@@ -7,6 +7,7 @@
 
 use super::{Device, Inner, Mirror, State};
 use crate::{
+    kernel::reentry::Within,
     mm::{
         addr::PageRange,
         device_pages::{DeviceRange, Kind},
@@ -14,7 +15,6 @@ use crate::{
         page::{CpuPages, CpuPagesMut},
     },
     pgtable::{Entry, Format, Leaf, Near},
-    within::Within,
 };
 use core::cell::Cell;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};

@@ -6,6 +6,7 @@
 use super::{Device, Inner, Mirror, Present};
 use crate::{
     attributes::{Attributes, Change, Common, Found, Home},
+    kernel::reentry,
     managed::Flags,
     mm::{
         addr::PageRange,
@@ -14,7 +15,6 @@ use crate::{
         space::{MmapGuard, Vma},
     },
     space::Space,
-    within,
 };
 use kernel::{mm::virt::flags, page::PAGE_SHIFT, prelude::*};
 
@@ -155,7 +155,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// May sleep. No lock may be held.
     pub fn set_attributes(&self, range: PageRange, change: &Change) -> Result {
-        within::may_wait()?;
+        reentry::may_wait()?;
         change.apply(Attributes::DEFAULT)?;
         let space = self.space()?;
         Space::watch_attributes(&self.inner().space, &space, range)?;
@@ -224,7 +224,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// May sleep. No lock may be held.
     pub fn attributes(&self, range: PageRange) -> Result<Common> {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let space = self.space()?;
         let inner = self.inner();
         let _mmap = inner.settled(&space)?;

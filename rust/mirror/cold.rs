@@ -13,12 +13,17 @@ use super::{
     Device, //
 };
 use crate::{
-    mm::{
-        page::DirtyBatch,
-        shrinker::{owner, Shrink}, //
+    debug::stats::Counter,
+    kernel::shrinker::{
+        owner,
+        Shrink, //
     },
-    pgtable::{Entry, FlushBatch, Table},
-    stats::Counter, //
+    mm::page::DirtyBatch,
+    pgtable::{
+        Entry,
+        FlushBatch,
+        Table, //
+    }, //
 };
 
 impl<D: Device> Shrink for Inner<D> {

@@ -4,13 +4,13 @@
 
 use super::{Device, Mirror, State};
 use crate::{
+    kernel::reentry,
     memory::Memory,
     mm::{
         addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending,
     },
     pgtable::{Entry, Flushing, Spares},
     space::{Destination, Identity, Request},
-    within,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -40,7 +40,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// May sleep. No lock may be held.
     pub fn make_exclusive(&self, range: PageRange) -> Result {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let mut spares = self.spares();
         let space = self.space()?;
         let _charge = space.charge();

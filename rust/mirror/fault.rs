@@ -10,7 +10,12 @@ use super::{
     State, //
 };
 use crate::{
-    events::{self, Event},
+    debug::{
+        events::{self, Event},
+        stats::Counter,
+        timing::{Lap, Phase},
+    },
+    kernel::reentry,
     memory::Memory,
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
@@ -19,11 +24,8 @@ use crate::{
         space::fatal_signal_pending,
     },
     pgtable::{has_leaves, reaches, Entry, Flushing, Format, Spares},
-    phases::{Lap, Phase},
     policy,
     space::{Space, WindowUser},
-    stats::Counter,
-    within,
 };
 use kernel::{
     page::PAGE_SHIFT,
@@ -201,7 +203,7 @@ impl<D: Device> Mirror<D> {
         tiles: Tiles,
         pulled: &mut usize,
     ) -> Result {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let mut buffer = PfnBuffer::new()?;
         let mut spares = self.spares();
         let space = self.space()?;

@@ -3,7 +3,7 @@
 //! Flushes that were started while a space notifies its mirrors of an event. They are waited for
 //! after all mirrors were notified.
 
-use crate::locks;
+use crate::kernel::lock_classes;
 use kernel::{
     prelude::*,
     sync::SpinLock, //
@@ -27,7 +27,7 @@ pub(super) struct Flushes<T> {
 
 impl<T> Flushes<T> {
     pub(super) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::flushes();
+        let (name, key) = lock_classes::flushes();
         pin_init!(Self {
             places <- SpinLock::new(Places([const { None }; PLACES]), name, key),
         })

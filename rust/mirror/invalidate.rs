@@ -13,23 +13,22 @@ use super::{
     Device, Walkers,
 };
 use crate::{
-    events::{Event as Told, Need},
-    locks,
+    debug::{
+        events::{Event as Told, Need},
+        stats::{Counter, Stats},
+        trace::Who,
+    },
+    kernel::{lock_classes, rcu_map::RcuArc, reentry::Within, word::peek_usize},
     memory::Memory,
     mm::{
         addr::PageRange,
         dma::Windows,
         notifier::{Cookie, Event, Member, Reason},
         page::DirtyBatch,
-        rcu_map::RcuArc,
-        trace::Who,
-        word::peek_usize,
     },
     pgtable::{Entry, FlushBatch, Flushed, Flusher, Flushing, Format, Reader, Table, Unwritten},
     policy::Immovable,
     space::{Space, Window},
-    stats::{Counter, Stats},
-    within::Within,
 };
 use kernel::{
     mm::MmWithUser,
@@ -146,7 +145,7 @@ impl<D: Device> Inner<D> {
         dma: Option<Arc<Windows>>,
         (name, key): (&'static CStr, Pin<&'static LockClassKey>),
     ) -> impl PinInit<Self, Error> {
-        let (ended, ended_key) = locks::ended();
+        let (ended, ended_key) = lock_classes::ended();
         let who = Who::new(mm);
         try_pin_init!(Self {
             walkers: device.walkers(),

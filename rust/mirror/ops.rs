@@ -12,7 +12,11 @@ use super::{
 };
 use crate::{
     connection::Connection,
-    events::Need,
+    debug::{
+        events::Need,
+        timing::{Lap, Phase},
+    },
+    kernel::reentry::Within,
     memory::Memory,
     mm::{
         addr::PageRange,
@@ -22,9 +26,7 @@ use crate::{
         page::DirtyBatch,
     },
     pgtable::{Flushed, Flushing},
-    phases::{Lap, Phase},
     space::{Destination, Invalidated, MirrorOps, Request},
-    within::Within,
 };
 use core::ops::ControlFlow;
 use kernel::page::PAGE_MASK;

@@ -5,7 +5,8 @@
 use super::{attributes::Known, fault::Tiles, Device, Mirror};
 use crate::{
     attributes::{Attributes, Location},
-    events::{Event, Trigger},
+    debug::events::{Event, Trigger},
+    kernel::reentry,
     memory::Memory,
     migrate::{Outcome, PageOutcome},
     mm::{
@@ -14,7 +15,6 @@ use crate::{
         space::sleep_killable,
     },
     policy::{block, Bounces, Immovable, Mask, Placement, Policy, Wanted},
-    within,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -80,7 +80,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// May sleep. No lock may be held.
     pub fn serve(&self, range: PageRange, access: Access, policy: &dyn Policy) -> Result<Served> {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let mut served = Served::default();
         let mut rest = Some(range);
         let mut naps = 0;

@@ -4,13 +4,13 @@
 
 use super::{fault::Patience, Device, Mirror};
 use crate::{
+    kernel::reentry::{self, Within},
     mm::{
         addr::PageRange,
         notifier::Cookie,
         page::is_zero_pfn,
         range_fault::{Access, HmmPfn, PfnBuffer, Retry},
     },
-    within::{self, Within},
 };
 use kernel::prelude::*;
 
@@ -57,7 +57,7 @@ impl<D: Device> Mirror<D> {
     /// - `EFAULT` if the address space was torn down.
     /// - `EBUSY`, `EINTR`, `ENOMEM`, `EDEADLK` as for [`Mirror::fault`].
     pub fn snapshot(&self, range: PageRange, mut each: impl FnMut(Snapshot)) -> Result {
-        within::may_wait()?;
+        reentry::may_wait()?;
         let mut buffer = PfnBuffer::new()?;
         let space = self.space()?;
         let owner = self

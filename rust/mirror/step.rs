@@ -7,6 +7,7 @@
 
 use super::{transaction::Room, Announced, Device, Inner, Mirror, State};
 use crate::{
+    debug::timing::{Lap, Phase},
     mm::{
         addr::PageRange,
         notifier::Seq,
@@ -15,7 +16,6 @@ use crate::{
         space::{fatal_signal_pending, MmapGuard},
     },
     pgtable::{Flushing, Table},
-    phases::{Lap, Phase},
     space::{Request, Space, WindowUser},
 };
 use kernel::{

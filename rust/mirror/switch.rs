@@ -11,6 +11,10 @@
 
 use super::{transaction::Transaction, Device, Inner, Mirror, State};
 use crate::{
+    debug::{
+        stats::Counter,
+        timing::{Lap, Phase},
+    },
     memory::Memory,
     mm::{
         addr::PageRange,
@@ -20,8 +24,6 @@ use crate::{
         page::DirtyBatch,
     },
     pgtable::{Entry, Flushed, Flushing, Format, Spares},
-    phases::{Lap, Phase},
-    stats::Counter,
 };
 use core::ops::Range;
 use kernel::prelude::*;

@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     bindings,
     connection::Connection,
+    debug::stats::Counter,
     memory::{Copy, CopyJob},
     mm::{
         addr::{PMD_PAGES, PMD_SIZE},
@@ -16,7 +17,6 @@ use crate::{
     },
     pgtable::{Entry, Radix4},
     space::{Invalidated, MirrorOps},
-    stats::Counter,
 };
 use core::ops::ControlFlow;
 use kernel::{

@@ -10,10 +10,11 @@
 
 use super::{Device, Inner, Mirror, Place, PlaceMut, Target};
 use crate::{
-    locks,
-    mm::word::{peek_usize, store_usize},
+    kernel::{
+        lock_classes, reentry,
+        word::{peek_usize, store_usize},
+    },
     pgtable::{Entry, Leaf},
-    within,
 };
 use kernel::{
     prelude::*,
@@ -78,7 +79,7 @@ impl<T: Send + Unpin> Walkers<T> {
     /// May sleep.
     pub fn new(count: usize, mut make: impl FnMut(usize) -> Result<T>) -> Result<Arc<Self>> {
         let mut walkers = KVec::with_capacity(count, GFP_KERNEL)?;
-        let (name, key) = locks::walker();
+        let (name, key) = lock_classes::walker();
         for index in 0..count {
             let data = make(index)?;
             let walker = KBox::pin_init(
@@ -115,17 +116,17 @@ impl<T: Send + Unpin> Walkers<T> {
 
     fn hold(&self, index: usize) -> Result<Held<'_, T>> {
         let walker = self.0.get(index).ok_or(EINVAL)?;
-        let task = within::current_task();
+        let task = reentry::current_task();
         // No race: only this task stores its own address in `owner`.
         if peek_usize(&walker.owner) == task {
-            return Err(within::deadlock());
+            return Err(reentry::deadlock());
         }
         let data = match walker.data.try_lock() {
             Some(data) => data,
             // A task in one walker must not wait for another, whose owner may wait for the first
             // one.
             None if self.0.iter().any(|one| one.owner.load(Relaxed) == task) => {
-                return Err(within::deadlock());
+                return Err(reentry::deadlock());
             }
             None => walker.data.lock(),
         };
@@ -139,7 +140,7 @@ impl<T: Send + Unpin> Walkers<T> {
     ///
     /// Takes the spinlock of each walker. The table lock may be held. `flush` must not sleep.
     pub(super) fn drain(&self, mut flush: impl FnMut(&mut T)) {
-        let task = within::current_task();
+        let task = reentry::current_task();
         for walker in &self.0 {
             let data = walker.data.lock();
             flush(&mut Held::new(walker, data, task).data);

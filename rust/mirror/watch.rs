@@ -3,7 +3,12 @@
 //! Columns of mirrors in debugfs.
 
 use super::{Device, Inner};
-use crate::{memory::Memory, mm::addr::PageRange, pgtable::Entry, stats::Counter, watch::Watched};
+use crate::{
+    debug::{registry::Watched, stats::Counter},
+    memory::Memory,
+    mm::addr::PageRange,
+    pgtable::Entry,
+};
 use kernel::fmt;
 
 /// Number of table parts that are scanned before the walk yields.

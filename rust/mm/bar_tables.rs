@@ -12,14 +12,22 @@
 use super::{
     dma::Maps,
     pci::PciMemory,
-    rcu_slot::{RcuSlot, Retired},
-    shrinker::owner::Owner,
     space::fatal_signal_pending, //
 };
 use crate::{
     bindings,
-    deferred::{Deferred, DropWaits},
-    locks, //
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes,
+        rcu_slot::{
+            RcuSlot,
+            Retired, //
+        },
+        shrinker::owner::Owner, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -155,9 +163,9 @@ impl Region {
     ///
     /// May sleep.
     fn new(pages: usize, address: u64) -> Result<Arc<Self>> {
-        let (used, used_class) = locks::bar_tables_used();
-        let (owners, owners_class) = locks::bar_tables_owners();
-        let (closing, closing_class) = locks::bar_tables_closing();
+        let (used, used_class) = lock_classes::bar_tables_used();
+        let (owners, owners_class) = lock_classes::bar_tables_owners();
+        let (closing, closing_class) = lock_classes::bar_tables_closing();
         let bits = BitmapVec::new(pages, GFP_KERNEL)?;
         Arc::pin_init(
             pin_init!(Self {
@@ -389,7 +397,7 @@ impl Drop for Owned {
 #[kunit_tests(rust_hmm_bar_tables)]
 mod tests {
     use super::*;
-    use crate::mm::shrinker::{owner::Registration, Shrink};
+    use crate::kernel::shrinker::{owner::Registration, Shrink};
 
     const PAGES: usize = 8;
     const ADDRESS: u64 = 1 << 32;

@@ -13,9 +13,13 @@
 //! `2^n` set bits. Small folios are allocated from the block with the fewest free pages that has
 //! room, so that whole blocks remain for huge folios.
 
-use super::{
-    addr::{PMD_ORDER, PMD_PAGES},
-    word::{peek_u64, peek_usize}, //
+use super::addr::{
+    PMD_ORDER,
+    PMD_PAGES, //
+};
+use crate::kernel::word::{
+    peek_u64,
+    peek_usize, //
 };
 use kernel::{
     prelude::*,

@@ -13,12 +13,14 @@
 use super::{
     addr::PMD_PAGES,
     notifier::Cookie,
-    range_map::RangeMap,
-    word::peek_usize, //
+    range_map::RangeMap, //
 };
 use crate::{
     bindings,
-    locks, //
+    kernel::{
+        lock_classes,
+        word::peek_usize, //
+    }, //
 };
 use kernel::{
     page::PAGE_SHIFT,
@@ -250,7 +252,7 @@ impl<T: DevicePageOps> DevicePages<T> {
             used: Atomic::new(0),
             there: Atomic::new(0),
             adding <- {
-                let (name, key) = locks::adding();
+                let (name, key) = lock_classes::adding();
                 Mutex::new((), name, key)
             },
             data,

@@ -7,12 +7,17 @@
 use super::pin::PinnedPages;
 use crate::{
     bindings,
-    deferred::{
-        Deferred,
-        DropWaits, //
+    inject::{
+        fails,
+        Point, //
     },
-    inject::{fails, Point},
-    locks, //
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -220,7 +225,7 @@ impl DmaDevice {
     /// `raw` must meet the invariants of [`RawDevice`]. Ownership passes to this function, also if
     /// it fails.
     unsafe fn make(raw: NonNull<bindings::device>, software: bool) -> Result<Arc<Self>> {
-        let (name, key) = locks::dma_users();
+        let (name, key) = lock_classes::dma_users();
         // INVARIANT: `raw` meets the invariants by the function's requirements.
         let raw = RawDevice {
             device: raw,
@@ -473,7 +478,7 @@ impl DmaMapping {
             // INVARIANT: `address` was mapped above. The push does not allocate.
             addresses.list.push(address, GFP_KERNEL_ACCOUNT)?;
         }
-        let (name, key) = locks::dma_addresses();
+        let (name, key) = lock_classes::dma_addresses();
         let mapping = Arc::pin_init(
             pin_init!(Pinned {
                 device: device.clone(),

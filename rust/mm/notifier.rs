@@ -122,7 +122,7 @@ impl Cookie {
         self.0
     }
 
-    pub(super) fn as_ptr(self) -> *mut ffi::c_void {
+    pub(crate) fn as_ptr(self) -> *mut ffi::c_void {
         self.0 as *mut ffi::c_void
     }
 }

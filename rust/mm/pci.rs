@@ -9,12 +9,17 @@
 use super::dma::{DeviceAddress, DmaDevice, Maps, PeerAddress};
 use crate::{
     bindings,
-    deferred::{
-        Deferred,
-        DropWaits, //
+    inject::{
+        fails,
+        Point, //
     },
-    inject::{fails, Point},
-    locks, //
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -92,7 +97,7 @@ impl PciMemory {
             return Err(error);
         }
         // INVARIANT: The BAR was claimed above, and the function stays bound.
-        let (name, class) = locks::pci_users();
+        let (name, class) = lock_classes::pci_users();
         let this = Arc::pin_init(
             pin_init!(Self {
                 raw,
@@ -235,7 +240,7 @@ impl Mapped {
                 &mut address,
             )
         })?;
-        let (name, class) = locks::peer_mapped();
+        let (name, class) = lock_classes::peer_mapped();
         let mapped = Arc::pin_init(
             // INVARIANT: The memory was mapped above, and the device is open.
             pin_init!(Self {

@@ -17,8 +17,9 @@ use super::{
     space::{fatal_signal_pending, Charge, MmapGuard},
 };
 use crate::{
-    bindings, compat,
+    bindings,
     inject::{fails, Point},
+    mm::compat,
 };
 use core::ptr;
 use kernel::{

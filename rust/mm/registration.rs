@@ -19,7 +19,7 @@ use super::notifier::Cookie;
 use crate::{
     bindings,
     inject::{fails, Point},
-    locks,
+    kernel::lock_classes,
 };
 use kernel::{
     error::to_result,
@@ -60,7 +60,7 @@ impl Registration {
     /// Creates the state for the address space that `space` identifies. Its owner has a reference
     /// of the mm, so that `space` does not identify another one meanwhile.
     pub(crate) fn new(space: Cookie) -> impl PinInit<Self> {
-        let (name, key) = locks::registration();
+        let (name, key) = lock_classes::registration();
         // INVARIANT: `done` is false.
         pin_init!(Self {
             space,

@@ -10,8 +10,11 @@
 use super::{addr::PageRange, notifier::Cookie};
 use crate::{
     bindings,
-    inject::{fails, Point},
-    within::Within, //
+    inject::{
+        fails,
+        Point, //
+    },
+    kernel::reentry::Within, //
 };
 use kernel::{
     error::to_result,
@@ -272,7 +275,7 @@ impl core::ops::Deref for Vma<'_> {
 #[kunit_tests(rust_hmm_space)]
 mod tests {
     use super::*;
-    use crate::thread::Thread;
+    use crate::kernel::kthread::Thread;
     use kernel::{
         sync::aref::ARef,
         task::Task,

@@ -12,16 +12,22 @@
 
 #[cfg(CONFIG_PCI)]
 use super::bar_tables::{BarTables, Member, Region};
-use super::{
-    dma::{DmaDevice, Maps},
-    rcu_slot::{RcuSlot, Retired},
-    shrinker::owner::Owner,
-    word, //
+use super::dma::{
+    DmaDevice,
+    Maps, //
 };
 use crate::{
     bindings,
-    locks,
-    within::Within, //
+    kernel::{
+        lock_classes,
+        rcu_slot::{
+            RcuSlot,
+            Retired, //
+        },
+        reentry::Within,
+        shrinker::owner::Owner,
+        word, //
+    }, //
 };
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
@@ -351,7 +357,7 @@ impl Units {
         // drops the pieces of `place`, which is added below; where that fails, they are dropped
         // before `_open`.
         let pieces = unsafe { Pieces::new(memory.kind.clone(), count, bytes) }?;
-        let (name, key) = locks::table_memory();
+        let (name, key) = lock_classes::table_memory();
         let place = Arc::pin_init(
             pin_init!(Place {
                 pieces: RcuSlot::new(),

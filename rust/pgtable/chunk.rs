@@ -7,11 +7,20 @@ use super::{
     image::Images,
     tree::{self, Cell}, //
 };
-use crate::mm::{
-    shrinker::owner::{self, Owner, Reclaimable},
-    table_memory::TableMemory,
-    word::{peek_u32, store_u32},
-    zeroed, //
+use crate::{
+    kernel::{
+        shrinker::owner::{
+            self,
+            Owner,
+            Reclaimable, //
+        },
+        word::{
+            peek_u32,
+            store_u32, //
+        },
+        zeroed, //
+    },
+    mm::table_memory::TableMemory, //
 };
 use core::marker::PhantomData;
 use kernel::{

@@ -6,7 +6,7 @@
 //! itself. The following places are in segments, each twice as large as the one before. A segment
 //! is allocated together with its first chunk, and is not freed before the directory.
 
-use crate::mm::rcu_slot::RcuSlot;
+use crate::kernel::rcu_slot::RcuSlot;
 use kernel::{
     prelude::*,
     sync::rcu::{self, Guard}, //
@@ -129,7 +129,7 @@ impl<T: Send + Sync> Directory<T> {
 #[kunit_tests(rust_hmm_pgtable_directory)]
 mod tests {
     use super::*;
-    use crate::mm::rcu_slot::Retired;
+    use crate::kernel::rcu_slot::Retired;
 
     #[test]
     fn numbers_lead_to_segments_of_doubling_size() {

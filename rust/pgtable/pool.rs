@@ -19,14 +19,23 @@ use super::{
     tree::{self, Cell},
 };
 use crate::{
-    inject::{fails, Point},
-    locks,
-    mm::{
-        rcu_slot::Retired,
-        shrinker::{owner::Owner, Shrink},
-        table_memory::{Joined, TableMemory},
+    debug::footprint,
+    inject::{
+        fails,
+        Point, //
     },
-    overhead, //
+    kernel::{
+        lock_classes,
+        rcu_slot::Retired,
+        shrinker::{
+            owner::Owner,
+            Shrink, //
+        }, //
+    },
+    mm::table_memory::{
+        Joined,
+        TableMemory, //
+    }, //
 };
 use core::{marker::PhantomData, mem::size_of};
 use kernel::{
@@ -83,7 +92,7 @@ pub(super) fn account<F: Format>(pages: usize, images: bool, sign: i64) {
     let image = if images { Images::<F>::bytes() } else { 0 };
     let bytes = fan::<F>() * size_of::<Cell>() + size_of::<Meta>() + image;
     let signed = |value: usize| sign * i64::try_from(value).unwrap_or(0);
-    overhead::add(signed(pages), signed(pages * bytes));
+    footprint::add(signed(pages), signed(pages * bytes));
 }
 
 #[pinned_drop]
@@ -110,7 +119,7 @@ impl<F: Format> Pool<F> {
                 whole: Atomic::new(0),
                 huge: Atomic::new(0),
                 free <- {
-                    let (name, key) = locks::table_pool();
+                    let (name, key) = lock_classes::table_pool();
                     SpinLock::new(List::EMPTY, name, key)
                 },
             }),

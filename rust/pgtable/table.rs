@@ -14,11 +14,23 @@ use super::{
     tree::{self, Slot},
     walk::Near,
 };
-use crate::mm::{
-    addr::{PageRange, PMD_PAGES, PMD_SIZE},
-    dma::{Owned, Windows},
-    shrinker::{owner::Owner, Shrink},
-    table_memory::TableMemory, //
+use crate::{
+    kernel::shrinker::{
+        owner::Owner,
+        Shrink, //
+    },
+    mm::{
+        addr::{
+            PageRange,
+            PMD_PAGES,
+            PMD_SIZE, //
+        },
+        dma::{
+            Owned,
+            Windows, //
+        },
+        table_memory::TableMemory, //
+    }, //
 };
 use core::cell::Cell;
 use kernel::{

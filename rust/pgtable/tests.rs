@@ -4,12 +4,19 @@
 
 use super::*;
 use crate::{
-    alarm::{Alarm, Expected},
-    mm::{
-        addr::{PageRange, PMD_PAGES, PMD_SIZE},
-        shrinker::Shrink,
-        table_memory::TableMemory, //
+    alarm::{
+        Alarm,
+        Expected, //
     },
+    kernel::shrinker::Shrink,
+    mm::{
+        addr::{
+            PageRange,
+            PMD_PAGES,
+            PMD_SIZE, //
+        },
+        table_memory::TableMemory, //
+    }, //
 };
 use core::cell::Cell;
 use kernel::{

@@ -6,7 +6,7 @@
 //! format of that device (`image`), which the library does not read.
 
 use super::entry::Entry;
-use crate::mm::word;
+use crate::kernel::word;
 use kernel::sync::atomic::Atomic;
 
 /// Slot of a table page: holds one word.

@@ -7,7 +7,7 @@ use super::{
     thrash::{Detector, Verdict},
     Mask,
 };
-use crate::{locks, mm::addr::PageRange};
+use crate::{kernel::lock_classes, mm::addr::PageRange};
 use kernel::{prelude::*, sync::Mutex};
 
 /// History of the pages that faults of a process have migrated to a device memory, and of repeated
@@ -28,7 +28,7 @@ pub struct Bounces {
 impl Bounces {
     /// Creates an empty history.
     pub(crate) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::bounces();
+        let (name, key) = lock_classes::bounces();
         pin_init!(Self {
             detector <- Mutex::new(Detector::new(), name, key),
         })

@@ -10,7 +10,7 @@
 
 use super::{block, block_start, stream::Stream, thrash::Verdict, Mask, Placement, Policy, Wanted};
 use crate::{
-    locks,
+    kernel::lock_classes,
     mm::addr::{PageRange, PMD_PAGES},
 };
 use core::{cell::LazyCell, ops::Range};
@@ -91,7 +91,7 @@ impl Density {
     ///
     /// May sleep.
     pub fn new(parameters: Parameters) -> Result<Pin<KBox<Self>>> {
-        let (name, key) = locks::policy();
+        let (name, key) = lock_classes::policy();
         KBox::pin_init(
             pin_init!(Self {
                 parameters,

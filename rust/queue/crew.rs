@@ -6,13 +6,13 @@
 //! The task that runs an operation also executes parts of it. Therefore it makes progress even if
 //! all workers are busy. When the operation ends, no worker holds a reference to it.
 
-use crate::{
+use crate::kernel::{
     deferred::{
         Deferred,
         DropWaits, //
     },
-    locks,
-    thread::Thread, //
+    kthread::Thread,
+    lock_classes, //
 };
 use kernel::{
     prelude::*,
@@ -52,7 +52,7 @@ impl<P: Parts> Shares<P> {
     ///
     /// - `ENOMEM`
     pub(super) fn new(parts: P) -> Result<Arc<Self>> {
-        let (name, key) = locks::shares();
+        let (name, key) = lock_classes::shares();
         Arc::pin_init(
             pin_init!(Self {
                 parts,
@@ -171,8 +171,8 @@ impl Crew {
     ///
     /// May sleep.
     pub fn new(count: usize) -> Result<Self> {
-        let (name, key) = locks::crew();
-        let (wake_name, wake_key) = locks::crew_wake();
+        let (name, key) = lock_classes::crew();
+        let (wake_name, wake_key) = lock_classes::crew_wake();
         let state = State {
             waiting: KVec::with_capacity(WAITING, GFP_KERNEL)?,
             running: KVec::with_capacity(count, GFP_KERNEL)?,

@@ -7,11 +7,10 @@ use super::{
     Crew, Queue, Stop,
 };
 use crate::{
+    kernel::{completion::monotonic_ns, fence::Fence},
     mirror::{Device, Mirror},
     mm::{
         addr::{PageRange, PMD_SIZE},
-        bell::monotonic_ns,
-        fence::Fence,
         range_fault::Access,
     },
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 use super::*;
-use crate::mm::fence::Status;
+use crate::kernel::fence::Status;
 use kernel::time::{delay::fsleep, Delta};
 
 const SECOND: Option<Delta> = Some(Delta::from_secs(10));
@@ -15,7 +15,7 @@ struct Log {
 
 impl Log {
     fn new() -> Result<Arc<Self>> {
-        let (name, key) = locks::shares();
+        let (name, key) = lock_classes::shares();
         Arc::pin_init(
             pin_init!(Self { ran <- Mutex::new(KVec::new(), name, key) }),
             GFP_KERNEL,

@@ -7,12 +7,11 @@
 
 use super::Space;
 use crate::{
-    locks,
+    kernel::{lock_classes, rcu_map::RcuArc},
     mm::{
         addr::PageRange,
         notifier::{Event, IntervalNotifier, Reason, Subscriber},
         range_fault::AddressSpace,
-        rcu_map::RcuArc,
     },
 };
 use core::ops::ControlFlow;
@@ -49,7 +48,7 @@ pub(super) struct AttributeWatch {
 
 impl AttributeWatch {
     pub(super) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::attribute_watch();
+        let (name, key) = lock_classes::attribute_watch();
         pin_init!(Self {
             notifier <- Mutex::new(None, name, key),
         })

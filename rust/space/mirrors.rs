@@ -8,14 +8,13 @@
 
 use super::Request;
 use crate::{
-    events::Need,
-    locks,
+    debug::events::Need,
+    kernel::{lock_classes, word::peek_usize},
     mm::{
         addr::PageRange,
         mask::Mask,
         migrate::Moved,
         notifier::{Cookie, Event},
-        word::peek_usize,
     },
     pgtable::Flushed,
     policy::Bounces,
@@ -163,7 +162,7 @@ pub(crate) struct Mirrors {
 
 impl Mirrors {
     pub(super) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::mirrors();
+        let (name, key) = lock_classes::mirrors();
         pin_init!(Self {
             places <- SpinLock::new(KVec::new(), name, key),
             end: Atomic::new(0),

@@ -4,11 +4,12 @@
 //! of a window invalidates all mirrors of the space.
 
 use super::{Entered, Space};
-use crate::mm::{
-    addr::{PageRange, PMD_SIZE},
-    notifier::{Event, IntervalNotifier, Reason, Subscriber},
-    rcu_map::RcuArc,
-    word::peek_u32,
+use crate::{
+    kernel::{rcu_map::RcuArc, word::peek_u32},
+    mm::{
+        addr::{PageRange, PMD_SIZE},
+        notifier::{Event, IntervalNotifier, Reason, Subscriber},
+    },
 };
 use core::ops::ControlFlow;
 use kernel::{

@@ -14,14 +14,19 @@ use super::{
     Space,
 };
 use crate::{
-    deferred::{Recurring, Work},
-    locks,
+    kernel::{
+        deferred::{
+            Recurring,
+            Work, //
+        },
+        lock_classes,
+        rcu_map::RcuArc, //
+    },
     mm::{
         addr::PageRange,
         notifier::Cookie,
-        range_fault::AddressSpace,
-        rcu_map::RcuArc, //
-    },
+        range_fault::AddressSpace, //
+    }, //
 };
 use core::ops::Deref;
 use kernel::{
@@ -75,7 +80,7 @@ impl Windows {
     ///
     /// May sleep.
     pub(super) fn new(name: Cookie) -> impl PinInit<Self, Error> {
-        let (lock_name, key) = locks::windows();
+        let (lock_name, key) = lock_classes::windows();
         try_pin_init!(Self {
             all <- SpinLock::new(Tree::new(), lock_name, key),
             sweeper: Sweep::new(name)?,
@@ -288,7 +293,7 @@ struct Sweep {
 
 impl Sweep {
     fn new(name: Cookie) -> Result<Arc<Recurring<Self>>> {
-        let (lock_name, key) = locks::doubts();
+        let (lock_name, key) = lock_classes::doubts();
         let doubts = SpinLock::new(Doubts::default(), lock_name, key);
         let doubts = KBox::pin_init(doubts, GFP_KERNEL_ACCOUNT)?;
         Recurring::new(Self { name, doubts })

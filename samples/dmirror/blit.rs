@@ -30,15 +30,13 @@ use kernel::{
 };
 use rust_hmm::{
     host_lock::{Grain, Region},
-    mm::{
-        bell::Bell,
-        dma::DmaDevice,
+    kernel::{
+        completion::Bell,
         dma_fence::{DmaFence, DmaFenceRoom, DmaPending, Signalling, Timeline},
         fence::{cancelled, Fence, FenceRoom},
-        notifier::Cookie,
-        page::CpuPagesMut,
+        kthread::Thread,
     },
-    thread::Thread,
+    mm::{dma::DmaDevice, notifier::Cookie, page::CpuPagesMut},
 };
 
 /// Maximum number of blits that are queued or running, or whose memory is still pinned.

@@ -19,9 +19,9 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 use rust_hmm::{
+    kernel::kthread::Thread,
     memory::{Copy, CopyJob},
     mm::space::fatal_signal_pending,
-    thread::Thread,
 };
 
 /// Capacity of the job queue. When it is full, the submitting task executes the job itself.

@@ -22,7 +22,8 @@ use kernel::{
     time::delay::fsleep,
 };
 use rust_hmm::{
-    events::Event,
+    debug::events::Event,
+    kernel::kthread::Thread,
     memory::Memory,
     mirror::{Device, Walkers},
     mm::{
@@ -32,7 +33,6 @@ use rust_hmm::{
         table_memory::TableMemory,
     },
     queue::Crew,
-    thread::Thread,
 };
 
 const MIB_PAGES: u64 = 256;

@@ -60,11 +60,11 @@ use device::{Agents, MockDevice, Tile};
 use file::MirrorFile;
 use kernel::{prelude::*, sync::Arc};
 use rust_hmm::{
+    kernel::miscdevice::{FileOps, Node},
     mm::{
         device_pages::{Kind, Owner},
         dma::DmaDevice,
     },
-    node::{FileOps, Node},
 };
 use settings::Fixed;
 

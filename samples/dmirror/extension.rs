@@ -16,10 +16,10 @@ use crate::{
 };
 use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{
+    debug::stats::Counter,
     memory::Memory,
     migrate::{Outcome, PageOutcome},
     mm::{addr::PageRange, device_pages::Kind},
-    stats::Counter,
 };
 
 /// `DMIRROR_ABI_VERSION`.

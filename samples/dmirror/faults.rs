@@ -21,8 +21,8 @@ use kernel::{
     },
 };
 use rust_hmm::{
+    kernel::kthread::Thread,
     mm::{addr::PageRange, range_fault::Access},
-    thread::Thread,
 };
 
 /// Maximum number of pages in a batch.

@@ -22,15 +22,22 @@ use kernel::{
     uaccess::{UserSlice, UserSliceWriter},
 };
 use rust_hmm::{
+    kernel::miscdevice::{
+        OpenFile,
+        Ready,
+        Waiter, //
+    },
     managed,
     memory::Memory,
-    mirror::{Location, Snapshot},
+    mirror::{
+        Location,
+        Snapshot, //
+    },
     mm::{
         addr::PageRange,
         device_pages::Kind,
         range_fault::Access, //
-    },
-    node::{OpenFile, Ready, Waiter},
+    }, //
 };
 
 /// An open file. Closing it stops its commands.

@@ -14,7 +14,8 @@ use kernel::{
 };
 use rust_hmm::{
     host_lock::{Grain, Refused},
-    mm::{addr::PageRange, bell::monotonic_ns, dma::DmaDevice},
+    kernel::completion::monotonic_ns,
+    mm::{addr::PageRange, dma::DmaDevice},
 };
 
 const LOCK: u32 = 0x70;

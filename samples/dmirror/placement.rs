@@ -12,9 +12,9 @@ use kernel::{
 };
 use rust_hmm::{
     attributes::{Change, Location},
+    debug::stats::Counter,
     mm::{addr::PageRange, device_pages::DeviceRange, range_fault::Access},
     policy::{Density, InPlace, OnePage, Parameters, Policy},
-    stats::Counter,
 };
 
 const SET_ATTRIBUTES: u32 = 0x50;

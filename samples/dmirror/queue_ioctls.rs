@@ -18,10 +18,12 @@ use kernel::{
     time::Delta,
     uaccess::UserSlice, //
 };
-use rust_hmm::mm::{
-    addr::PageRange,
-    fence::Status,
-    sync_file::SyncFile, //
+use rust_hmm::{
+    kernel::{
+        fence::Status,
+        sync_file::SyncFile, //
+    },
+    mm::addr::PageRange, //
 };
 
 const QUEUE_CREATE: u32 = 0x60;

@@ -20,16 +20,15 @@ use kernel::{
     time::Delta,
 };
 use rust_hmm::{
-    managed::{allocated_later, Allocation},
-    mirror::Mirror,
-    mm::{
-        addr::PageRange,
+    kernel::{
         dma_fence::DmaFence,
         fence::{Fence, Pending},
         fence_watch::{Watch, Watched},
-        notifier::Cookie,
+        miscdevice::{Ready, Waiter},
     },
-    node::{Ready, Waiter},
+    managed::{allocated_later, Allocation},
+    mirror::Mirror,
+    mm::{addr::PageRange, notifier::Cookie},
     queue::{Crew, HasMirror, Queue, Report, Stop},
 };
 

@@ -18,7 +18,7 @@ use kernel::{
     },
 };
 use record::Said;
-use rust_hmm::{events::Event, mirror::Mirror, mm::notifier::Cookie};
+use rust_hmm::{debug::events::Event, mirror::Mirror, mm::notifier::Cookie};
 
 mod record;
 mod stream;

@@ -19,7 +19,7 @@ use kernel::{
 };
 use rust_hmm::{
     connection::Connection,
-    events::Event,
+    debug::events::Event,
     memory::{Copy, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
     mm::{

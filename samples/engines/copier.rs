@@ -13,10 +13,10 @@ use kernel::{
     },
 };
 use rust_hmm::{
+    kernel::kthread::Thread,
     memory::{Copy, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
     mm::page::SharedBytes,
-    thread::Thread,
 };
 
 /// Capacity of the job queue.

@@ -20,6 +20,11 @@ use kernel::{
     uaccess::UserSlice, //
 };
 use rust_hmm::{
+    kernel::miscdevice::{
+        FileOps,
+        Node,
+        OpenFile, //
+    },
     memory::Memory,
     mirror::{
         Device,
@@ -33,12 +38,7 @@ use rust_hmm::{
         device_pages::Kind,
         range_fault::Access, //
     },
-    node::{
-        FileOps,
-        Node,
-        OpenFile, //
-    },
-    pgtable::FormatOf,
+    pgtable::FormatOf, //
 };
 use tlb::Tlb;
 

@@ -10,10 +10,10 @@
 
 use kernel::{prelude::*, sync::Arc};
 use rust_hmm::{
+    kernel::miscdevice::{FileOps, Node, OpenFile},
     memory::{CopyJob, Memory, MemoryOps},
     mirror::{Device, Mirror},
     mm::{addr::PageRange, flush::wait_for_rcu_walks, table_memory::TableMemory},
-    node::{FileOps, Node, OpenFile},
     pgtable::formats::Lpae as Format,
 };
 use sum::Sums;

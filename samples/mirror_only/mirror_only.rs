@@ -11,10 +11,10 @@
 
 use kernel::{prelude::*, sync::Arc};
 use rust_hmm::{
+    kernel::miscdevice::{FileOps, Node, OpenFile},
     memory::{CopyJob, Memory, MemoryOps},
     mirror::Device,
     mm::addr::PageRange,
-    node::{FileOps, Node, OpenFile},
     pgtable::Radix5,
 };
 use sum::Sums;

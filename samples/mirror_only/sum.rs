@@ -14,15 +14,25 @@ use kernel::{
     uaccess::UserSlice, //
 };
 use rust_hmm::{
-    mirror::{Device, Mirror, Place},
-    mm::{
-        addr::PageRange,
+    kernel::{
         fence::Fence,
-        notifier::Cookie,
-        range_fault::Access,
         sync_file::SyncFile, //
     },
-    queue::{HasMirror, Queue, Stop},
+    mirror::{
+        Device,
+        Mirror,
+        Place, //
+    },
+    mm::{
+        addr::PageRange,
+        notifier::Cookie,
+        range_fault::Access, //
+    },
+    queue::{
+        HasMirror,
+        Queue,
+        Stop, //
+    }, //
 };
 
 /// Ioctl: sum of the 64-bit words of a range.

@@ -53,7 +53,7 @@ use kernel::{
         Mutex, //
     },
 };
-use rust_hmm::node::{FileOps, Node};
+use rust_hmm::kernel::miscdevice::{FileOps, Node};
 
 pub(crate) static FILE_OPS: FileOps<file::File> = FileOps::new();
 

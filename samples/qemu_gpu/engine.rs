@@ -28,16 +28,15 @@ use kernel::{
 };
 use rust_hmm::{
     host_lock::APERTURE,
+    kernel::{completion::Bell, kthread::Thread},
     memory::{CopyJob, DmaCopy},
     mirror::{Mirror, Target},
     mm::{
         addr::PageRange,
         bar_tables::BarTables,
-        bell::Bell,
         dma::{DeviceAddress, DmaBuffer, DmaDevice},
         pci::{Interrupt, Interrupted, PciMemory, PeerMemory},
     },
-    thread::Thread,
 };
 
 /// Whether `pdev` is an edu, by numeric IDs: the kernel crate does not define QEMU's vendor ID.

@@ -20,9 +20,9 @@ use kernel::{
 };
 use rust_hmm::{
     host_lock::APERTURE,
+    kernel::miscdevice::OpenFile,
     mirror::Mirror,
     mm::{addr::PageRange, range_fault, space::fatal_signal_pending},
-    node::OpenFile,
 };
 
 /// Maximum number of consecutive device faults without progress, after which a command fails with

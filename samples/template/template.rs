@@ -16,6 +16,7 @@ use kernel::{
     uaccess::UserSlice, //
 };
 use rust_hmm::{
+    kernel::miscdevice::{FileOps, Node, OpenFile},
     memory::{Copy, CopyJob, Memory, MemoryOps},
     mirror::{Device, Mirror, Place, PlaceMut},
     mm::{
@@ -24,7 +25,6 @@ use rust_hmm::{
         page::SharedBytes,
         range_fault::Access,
     },
-    node::{FileOps, Node, OpenFile},
     pgtable::Radix4,
 };
 

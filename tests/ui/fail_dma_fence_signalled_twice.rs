@@ -2,7 +2,7 @@
 //~ PASS pass_fence
 //! A DMA fence can be signalled only once.
 
-use rust_hmm::mm::dma_fence::DmaPending;
+use rust_hmm::kernel::dma_fence::DmaPending;
 
 pub fn twice(pending: DmaPending) {
     pending.signal(Ok(()));

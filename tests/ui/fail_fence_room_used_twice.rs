@@ -2,10 +2,7 @@
 //~ PASS pass_fence
 //! A preallocated fence can be used only once.
 
-use rust_hmm::mm::{
-    dma_fence::{DmaFenceRoom, Timeline},
-    notifier::Cookie,
-};
+use rust_hmm::{kernel::dma_fence::{DmaFenceRoom, Timeline}, mm::notifier::Cookie};
 
 pub fn twice(room: DmaFenceRoom, timeline: &Timeline) {
     let one = room.make(timeline, Cookie::NONE);

@@ -2,7 +2,7 @@
 //~ PASS pass_fence
 //! A fence can be signalled only once.
 
-use rust_hmm::mm::fence::Pending;
+use rust_hmm::kernel::fence::Pending;
 
 pub fn twice(pending: Pending) {
     pending.signal(Ok(()));

@@ -3,7 +3,7 @@
 //! File operations must outlive their node, because a file may still be open.
 
 use kernel::{prelude::*, sync::Arc};
-use rust_hmm::node::{FileOps, Node, OpenFile};
+use rust_hmm::kernel::miscdevice::{FileOps, Node, OpenFile};
 
 pub fn register<F: OpenFile>(
     module: &'static ThisModule,

@@ -4,7 +4,7 @@
 
 use core::cell::Cell;
 use kernel::{prelude::*, sync::Arc};
-use rust_hmm::node::OpenFile;
+use rust_hmm::kernel::miscdevice::OpenFile;
 
 pub struct File {
     pub calls: Cell<u32>,

@@ -3,7 +3,7 @@
 //! A host fence cannot be exported as a sync file, because the host may never signal it.
 
 use kernel::prelude::*;
-use rust_hmm::mm::{fence::Pending, notifier::Cookie, sync_file::SyncFile};
+use rust_hmm::{kernel::{fence::Pending, sync_file::SyncFile}, mm::notifier::Cookie};
 
 pub fn export() -> Result<SyncFile> {
     let pending = Pending::new(Cookie::NONE)?;

@@ -3,7 +3,7 @@
 //! A sync file cannot be sent before it is installed, because its descriptor is reserved in the
 //! current process.
 
-use rust_hmm::mm::sync_file::SyncFile;
+use rust_hmm::kernel::sync_file::SyncFile;
 
 fn needs_send<T: Send>(_: T) {}
 

@@ -3,7 +3,7 @@
 //! A thread cannot borrow data of the function that starts it.
 
 use kernel::prelude::*;
-use rust_hmm::thread::Thread;
+use rust_hmm::kernel::kthread::Thread;
 
 pub fn borrow() -> Result<Thread> {
     let local = 1u32;

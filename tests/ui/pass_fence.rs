@@ -6,16 +6,7 @@
 #![forbid(unsafe_code)]
 
 use kernel::prelude::*;
-use rust_hmm::{
-    mm::{
-        dma_fence::{DmaFenceRoom, DmaPending, Timeline},
-        fence::{Fence, Pending},
-        fence_watch::{Watch, Watched},
-        notifier::Cookie,
-        sync_file::SyncFile,
-    },
-    queue::Queue,
-};
+use rust_hmm::{kernel::{dma_fence::{DmaFenceRoom, DmaPending, Timeline}, fence::{Fence, Pending}, fence_watch::{Watch, Watched}, sync_file::SyncFile}, mm::notifier::Cookie, queue::Queue};
 
 /// Creates a pending DMA fence for an interrupt to signal, and a sync file for it.
 pub fn export(timeline: &Timeline) -> Result<(DmaPending, SyncFile)> {

@@ -12,10 +12,10 @@ use kernel::{
         Arc, //
     },
 };
-use rust_hmm::node::{
-    FileOps,
-    Node,
-    OpenFile, //
+use rust_hmm::kernel::miscdevice::{
+FileOps,
+Node,
+OpenFile, //
 };
 
 pub struct File {

@@ -4,9 +4,11 @@
 
 use kernel::prelude::*;
 use rust_hmm::{
-    mm::fence::Fence,
-    queue::Queue,
-    thread::Thread, //
+kernel::{
+fence::Fence,
+kthread::Thread, //
+},
+queue::Queue, //
 };
 
 pub fn submit(queue: &Queue, value: usize) -> Result<Fence> {

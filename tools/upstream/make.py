@@ -55,7 +55,7 @@ def patches():
 
 def source_of(file):
     """Where it is in the library."""
-    return next(path for path in (rust / "mm" / file, rust / file) if path.exists())
+    return next(path for path in (rust / "mm" / file, rust / "kernel" / file) if path.exists())
 
 
 def add_rust(file):
@@ -80,11 +80,9 @@ def add_c(file):
 
 
 def module(name):
-    """The line by which rust/mm.rs has the module, with its attributes."""
-    text = (rust / "mm.rs").read_text()
+    """The line by which rust/mm.rs or rust/kernel.rs has the module, with its attributes."""
+    text = "".join((rust / file).read_text() for file in ("mm.rs", "kernel.rs"))
     found = re.search(rf"^((?:#\[.*\]\n)*)(?:pub(?:\(crate\))? )?mod {name};\n", text, flags=re.M)
-    if not found:
-        return {"within": "pub mod within;\n"}.get(name, f"mod {name};\n")
     visible = "pub " if "pub" in found.group(0) else ""
     return f"{found.group(1)}{visible}mod {name};\n"
 
@@ -92,7 +90,9 @@ def module(name):
 def head_of(modules):
     """rust/kernel/hmm.rs with these modules."""
     docs = []
-    for line in (rust / "mm.rs").read_text().split("\n"):
+    lines = (rust / "mm.rs").read_text().split("\n")
+    lines += [line for line in (rust / "kernel.rs").read_text().split("\n") if line.startswith("//! - ")]
+    for line in lines:
         named = re.findall(r"\[?`(\w+)`\]? has", line)
         if not line.startswith("//!") or "patches" in line:
             continue

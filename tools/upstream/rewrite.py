@@ -4,9 +4,6 @@
 import re
 import textwrap
 
-# Modules outside of rust/mm that become part of the series.
-ALONG = ("compat", "deferred", "within")
-
 
 def paths_of(text):
     """The paths that the braces of a `use` name, each as a string."""
@@ -43,11 +40,9 @@ def braces(paths):
 def moved(path):
     """A path within the library, as one within the kernel crate; none if that part stays behind."""
     head, _, rest = path.partition("::")
-    if head == "mm":
-        return f"hmm::{rest}"
-    if head in ALONG:
-        return f"hmm::{path}"
-    return None if head in ("inject", "locks", "thread") else path
+    if head == "inject" or path.startswith(("kernel::kthread", "kernel::lock_classes")):
+        return None
+    return f"hmm::{rest}" if head in ("kernel", "mm") else path
 
 
 def imports(text):
@@ -136,10 +131,10 @@ def rust(text, series, private):
     text = re.sub(r" \|\| fails\(Point::\w+\)", "", text)
     # An argument of a C helper that widens a race window for a test.
     text = re.sub(r"fails\(Point::\w+\)", "false", text)
-    text = re.sub(r"locks::(\w+)\(\)", r'(c"hmm::\1", crate::static_lock_class!())', text)
+    text = re.sub(r"lock_classes::(\w+)\(\)", r'(c"hmm::\1", crate::static_lock_class!())', text)
     text = without_tests(text, "Thread::")
     text = imports(text)
-    text = re.sub(r"\bcrate::mm\b(?=::|\))", "crate::hmm", text)
+    text = re.sub(r"\bcrate::(?:mm|kernel)\b(?=::|\))", "crate::hmm", text)
     text = re.sub(r"\bkernel::", "crate::", text)
     # Items that are internal to the library become the interface for drivers.
     text = text.replace("pub(crate) ", "pub(super) " if private else "pub ")

@@ -7,10 +7,12 @@ use super::*;
 #[kunit_tests(rust_hmm_capi_queue)]
 mod tests {
     use super::*;
-    use crate::mm::{
-        dma_fence::{DmaFenceRoom, Timeline},
-        fence::Pending,
-        notifier::Cookie,
+    use crate::{
+        kernel::{
+            dma_fence::{DmaFenceRoom, Timeline},
+            fence::Pending,
+        },
+        mm::notifier::Cookie,
     };
     use bindings::{
         rust_hmm_counter_RUST_HMM_INVALIDATED_PAGES as INVALIDATED,

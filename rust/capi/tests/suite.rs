@@ -182,7 +182,7 @@ mod tests {
     fn the_table_lock_belongs_to_its_task() -> Result {
         let (range, driver) = attached(1)?;
         let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
-        let (busy, not_ours) = (within::deadlock().to_errno(), EPERM.to_errno());
+        let (busy, not_ours) = (reentry::deadlock().to_errno(), EPERM.to_errno());
         let mut place = place();
         // The thread is created first, because memory cannot be allocated with the table lock held.
         let (seen, theirs) = (driver.clone(), mirror as usize);

@@ -3,9 +3,9 @@
 //! Trees of lower bounds: no candidate below a node was accessed before the turn that is its bound.
 
 use super::turns::FIRST_TURN;
-use crate::mm::{
-    device_alloc::set,
-    word::load_u64, //
+use crate::{
+    kernel::word::load_u64,
+    mm::device_alloc::set, //
 };
 use kernel::{
     prelude::*,

@@ -9,10 +9,12 @@ use super::{
     Usage,
     GROUP, //
 };
-use crate::mm::{
-    device_alloc::clear,
-    once_box::OnceBox,
-    word::load_u64, //
+use crate::{
+    kernel::{
+        once_box::OnceBox,
+        word::load_u64, //
+    },
+    mm::device_alloc::clear, //
 };
 use kernel::sync::atomic::ordering::Relaxed;
 

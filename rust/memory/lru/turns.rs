@@ -2,7 +2,7 @@
 
 //! Time of the last access of each block, in turns.
 
-use crate::mm::word::load_u64;
+use crate::kernel::word::load_u64;
 use kernel::sync::atomic::{
     ordering::Relaxed,
     Atomic,

@@ -3,9 +3,9 @@
 //! Table of the huge pages that are being split. It decides whether a fault waits, returns early,
 //! or fails.
 
-use crate::{
-    locks,
-    mm::bell::Bell, //
+use crate::kernel::{
+    completion::Bell,
+    lock_classes, //
 };
 use kernel::{
     prelude::*,
@@ -54,8 +54,8 @@ struct State {
 
 impl Table {
     pub(super) fn new() -> Result<Arc<Self>> {
-        let (name, key) = locks::splits();
-        let (idle_name, idle_key) = locks::splits_idle();
+        let (name, key) = lock_classes::splits();
+        let (idle_name, idle_key) = lock_classes::splits_idle();
         let state = State {
             splits: RBTree::new(),
             items: 0,

@@ -3,7 +3,7 @@
 //! KUnit tests: reclaim of page-table pages.
 
 use super::*;
-use crate::{attributes::Change, mm::shrinker::Shrink};
+use crate::{attributes::Change, kernel::shrinker::Shrink};
 
 /// Number of 2 MiB blocks, each with a page-table page of its own. Some chunks have no other table
 /// pages.

@@ -4,13 +4,22 @@
 
 use super::*;
 use crate::{
-    inject::{Armed, Point},
+    inject::{
+        Armed,
+        Point, //
+    },
+    kernel::kthread::Thread,
     mm::{
-        dma::{DmaAddress, DmaDevice},
+        dma::{
+            DmaAddress,
+            DmaDevice, //
+        },
         user::UserSpan, //
     },
-    pgtable::{Leaf, OfDma},
-    thread::Thread,
+    pgtable::{
+        Leaf,
+        OfDma, //
+    }, //
 };
 
 /// A device without an IOMMU: the DMA address of a page is its physical address.

@@ -17,17 +17,20 @@ use super::{
     *, //
 };
 use crate::{
-    deferred,
     host_lock::Grain,
+    kernel::{
+        deferred,
+        fence_watch::Watch,
+        kthread::Thread,
+        shrinker::{
+            Shrink,
+            Shrinker, //
+        }, //
+    },
     mm::{
         dma::{
             DmaBuffer,
             DmaDevice, //
-        },
-        fence_watch::Watch,
-        shrinker::{
-            Shrink,
-            Shrinker, //
         },
         space::MmapGuard, //
     },
@@ -35,8 +38,7 @@ use crate::{
         Crew,
         Queue,
         Stop, //
-    },
-    thread::Thread, //
+    }, //
 };
 use kernel::{
     sync::atomic::{
@@ -372,7 +374,10 @@ mod suite {
         })?;
         *own.lock() = Some(queue);
         ends.wait_for(|| ends.dropped.load(Relaxed) == 2);
-        assert_eq!(rest.synchronize(None), Err(crate::mm::fence::cancelled()));
+        assert_eq!(
+            rest.synchronize(None),
+            Err(crate::kernel::fence::cancelled())
+        );
         assert_eq!(ends.finish(), Some(2));
         Ok(())
     }

@@ -4,9 +4,12 @@
 
 use super::*;
 use crate::{
+    kernel::kthread::Thread,
     mm::range_fault::PfnBuffer,
-    pgtable::{Leaf, Radix},
-    thread::Thread, //
+    pgtable::{
+        Leaf,
+        Radix, //
+    }, //
 };
 use kernel::{
     sync::atomic::ordering::Acquire,

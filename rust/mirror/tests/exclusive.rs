@@ -3,7 +3,7 @@
 //! KUnit tests: exclusive access of the device.
 
 use super::*;
-use crate::thread::Thread;
+use crate::kernel::kthread::Thread;
 use kernel::{
     sync::{Completion, SetOnce},
     time::{delay::fsleep, Delta},

@@ -13,12 +13,12 @@ use super::{
     *, //
 };
 use crate::{
-    mm::anon,
-    node::{
+    kernel::miscdevice::{
         FileOps,
         Node,
         OpenFile, //
     },
+    mm::anon, //
 };
 use core::ptr::null_mut;
 use kernel::{

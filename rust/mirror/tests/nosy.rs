@@ -6,15 +6,21 @@ use super::*;
 use crate::{
     attributes::Change,
     connection::Connection,
-    events::Event as Told,
-    host_lock::{Grain, Refused},
-    mm::{
-        device_pages::DeviceRange,
-        fence::{Fence, Pending}, //
+    debug::events::Event as Told,
+    host_lock::{
+        Grain,
+        Refused, //
     },
+    kernel::{
+        fence::{
+            Fence,
+            Pending, //
+        },
+        reentry, //
+    },
+    mm::device_pages::DeviceRange,
     policy::InPlace,
-    queue::Stop,
-    within, //
+    queue::Stop, //
 };
 use kernel::sync::{
     atomic::AtomicFlag,
@@ -79,7 +85,7 @@ pub(super) const CALLS: u32 = 22;
 /// Calls all functions that may sleep. Returns the number of calls, and the number of calls that
 /// returned `EDEADLK`.
 pub(super) fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
-    let refused = Err(within::deadlock());
+    let refused = Err(reentry::deadlock());
     let current = current!();
     let again = current.mm().map(|mm| {
         let device = Nosy(mirror.device().0.clone());

@@ -5,9 +5,9 @@
 use super::{stay::settle, *};
 use crate::{
     inject::{Armed, Point},
+    kernel::kthread::Thread,
     migrate::{counted, Overlap, PageOutcome},
     queue::Stop,
-    thread::Thread,
 };
 use core::ops::Range;
 use kernel::{

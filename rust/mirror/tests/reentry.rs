@@ -15,9 +15,9 @@ use super::{
     *, //
 };
 use crate::{
+    kernel::reentry,
     mm::space::MmapGuard,
-    queue::Stop,
-    within, //
+    queue::Stop, //
 };
 
 #[kunit_tests(rust_hmm_reentry)]
@@ -152,10 +152,10 @@ mod suite {
         let with = walkers.with(0, |_| ());
         drop(section);
         assert_eq!(refused, (CALLS, CALLS));
-        assert_eq!((again, with), (Some(within::deadlock()), None));
+        assert_eq!((again, with), (Some(reentry::deadlock()), None));
         // A walker cannot be entered from within itself.
         let inner = walkers.with(1, |_| (walkers.with(1, |_| ()), mirror.enter(1).err()));
-        assert_eq!(inner, Some((None, Some(within::deadlock()))));
+        assert_eq!(inner, Some((None, Some(reentry::deadlock()))));
         assert_eq!(walkers.with(1, |count| *count), Some(0));
         assert_eq!(call_all(&mirror, range).1, 0);
         Ok(())
@@ -212,7 +212,7 @@ mod suite {
         let _file = OpenNode::new(node.minor())?;
         // The kernel calls open() with the mutex held under which a node is registered. Therefore
         // only the creation of a node is refused.
-        assert_eq!(gate.made(), Some(within::deadlock()));
+        assert_eq!(gate.made(), Some(reentry::deadlock()));
         Ok(())
     }
 }

@@ -4,9 +4,9 @@
 
 use super::*;
 use crate::{
+    kernel::kthread::Thread,
     mm::device_pages::DeviceRange,
     policy::{OnePage, Placement, Policy, Wanted},
-    thread::Thread,
 };
 use kernel::{
     sync::atomic::ordering::Acquire,

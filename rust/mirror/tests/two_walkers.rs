@@ -3,7 +3,7 @@
 //! KUnit tests: two tasks that enter two walkers in opposite order.
 
 use super::*;
-use crate::thread::Thread;
+use crate::kernel::kthread::Thread;
 use kernel::{
     sync::atomic::ordering::Acquire,
     time::{

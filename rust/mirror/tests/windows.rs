@@ -3,7 +3,7 @@
 //! KUnit tests: windows of a space, and the events that a mirror receives.
 
 use super::*;
-use crate::deferred;
+use crate::kernel::deferred;
 
 /// Returns the number of windows of the mirror's space, after a worker has removed the unused ones.
 fn windows(mirror: &Mirror<TestDevice>) -> usize {

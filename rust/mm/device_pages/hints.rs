@@ -14,7 +14,12 @@
 
 use super::super::{
     addr::PMD_ORDER,
-    device_alloc::{clear, set},
+    device_alloc::{
+        clear,
+        set, //
+    }, //
+};
+use crate::kernel::{
     once_box::OnceBox,
     word::load_u64, //
 };

@@ -6,17 +6,34 @@
 use super::{
     super::{
         addr::PMD_ORDER,
-        device_alloc::{clear, set, FreeMap},
+        device_alloc::{
+            clear,
+            set, //
+            FreeMap,
+        },
         notifier::Cookie,
-        page::LockedFolio,
-        word::{load_u64, peek_usize}, //
-    },
+        page::LockedFolio, //
+    }, //
     region::Region,
-    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind, PIECE_BYTES, PIECE_PAGES,
+    CpuFault,
+    DevicePageOps,
+    DevicePages,
+    DeviceRange,
+    FaultError,
+    Kind,
+    PIECE_BYTES,
+    PIECE_PAGES,
 };
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{
+        fails,
+        Point, //
+    },
+    kernel::word::{
+        load_u64,
+        peek_usize, //
+    }, //
 };
 use core::{ops::Range, ptr::null_mut};
 use kernel::{

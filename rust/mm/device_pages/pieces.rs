@@ -7,10 +7,10 @@
 //! would have one level for 16 GiB and three for 16 TiB.
 
 use super::{
-    super::once_box::OnceBox,
-    piece::Piece,
-    DevicePageOps, //
+    piece::Piece, //
+    DevicePageOps,
 };
+use crate::kernel::once_box::OnceBox;
 use kernel::{
     prelude::*,
     sync::atomic::{

@@ -6,8 +6,8 @@ use super::*;
 use crate::{
     bindings,
     inject::{Armed, Point},
-    mm::{addr::PMD_ORDER, bell::monotonic_ns},
-    thread::Thread,
+    kernel::{completion::monotonic_ns, kthread::Thread},
+    mm::addr::PMD_ORDER,
 };
 use kernel::{
     sync::{

@@ -5,11 +5,14 @@
 use super::{address::DmaAddress, DmaDevice, Maps};
 use crate::{
     bindings,
-    deferred::{
+    inject::{
+        fails,
+        Point, //
+    },
+    kernel::deferred::{
         Deferred,
         DropWaits, //
-    },
-    inject::{fails, Point}, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -308,7 +311,7 @@ impl Drop for Owned {
 #[kunit_tests(rust_hmm_dma_buffer)]
 mod tests {
     use super::*;
-    use crate::thread::Thread;
+    use crate::kernel::kthread::Thread;
     use core::mem::ManuallyDrop;
     use kernel::{
         page::Page,

@@ -3,7 +3,7 @@
 //! KUnit tests: mappings of software devices that are closed.
 
 use super::*;
-use crate::thread::Thread;
+use crate::kernel::kthread::Thread;
 use core::mem::ManuallyDrop;
 use kernel::{page::Page, sync::Completion};
 

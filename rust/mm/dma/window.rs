@@ -22,9 +22,16 @@
 use super::{address::DmaAddress, DmaDevice, Maps};
 use crate::{
     bindings,
-    inject::{fails, Point},
-    locks,
-    mm::addr::{PageRange, PMD_PAGES, PMD_SIZE}, //
+    inject::{
+        fails,
+        Point, //
+    },
+    kernel::lock_classes,
+    mm::addr::{
+        PageRange,
+        PMD_PAGES,
+        PMD_SIZE, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -267,8 +274,8 @@ impl Windows {
     ///
     /// May sleep.
     pub(crate) fn new(device: &Arc<DmaDevice>) -> Result<Arc<Self>> {
-        let (name, key) = locks::dma_windows();
-        let (closing_name, closing_key) = locks::dma_closing();
+        let (name, key) = lock_classes::dma_windows();
+        let (closing_name, closing_key) = lock_classes::dma_closing();
         let this = Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),

@@ -5,13 +5,13 @@
 use super::*;
 use crate::{
     inject::{Armed, Point},
+    kernel::kthread::Thread,
     mm::{
         addr::PMD_SIZE,
         dma::{DmaDevice, Maps},
         table_memory::TableMemory,
     },
     pgtable::{Bits, FlushBatch, Flusher, FormatOf, Layout, Radix4},
-    thread::Thread,
 };
 use kernel::{
     page::PAGE_SIZE,

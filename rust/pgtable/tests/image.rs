@@ -5,9 +5,9 @@
 
 use super::*;
 use crate::{
+    kernel::reentry::is_within,
     mm::table_memory::{TableMemory, TableWrites},
     pgtable::{formats::*, BreakBeforeMake},
-    within::is_within,
 };
 use kernel::sync::{
     atomic::{ordering::Relaxed, Atomic, AtomicFlag},

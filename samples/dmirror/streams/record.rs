@@ -3,7 +3,7 @@
 //! Encodes events as `struct dmirror_event`.
 
 use kernel::prelude::*;
-use rust_hmm::events::Event;
+use rust_hmm::debug::events::Event;
 
 /// `DMIRROR_EVENT_VERSION`.
 const VERSION: u16 = 1;

@@ -14,9 +14,12 @@ use kernel::{
     uaccess::UserSliceWriter,
 };
 use rust_hmm::{
+    kernel::{
+        completion::monotonic_ns,
+        miscdevice::{Ready, Waiter},
+    },
     mirror::Mirror,
-    mm::{bell::monotonic_ns, notifier::Cookie},
-    node::{Ready, Waiter},
+    mm::notifier::Cookie,
 };
 
 /// Capacity of a ring.

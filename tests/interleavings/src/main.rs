@@ -10,8 +10,6 @@
 mod bindings;
 #[path = "il/harness.rs"]
 mod harness;
-mod limit;
-mod locks;
 #[macro_use]
 #[path = "il/stand_ins.rs"]
 mod stand_ins;
@@ -48,10 +46,30 @@ mod pgtable {
     pub use layout::{Bits, FormatOf, Layout};
     pub use table::{Reader, Spares, Table};
 }
-mod stats;
-mod within;
+mod debug {
+    pub(crate) mod stats;
 
-use stand_ins::{connection, deferred, inject, mirror, overhead, queue};
+    pub(crate) use crate::stand_ins::overhead as footprint;
+}
+
+use stand_ins::{connection, inject, mirror, queue};
+
+mod kernel {
+    pub(crate) mod limit;
+    pub(crate) mod lock_classes;
+    pub(crate) mod once_box;
+    pub(crate) mod rcu_slot;
+    pub(crate) mod reentry;
+    pub(crate) mod word;
+
+    pub(crate) use crate::stand_ins::{deferred, shrinker, zeroed};
+
+    pub(crate) mod completion {
+        pub(crate) fn monotonic_ns() -> u64 {
+            0
+        }
+    }
+}
 
 mod mm {
     pub(crate) mod addr;
@@ -59,9 +77,6 @@ mod mm {
     pub(crate) mod dma;
     pub(crate) mod flush;
     pub(crate) mod mask;
-    pub(crate) mod once_box;
-    pub(crate) mod rcu_slot;
-    pub(crate) mod word;
 
     pub(crate) mod device_pages {
         #[path = "../../il/device_pages.rs"]
@@ -82,13 +97,7 @@ mod mm {
     #[path = "../il/tests/dma.rs"]
     pub(crate) mod dma_interleavings;
 
-    pub(crate) use crate::stand_ins::{notifier, page, pin, shrinker, table_memory, zeroed};
-
-    pub(crate) mod bell {
-        pub(crate) fn monotonic_ns() -> u64 {
-            0
-        }
-    }
+    pub(crate) use crate::stand_ins::{notifier, page, pin, table_memory};
 
     pub(crate) mod space {
         pub(crate) fn fatal_signal_pending() -> bool {
@@ -122,7 +131,7 @@ mod tests;
 
 #[cfg(feature = "explore")]
 #[global_allocator]
-static ALLOCATOR: kernel::model::quarantine::Quarantine = kernel::model::quarantine::Quarantine;
+static ALLOCATOR: ::kernel::model::quarantine::Quarantine = ::kernel::model::quarantine::Quarantine;
 
 fn main() {
     harness::main(tests::ALL);

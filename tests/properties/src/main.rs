@@ -40,7 +40,19 @@ mod hardware {
 mod attributes;
 #[path = "properties/attributes.rs"]
 mod attributes_properties;
-mod locks;
+
+mod debug {
+    pub(crate) use crate::stand_ins::overhead as footprint;
+}
+
+mod kernel {
+    pub(crate) mod lock_classes;
+    pub(crate) mod once_box;
+    pub(crate) mod rcu_slot;
+    pub(crate) mod word;
+
+    pub(crate) use crate::stand_ins::{deferred, shrinker, thread as kthread, within as reentry, zeroed};
+}
 
 mod memory {
     mod lru;
@@ -54,10 +66,7 @@ mod mm {
     pub(crate) mod dma;
     pub(crate) mod flush;
     pub(crate) mod mask;
-    pub(crate) mod once_box;
     pub(crate) mod range_map;
-    pub(crate) mod rcu_slot;
-    pub(crate) mod word;
 
     #[path = "../properties/addr.rs"]
     pub(crate) mod addr_properties;
@@ -66,15 +75,13 @@ mod mm {
     #[path = "../properties/range_map.rs"]
     pub(crate) mod range_map_properties;
 
-    pub(crate) use crate::stand_ins::{
-        device_pages, notifier, page, pin, shrinker, table_memory, zeroed,
-    };
+    pub(crate) use crate::stand_ins::{device_pages, notifier, page, pin, table_memory};
 }
 
 mod pgtable;
 mod policy;
 
-use stand_ins::{alarm, deferred, inject, mirror, overhead, thread, within};
+use stand_ins::{alarm, inject, mirror};
 
 fn main() {
     harness::main(&[

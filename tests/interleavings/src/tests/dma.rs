@@ -11,7 +11,7 @@ use super::{
 use crate::{
     bindings,
     harness::{bounded, full, Test},
-    locks,
+    kernel::lock_classes,
 };
 use kernel::{
     model::{spawn, Memory},
@@ -121,7 +121,7 @@ impl Table {
     fn new(device: &Arc<DmaDevice>) -> Arc<Self> {
         let windows = Windows::new(device).unwrap();
         windows.prepare(page(0)).unwrap();
-        let (name, key) = locks::ended();
+        let (name, key) = lock_classes::ended();
         let lock = Mutex::new((), name, key);
         Arc::new(Self { lock, windows }, GFP_KERNEL).unwrap()
     }

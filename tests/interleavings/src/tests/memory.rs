@@ -12,7 +12,7 @@ use super::{
 use crate::{
     connection::Connection,
     harness::{bounded, full, Test},
-    locks,
+    kernel::lock_classes,
     mm::notifier::Cookie,
 };
 use kernel::{
@@ -28,10 +28,7 @@ use kernel::{
 };
 
 pub(crate) const TESTS: &[Test] = &[
-    full(
-        "arrivals_close_waits_for_steps_that_have_begun",
-        close_waits,
-    ),
+    full("arrivals_close_waits_for_steps_that_have_begun", close_waits),
     bounded("steps_wait_ends_when_the_last_step_does", 4, wait_ends),
     full("steps_second_wait_waits_for_later_steps", second_wait),
     full("copies_are_visible_after_the_wait", copies),
@@ -47,10 +44,8 @@ struct Arriving {
 }
 
 fn close_waits() {
-    let shared = Arriving {
-        arrivals: kernel::init::made(Arrivals::new()).unwrap(),
-        memory: Memory::new(0),
-    };
+    let shared =
+        Arriving { arrivals: kernel::init::made(Arrivals::new()).unwrap(), memory: Memory::new(0) };
     let shared = Arc::new(shared, GFP_KERNEL).unwrap();
     let other = shared.clone();
     let thread = spawn(move || {
@@ -74,7 +69,7 @@ struct Stepping {
 }
 
 fn stepping() -> Arc<Stepping> {
-    let steps = Steps::new(locks::arrivals(), locks::arrivals_idle());
+    let steps = Steps::new(lock_classes::arrivals(), lock_classes::arrivals_idle());
     let stepping = Stepping {
         steps: kernel::init::made(steps).unwrap(),
         memory: [Memory::new(0), Memory::new(0)],

@@ -4,7 +4,7 @@
 
 use crate::{
     harness::{full, Test},
-    mm::once_box::OnceBox,
+    kernel::once_box::OnceBox,
 };
 use kernel::{
     model::{spawn, Memory},

@@ -5,8 +5,8 @@
 use super::{Entry, Flusher, Format, Leaf, Reader, Spares, Table};
 use crate::{
     harness::{full, Test},
-    locks,
-    mm::{addr::PageRange, shrinker::Shrink, table_memory::TableMemory},
+    kernel::{lock_classes, shrinker::Shrink},
+    mm::{addr::PageRange, table_memory::TableMemory},
 };
 use core::marker::PhantomData;
 use kernel::{
@@ -19,23 +19,14 @@ use std::collections::BTreeMap;
 pub(crate) const TESTS: &[Test] = &[
     full("pgtable_walk_during_an_install", install),
     full("pgtable_walk_during_a_split", split),
-    full(
-        "pgtable_walk_never_sees_a_page_that_is_used_again",
-        used_again,
-    ),
+    full("pgtable_walk_never_sees_a_page_that_is_used_again", used_again),
     full("pgtable_walk_during_a_shrink", shrink),
     full("pgtable_reserve_during_a_shrink", reserve_and_shrink),
     full("pgtable_device_walks_during_an_install", device_install),
     full("pgtable_device_walks_during_a_split", device_split),
     full("pgtable_device_walks_while_a_page_leaves_a_run", device_run),
-    full(
-        "pgtable_device_walks_while_a_pass_breaks_a_run",
-        device_run_by_pass,
-    ),
-    full(
-        "pgtable_device_never_walks_a_page_that_is_used_again",
-        device_used_again,
-    ),
+    full("pgtable_device_walks_while_a_pass_breaks_a_run", device_run_by_pass),
+    full("pgtable_device_never_walks_a_page_that_is_used_again", device_used_again),
 ];
 
 /// Like `Radix4`, but smaller.
@@ -76,7 +67,7 @@ impl Flusher for Walkers {
 }
 
 fn walkers() -> Arc<Walkers> {
-    let (name, key) = locks::walker();
+    let (name, key) = lock_classes::walker();
     Arc::new(Walkers(SpinLock::new((), name, key)), GFP_KERNEL).unwrap()
 }
 
@@ -247,9 +238,7 @@ impl Device {
         let tables = {
             let guard = rcu::read_lock();
             let address = |index| Some((reader.pool.address(&guard, index)?, index));
-            (0..4 * super::chunk::CHUNK as u32)
-                .filter_map(address)
-                .collect()
+            (0..4 * super::chunk::CHUNK as u32).filter_map(address).collect()
         };
         (table, spares, Self { reader, tables })
     }

@@ -4,7 +4,7 @@
 
 use crate::{
     harness::{full, Test},
-    mm::rcu_slot::{RcuSlot, Retired},
+    kernel::rcu_slot::{RcuSlot, Retired},
 };
 use kernel::{
     model::{spawn, Memory},

@@ -3,10 +3,10 @@
 //! Counters, and fault-around windows.
 
 use crate::{
+    debug::stats::{Counter, Stats},
     harness::{full, Test},
     mm::addr::PMD_SIZE,
     policy::window::Windows,
-    stats::{Counter, Stats},
 };
 use kernel::{
     model::spawn,

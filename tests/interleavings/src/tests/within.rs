@@ -4,8 +4,10 @@
 
 use crate::{
     harness::{bounded, full, Test},
-    limit::Limit,
-    within::{is_within, Within},
+    kernel::{
+        limit::Limit,
+        reentry::{is_within, Within},
+    },
 };
 use kernel::{
     model::{set_born, spawn},

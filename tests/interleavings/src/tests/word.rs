@@ -4,7 +4,7 @@
 
 use crate::{
     harness::{full, Test},
-    mm::word,
+    kernel::word,
 };
 use kernel::{
     model::{spawn, Memory},
@@ -33,10 +33,7 @@ fn publishes_by<W>(load: fn(&Atomic<W>) -> W, store: fn(&Atomic<W>, W))
 where
     W: AtomicType + From<bool> + PartialEq + 'static,
 {
-    let shared = Published {
-        memory: Memory::new(0),
-        word: Atomic::new(W::from(false)),
-    };
+    let shared = Published { memory: Memory::new(0), word: Atomic::new(W::from(false)) };
     let shared = Arc::new(shared, GFP_KERNEL).unwrap();
     let other = shared.clone();
     let writer = spawn(move || {

@@ -6,10 +6,10 @@
 //!
 //! C header: [`include/linux/tracepoint.h`](srctree/include/linux/tracepoint.h)
 
-use super::addr::PageRange;
 use crate::{
     bindings,
-    events::{Again, Event, Need, Trigger},
+    debug::events::{Again, Event, Need, Trigger},
+    mm::addr::PageRange,
 };
 use kernel::{
     mm::MmWithUser,

@@ -12,8 +12,8 @@
 //! space observes a fence by an eventfd ([`Fence::eventfd`]) or by `poll()` of a driver's file
 //! ([`Watch`](super::fence_watch::Watch)).
 
-use super::{bell::Bell, dma_fence::DmaFence, notifier::Cookie};
-use crate::{bindings, within};
+use super::{completion::Bell, dma_fence::DmaFence};
+use crate::{bindings, kernel::reentry, mm::notifier::Cookie};
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     error::to_result,
@@ -260,7 +260,7 @@ impl Fence {
     ///
     /// May sleep. The caller must not hold a lock that is taken before the fence is signalled.
     pub fn synchronize(&self, timeout: Option<Delta>) -> Result {
-        within::may_wait()?;
+        reentry::may_wait()?;
         if let Some(ended) = self.check().ended() {
             return ended;
         }
@@ -348,7 +348,7 @@ impl Drop for Fence {
 #[kunit_tests(rust_hmm_fence)]
 mod tests {
     use super::*;
-    use crate::thread::Thread;
+    use crate::kernel::kthread::Thread;
 
     fn pending() -> Result<Pending> {
         Pending::new(Cookie::NONE)
@@ -418,8 +418,8 @@ mod tests {
     #[test]
     fn waiting_within_a_callback_is_refused() -> Result {
         let pending = pending()?;
-        let _within = within::Within::enter();
-        assert_eq!(pending.fence().synchronize(None), Err(within::deadlock()));
+        let _within = reentry::Within::enter();
+        assert_eq!(pending.fence().synchronize(None), Err(reentry::deadlock()));
         Ok(())
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! C header: [`include/linux/task_work.h`](srctree/include/linux/task_work.h)
 
-use super::bell::Bell;
+use super::completion::Bell;
 use crate::bindings;
 use kernel::{
     error::to_result,
@@ -95,7 +95,7 @@ impl Drop for TaskWorks {
 #[kunit_tests(rust_hmm_task_work)]
 mod tests {
     use super::*;
-    use crate::thread::Thread;
+    use crate::kernel::kthread::Thread;
     use kernel::sync::atomic::{
         ordering::{Acquire, Release},
         Atomic, //

@@ -10,15 +10,17 @@
 
 use crate::{
     bindings,
-    deferred::{
-        Deferred,
-        DropWaits, //
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        reentry::{
+            self,
+            Within, //
+        }, //
     },
-    mm::anon,
-    within::{
-        self,
-        Within, //
-    },
+    mm::anon, //
 };
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
@@ -198,14 +200,14 @@ static OPENING: Atomic<usize> = Atomic::new(0);
 // Not inlined: all modules must use the same `OPENING`.
 #[inline(never)]
 fn is_opening() -> bool {
-    OPENING.load(Relaxed) == within::current_task()
+    OPENING.load(Relaxed) == reentry::current_task()
 }
 
 /// Records whether the current task is in [`OpenFile::open`]. Context: `misc_mtx` is held.
 #[inline(never)]
 fn set_opening(is_opening: bool) {
     let task = if is_opening {
-        within::current_task()
+        reentry::current_task()
     } else {
         0
     };
@@ -268,9 +270,9 @@ impl<F: OpenFile> Node<F> {
     ) -> impl PinInit<Self, Error> {
         try_init!(Self {
             registered: {
-                within::may_wait()?;
+                reentry::may_wait()?;
                 if is_opening() {
-                    return Err(within::deadlock());
+                    return Err(reentry::deadlock());
                 }
                 Deferred::pinned(Registered::new(name, ops, module, device), GFP_KERNEL)?
             },

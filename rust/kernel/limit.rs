@@ -5,7 +5,7 @@
 //! A driver that makes a mistake often makes it for each page, which would flood the kernel log.
 //! The kernel's own rate limit (`___ratelimit()`) has no safe binding.
 
-use crate::mm::bell::monotonic_ns;
+use crate::kernel::completion::monotonic_ns;
 use kernel::{
     prelude::*,
     sync::atomic::{

@@ -255,7 +255,7 @@ impl<T: Send + Sync> PinnedDrop for RcuMap<T> {
 #[kunit_tests(rust_hmm_rcu_map)]
 mod tests {
     use super::*;
-    use crate::thread::Thread;
+    use crate::kernel::kthread::Thread;
     use kernel::{
         sync::{
             atomic::{ordering::Relaxed, Atomic},

@@ -8,11 +8,13 @@
 use super::fence::Fence;
 use crate::{
     bindings,
-    deferred::{
-        Deferred,
-        DropWaits, //
-    },
-    locks, //
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes, //
+    }, //
 };
 use kernel::{
     ffi,
@@ -61,7 +63,7 @@ impl Watch {
     /// May sleep. Dropping the last reference may sleep, too, except in a callback or in atomic
     /// context, where a worker frees it.
     pub fn new() -> Result<Arc<Self>> {
-        let (name, key) = locks::fence_watch();
+        let (name, key) = lock_classes::fence_watch();
         let pollers = Pollers::new(name, key);
         let watch = Self {
             signalled: Atomic::new(0),
@@ -160,7 +162,7 @@ impl PinnedDrop for Watched {
 #[kunit_tests(rust_hmm_fence_watch)]
 mod tests {
     use super::*;
-    use crate::mm::{fence::Pending, notifier::Cookie};
+    use crate::{kernel::fence::Pending, mm::notifier::Cookie};
     use kernel::time::{delay::fsleep, Delta, Instant, Monotonic};
 
     #[test]

@@ -15,12 +15,14 @@
 use super::Shrink;
 use crate::{
     bindings,
-    deferred::{
-        Deferred,
-        DropWaits, //
-    },
-    locks,
-    within::Within, //
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes,
+        reentry::Within, //
+    }, //
 };
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
@@ -58,7 +60,7 @@ impl Owner {
     // Not inlined, so that drivers share the library's code.
     #[inline(never)]
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let (name, class) = locks::owner();
+        let (name, class) = lock_classes::owner();
         Arc::pin_init(
             pin_init!(Self {
                 shrink <- Mutex::new(None, name, class),

@@ -16,7 +16,7 @@
 
 use crate::{
     bindings,
-    within, //
+    kernel::reentry, //
 };
 use core::{
     marker::PhantomData,
@@ -160,7 +160,7 @@ impl<T: DropWaits> Drop for Deferred<T> {
     #[inline]
     fn drop(&mut self) {
         let place = self.place.as_ptr();
-        if within::can_wait() && !self.waits_for_current() {
+        if reentry::can_wait() && !self.waits_for_current() {
             // SAFETY: By the type invariant the place is ours, and it is not used after this.
             unsafe { Self::drop_at(place.cast()) };
         } else {

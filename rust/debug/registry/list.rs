@@ -3,7 +3,7 @@
 //! List of all mirrors and all device memories, in the order of their numbers.
 
 use super::{Kind, Place, Watched};
-use crate::locks;
+use crate::kernel::lock_classes;
 use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
@@ -120,7 +120,7 @@ fn make(
     pid: i32,
     subject: Arc<dyn Watched>,
 ) -> Result<(Arc<Place>, Node)> {
-    let (name, class) = locks::watched();
+    let (name, class) = lock_classes::watched();
     let place = Arc::pin_init(
         pin_init!(Place {
             kind,

@@ -6,11 +6,13 @@
 
 use crate::{
     bindings,
-    deferred::{
-        Deferred,
-        DropWaits, //
-    },
-    within::Within, //
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        reentry::Within, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{ffi, prelude::*, sync::Arc};

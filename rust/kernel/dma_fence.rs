@@ -16,8 +16,8 @@
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
-use super::{fence::cancelled, notifier::Cookie};
-use crate::bindings;
+use super::fence::cancelled;
+use crate::{bindings, mm::notifier::Cookie};
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     prelude::*,
@@ -234,7 +234,7 @@ impl Drop for Signalling {
 #[kunit_tests(rust_hmm_dma_fence)]
 mod tests {
     use super::*;
-    use crate::mm::fence::{Fence, Status};
+    use crate::kernel::fence::{Fence, Status};
 
     fn pending(kind: Cookie) -> Result<DmaPending> {
         Ok(DmaFenceRoom::new()?.make(&Timeline::new(), kind))

@@ -6,11 +6,13 @@
 
 use crate::{
     bindings,
-    deferred::{
-        Deferred,
-        DropWaits, //
-    },
-    within, //
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        reentry, //
+    }, //
 };
 use core::{marker::PhantomData, ptr};
 use kernel::{error::from_err_ptr, ffi, prelude::*};
@@ -47,7 +49,7 @@ unsafe impl Sync for Running {}
 
 impl DropWaits for Running {
     fn waits_for_current(&self) -> bool {
-        self.task.addr() == within::current_task()
+        self.task.addr() == reentry::current_task()
     }
 }
 

@@ -14,14 +14,16 @@
 
 use crate::{
     bindings,
-    limit::Limit,
-    mm::word::{
-        peek_u32,
-        peek_u64,
-        peek_usize,
-        store_u32,
-        store_u64, //
-    },
+    kernel::{
+        limit::Limit,
+        word::{
+            peek_u32,
+            peek_u64,
+            peek_usize,
+            store_u32,
+            store_u64, //
+        }, //
+    }, //
 };
 use core::panic::Location;
 use kernel::{
@@ -304,14 +306,14 @@ fn report(place: &Location<'_>) {
 /// Returns the path of a source file relative to the top directory of the library. The compiler
 /// records absolute paths for out-of-tree modules.
 fn relative(file: &str) -> &str {
-    let top = file!().strip_suffix("rust/within.rs").unwrap_or("");
+    let top = file!().strip_suffix("rust/kernel/reentry.rs").unwrap_or("");
     file.strip_prefix(top).unwrap_or(file)
 }
 
 #[kunit_tests(rust_hmm_within)]
 mod tests {
     use super::*;
-    use crate::thread::Thread;
+    use crate::kernel::kthread::Thread;
     use kernel::sync::Arc;
 
     #[test]

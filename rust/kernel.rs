@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Safe types over C interfaces that the kernel crate lacks, and that are not specific to memory
+//! management.
+//!
+//! Nothing here imports another folder of the library.
+//!
+//! - [`completion`] has completions, and the time.
+//! - [`fence`] has fences of operations that may fault.
+//! - [`fence_watch`] has the report of such fences by `poll`.
+//! - [`dma_fence`] has `dma_fence`, [`sync_file`] has sync files.
+//! - [`kthread`] has kernel threads.
+//! - [`miscdevice`] has character devices of a driver, with `poll` and `mmap`.
+//! - [`shrinker`] has shrinkers.
+//! - `task_work` has the sleep of a task before it returns to user mode.
+//! - `debugfs` has a directory of files in debugfs.
+//! - `deferred` has objects that a worker drops because their owner could not wait.
+//! - `reentry` has the tasks that are in callbacks, where waits would deadlock.
+//! - `lock_classes` has the lock classes of the library.
+//! - `once_box` has pointers that are set once, `rcu_slot` those that RCU protects.
+//! - `rcu_map` has an XArray of reference-counted objects that RCU protects.
+//! - `word` has inlined atomic accesses, `zeroed` has arrays of words.
+//! - `limit` has the rate limit of log messages.
+//! - `names` has enumerations whose variants have names.
+
+pub mod completion;
+pub(crate) mod debugfs;
+pub(crate) mod deferred;
+pub mod dma_fence;
+pub mod fence;
+pub mod fence_watch;
+pub mod kthread;
+pub(crate) mod limit;
+pub(crate) mod lock_classes;
+pub mod miscdevice;
+pub(crate) mod names;
+pub(crate) mod once_box;
+pub(crate) mod rcu_map;
+pub(crate) mod rcu_slot;
+pub(crate) mod reentry;
+pub mod shrinker;
+pub mod sync_file;
+pub(crate) mod task_work;
+pub(crate) mod word;
+pub(crate) mod zeroed;

@@ -13,11 +13,5 @@
 #include <linux/rmap.h>
 
 #include "../include/rust_hmm.h"
-#include "deferred.h"
-#include "dma.h"
-#include "fence.h"
-#include "helpers.h"
-#include "managed.h"
-#include "pin.h"
-#include "shrinker.h"
-#include "task_work.h"
+/* The functions and types of the C helpers. */
+#include "helpers/helpers.c"

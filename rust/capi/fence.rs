@@ -2,7 +2,7 @@
 
 //! C interface: fences. `struct rust_hmm_fence` is the object behind a [`Fence`].
 //!
-//! `rust/fence.c` has the functions that do not need the library: `rust_hmm_fence_get()`,
+//! `rust/helpers/fence.c` has the functions that do not need the library: `rust_hmm_fence_get()`,
 //! `rust_hmm_fence_put()`, `rust_hmm_fence_eventfd()`, `rust_hmm_fence_watch()` and
 //! `rust_hmm_fence_unwatch()`.
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Layout of the structures that `include/rust_hmm.h` defines, in bytes. `rust/capi.c` asserts the
-//! same in C. If only one side is changed, the build fails.
+//! Layout of the structures that `include/rust_hmm.h` defines, in bytes.
+//! `rust/helpers/capi.c` asserts the same in C. If only one side is changed, the build fails.
 
 use crate::bindings;
 use core::mem::offset_of;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tracepoints of `rust/trace.h`, for `perf`, `bpftrace` and `trace-cmd`.
+//! Tracepoints of `rust/helpers/trace.h`, for `perf`, `bpftrace` and `trace-cmd`.
 //!
 //! Each tracepoint reports a whole operation. A disabled tracepoint costs one function call.
 //!

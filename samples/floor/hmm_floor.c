@@ -21,7 +21,9 @@
 #include <linux/uaccess.h>
 #include <linux/vmalloc.h>
 
-#include "../../rust/helpers.h"
+/* rust/helpers/page_copy.c */
+size_t rust_hmm_page_to_user(unsigned long user, unsigned long pfn,
+			     size_t offset, size_t len);
 
 #define BATCH 512
 #define WINDOW 16

@@ -55,7 +55,8 @@ def patches():
 
 def source_of(file):
     """Where it is in the library."""
-    return next(path for path in (rust / "mm" / file, rust / "kernel" / file) if path.exists())
+    paths = (rust / folder / file for folder in ("mm", "kernel", "helpers"))
+    return next(path for path in paths if path.exists())
 
 
 def add_rust(file):
@@ -70,11 +71,11 @@ def add_rust(file):
 
 def add_c(file):
     """A file of C."""
-    name = "hmm.c" if file == "helpers.c" else f"hmm_{file}"
-    (repository / "rust/helpers" / name).write_text(rewrite.c((rust / file).read_text()))
+    name = f"hmm_{file}"
+    (repository / "rust/helpers" / name).write_text(rewrite.c(source_of(file).read_text()))
     condition = " && \\\n\t".join(f"defined(CONFIG_{option})" for option in KCONFIG)
     helpers = (repository / "rust/helpers/helpers.c").read_text()
-    if '#include "hmm.c"' not in helpers:
+    if "#endif /* hmm */" not in helpers:
         change("rust/helpers/helpers.c", r'^#include "(hr|i)\w+\.c"', f'#if {condition}\n#endif /* hmm */\n')
     change("rust/helpers/helpers.c", r"^#endif /\* hmm \*/", f'#include "{name}"\n')
 

@@ -19,7 +19,52 @@
 #include <linux/leafops.h>
 #include <linux/userfaultfd_k.h>
 
-#include "helpers.h"
+/* An address at which a page is mapped. */
+struct rust_hmm_user {
+	struct mm_struct *mm;
+	unsigned long addr;
+};
+
+/* State of pages for a migration. */
+enum rust_hmm_pages {
+	/* Anonymous system memory, or holes that a fault fills with it. */
+	RUST_HMM_PAGES_SYSTEM,
+	/* In the device memory @tile. */
+	RUST_HMM_PAGES_DEVICE,
+	/* Being migrated by another task. */
+	RUST_HMM_PAGES_BUSY,
+	/* Another user has a reference, temporarily or permanently. */
+	RUST_HMM_PAGES_HELD,
+	/* Not movable: file pages, pinned, KSM, or memory of another device. */
+	RUST_HMM_PAGES_STAY,
+	/* In a VMA from which migrate_vma_setup() isolates no pages. */
+	RUST_HMM_PAGES_REFUSED,
+};
+
+/* Folios of pages. */
+enum rust_hmm_folios {
+	/*
+	 * Small folios only, and no hole that a CPU fault may fill with a large
+	 * one.
+	 */
+	RUST_HMM_FOLIOS_SMALL,
+	/* One huge page that is mapped by a PMD. */
+	RUST_HMM_FOLIOS_HUGE,
+	/* Large folios, or holes for them. */
+	RUST_HMM_FOLIOS_LARGE,
+};
+
+/* Huge page of private device memory that is migrated back. */
+enum rust_hmm_huge {
+	/* No page is present. */
+	RUST_HMM_HUGE_HOLE,
+	/* A huge page of @tile, mapped only here; locked and referenced. */
+	RUST_HMM_HUGE_HELD,
+	/* Such a page, but another task holds its lock. */
+	RUST_HMM_HUGE_BUSY,
+	/* Any other state. */
+	RUST_HMM_HUGE_OTHER,
+};
 
 /*
  * Injected delay before the lock of an anon_vma is taken, in ms, which widens the

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Managed allocations, see managed.h. */
+/* Anonymous memory that is mapped from a device file. */
 #include <linux/err.h>
 #include <linux/export.h>
 #include <linux/kthread.h>
 #include <linux/mm.h>
 #include <linux/mman.h>
 #include <linux/sched.h>
-
-#include "managed.h"
 
 /*
  * Makes a private mapping of a device file anonymous memory, like one of

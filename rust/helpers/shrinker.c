@@ -15,7 +15,18 @@
 #include <linux/shrinker.h>
 #include <linux/slab.h>
 
-#include "shrinker.h"
+/* Operations of an owner that the shrinker calls. */
+struct rust_hmm_owner_ops {
+	/* Takes a reference to the owner. Context: atomic. */
+	void (*get)(void *owner);
+	/*
+	 * Frees up to @pages pages, and drops the reference. Returns the number
+	 * of freed pages. Sets @scanned to an upper bound of the number of
+	 * pages that were scanned for that. Context: reclaim.
+	 */
+	unsigned long (*reclaim)(void *owner, unsigned long pages,
+				 unsigned long *scanned);
+};
 
 struct rust_hmm_reclaimable {
 	struct list_head list;
@@ -174,3 +185,9 @@ unsigned long rust_hmm_owners_reclaim(unsigned long pages)
 	return given;
 }
 #endif
+
+struct shrinker *rust_hmm_shrinker_alloc(const char *name)
+{
+	return shrinker_alloc(0, "%s", name);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_shrinker_alloc);

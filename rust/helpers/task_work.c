@@ -9,23 +9,29 @@
 #include <linux/export.h>
 #include <linux/rcupdate.h>
 #include <linux/sched.h>
+#include <linux/task_work.h>
 #include <linux/wait_bit.h>
 
-#include "task_work.h"
+/* The first member of a work item in rust/kernel/task_work.rs. */
+struct rust_hmm_task_work {
+	struct callback_head head;
+	/* Called once by the task with this structure, which the function frees. */
+	void (*run)(void *object);
+};
 
 /* Number of added work items that are not done yet */
-static atomic_t pending = ATOMIC_INIT(0);
+static atomic_t task_works_pending = ATOMIC_INIT(0);
 /* Whether any work was added since the module was loaded */
-static bool used;
+static bool task_works_used;
 
-static void run(struct callback_head *head)
+static void run_task_work(struct callback_head *head)
 {
 	struct rust_hmm_task_work *work;
 
 	work = container_of(head, struct rust_hmm_task_work, head);
 	work->run(work);
-	if (atomic_dec_and_test(&pending))
-		wake_up_var(&pending);
+	if (atomic_dec_and_test(&task_works_pending))
+		wake_up_var(&task_works_pending);
 }
 
 /*
@@ -40,12 +46,12 @@ int rust_hmm_task_work_add(struct rust_hmm_task_work *work)
 	/* task_work_add() accepts work for kernel threads, which never run it. */
 	if (current->flags & (PF_KTHREAD | PF_USER_WORKER | PF_EXITING))
 		return -ESRCH;
-	WRITE_ONCE(used, true);
-	atomic_inc(&pending);
-	init_task_work(&work->head, run);
+	WRITE_ONCE(task_works_used, true);
+	atomic_inc(&task_works_pending);
+	init_task_work(&work->head, run_task_work);
 	ret = task_work_add(current, &work->head, TWA_RESUME);
 	if (ret)
-		atomic_dec(&pending);
+		atomic_dec(&task_works_pending);
 	return ret;
 }
 
@@ -61,13 +67,13 @@ bool rust_hmm_task_is_exiting(void)
 /* Waits until all work is done and its calls have returned. No work may be added concurrently. */
 void rust_hmm_task_work_exit(void)
 {
-	if (!READ_ONCE(used))
+	if (!READ_ONCE(task_works_used))
 		return;
-	wait_var_event(&pending, !atomic_read_acquire(&pending));
+	wait_var_event(&task_works_pending, !atomic_read_acquire(&task_works_pending));
 	/*
-	 * run() may not have returned yet. After the decrement the task does not
+	 * run_task_work() may not have returned yet. After the decrement the task does not
 	 * sleep, but it may be preempted. A grace period of RCU tasks waits for a
-	 * voluntary context switch of the task, so that run() has returned.
+	 * voluntary context switch of the task, so that run_task_work() has returned.
 	 */
 	synchronize_rcu_tasks();
 }

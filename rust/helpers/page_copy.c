@@ -20,8 +20,6 @@
 #include <asm/asm.h>
 #endif
 
-#include "helpers.h"
-
 /* An access whose data races are intended, see above. */
 #define CONTENTS(statement) data_race(({ statement; 0; }))
 

@@ -22,9 +22,7 @@
 #include <linux/slab.h>
 #include <linux/spinlock.h>
 
-#include "../include/rust_hmm.h"
-#include "deferred.h"
-#include "fence.h"
+#include "../../include/rust_hmm.h"
 
 /* Most eventfds of a fence: a signal walks them with interrupts disabled. */
 #define EVENTFDS 4

@@ -9,9 +9,9 @@
 #include <linux/rcupdate.h>
 #include <linux/sched.h>
 
-#include "helpers.h"
-
+#ifndef __BINDGEN__
 #define CREATE_TRACE_POINTS
+#endif
 #include "trace.h"
 
 /* Returns the pid (tgid) of the process that owns @mm; 0 if it has no owner. */

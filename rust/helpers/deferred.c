@@ -12,7 +12,15 @@
 #include <linux/notifier.h>
 #include <linux/workqueue.h>
 
-#include "deferred.h"
+/*
+ * A member of an object that a worker drops, or for which it runs deferred work. In
+ * rust/kernel/deferred.rs it is the first member.
+ */
+struct rust_hmm_deferred {
+	struct work_struct work;
+	/* Called once by the worker with this structure, which the function may free. */
+	void (*drop)(void *object);
+};
 
 /*
  * Not ordered: the drop of one object may wait for the drop of another one. For

@@ -8,7 +8,7 @@
 #include <linux/export.h>
 #include <linux/stddef.h>
 
-#include "../include/rust_hmm.h"
+#include "../../include/rust_hmm.h"
 
 /* The object whose name identifies the contents of the header; see there. */
 const char RUST_HMM_HEADER_SYMBOL;

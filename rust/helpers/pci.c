@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* PCI devices: functions, BARs, peer-to-peer mappings and interrupts; see dma.h. */
+/* PCI devices: functions, BARs, peer-to-peer mappings and interrupts. */
 #include <linux/dma-mapping.h>
 #include <linux/export.h>
 #include <linux/interrupt.h>
@@ -7,8 +7,6 @@
 #include <linux/pci.h>
 #include <linux/pci-p2pdma.h>
 #include <linux/slab.h>
-
-#include "dma.h"
 
 /*
  * Returns function @function in the slot of @pdev with a reference. @pdev is being probed. The

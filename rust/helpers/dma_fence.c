@@ -13,8 +13,6 @@
 #include <linux/slab.h>
 #include <linux/sync_file.h>
 
-#include "fence.h"
-
 /* @base is first, because the kernel's default release frees the fence by its address. */
 struct hmm_dma_fence {
 	struct dma_fence base;

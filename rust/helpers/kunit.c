@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0
+/* For KUnit: the C arithmetic for comparison, and a user address space. */
+#include <kunit/test-bug.h>
+#include <kunit/test.h>
+#include <linux/anon_inodes.h>
+#include <linux/err.h>
+#include <linux/fs.h>
+#include <linux/hmm.h>
+#include <linux/kdev_t.h>
+#include <linux/major.h>
+#include <linux/migrate.h>
+#include <linux/mm.h>
+#include <linux/mman.h>
+
+unsigned int rust_hmm_kunit_map_order(unsigned long hmm_pfn)
+{
+	return hmm_pfn_to_map_order(hmm_pfn);
+}
+
+unsigned long rust_hmm_kunit_migrate_pfn(unsigned long pfn)
+{
+	return migrate_pfn(pfn);
+}
+
+bool rust_hmm_kunit_is_dirty(unsigned long pfn)
+{
+	return folio_test_dirty(page_folio(pfn_to_page(pfn)));
+}
+
+/*
+ * Flags that a migration may have set. In the second page of a large folio, two
+ * of them have other meanings: PG_has_hwpoisoned and PG_partially_mapped.
+ */
+#define STALE (BIT(PG_active) | BIT(PG_reclaim) | BIT(PG_unevictable))
+
+void rust_hmm_kunit_set_stale_flags(unsigned long pfn)
+{
+	pfn_to_page(pfn)->flags.f |= STALE;
+}
+
+bool rust_hmm_kunit_has_stale_flags(unsigned long pfn)
+{
+	return pfn_to_page(pfn)->flags.f & STALE;
+}
+
+/*
+ * Maps anonymous memory in an address space of the test; 0 on failure. A test
+ * may map more memory than the machine has and use a part of it, because the
+ * machines of kunit.py are small.
+ */
+unsigned long rust_hmm_kunit_mmap(unsigned long len)
+{
+	if (!current->mm && kunit_attach_mm())
+		return 0;
+	return kunit_vm_mmap(kunit_get_current_test(), NULL, 0, len,
+			     PROT_READ | PROT_WRITE,
+			     MAP_ANONYMOUS | MAP_PRIVATE | MAP_NORESERVE, 0);
+}
+
+int rust_hmm_kunit_munmap(unsigned long addr, unsigned long len)
+{
+	return vm_munmap(addr, len);
+}
+
+/*
+ * Opens the misc device of @minor, with misc_mtx held as in an open of its
+ * device node. The thread of a test has no root directory with the node.
+ */
+struct file *rust_hmm_kunit_open_misc(unsigned int minor)
+{
+	static const struct file_operations none;
+	struct file *file;
+	struct inode *inode;
+	int ret;
+
+	file = anon_inode_create_getfile("[hmm_kunit]", &none, NULL, O_RDWR, NULL);
+	if (IS_ERR(file))
+		return file;
+	inode = file_inode(file);
+	init_special_inode(inode, S_IFCHR | 0600, MKDEV(MISC_MAJOR, minor));
+	ret = inode->i_fop->open(inode, file);
+	/*
+	 * On error the file is leaked, because only the VFS can undo a partial
+	 * open.
+	 */
+	return ret ? ERR_PTR(ret) : file;
+}

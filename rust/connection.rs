@@ -27,16 +27,7 @@ use crate::{
 };
 use kernel::{mm::virt::flags, prelude::*};
 
-/// How pages in the memory of one (device, mirror) pair are moved to, or used by, another pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Connection {
-    /// There is no connection: pages are copied through system memory.
-    None,
-    /// The copy engine of the source copies pages directly to the other memory.
-    Migratable,
-    /// The other device uses the pages in place. No page is copied.
-    Unified,
-}
+pub use crate::memory::Connection;
 
 /// Buffers that the steps of a pull reuse, and its outcome.
 struct Room<'m, D: Device> {

@@ -9,6 +9,7 @@
 //! - [`fence`] has fences of operations that may fault.
 //! - [`fence_watch`] has the report of such fences by `poll`.
 //! - [`dma_fence`] has `dma_fence`, [`sync_file`] has sync files.
+//! - [`identity`] has addresses that identify objects.
 //! - [`kthread`] has kernel threads.
 //! - [`miscdevice`] has character devices of a driver, with `poll` and `mmap`.
 //! - [`shrinker`] has shrinkers.
@@ -29,6 +30,7 @@ pub(crate) mod deferred;
 pub mod dma_fence;
 pub mod fence;
 pub mod fence_watch;
+pub mod identity;
 pub mod kthread;
 pub(crate) mod limit;
 pub(crate) mod lock_classes;

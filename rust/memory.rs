@@ -18,7 +18,6 @@ use crate::{
         },
         lock_classes, //
     },
-    mirror::Peer,
     mm::{
         addr::PMD_PAGES,
         device_pages::{
@@ -49,6 +48,7 @@ use kernel::{
 mod allocator;
 mod arrivals;
 mod chores;
+mod connection;
 mod copy;
 mod copying;
 #[cfg(CONFIG_KUNIT = "y")]
@@ -72,6 +72,7 @@ pub(crate) use allocator::Allocator;
 pub(crate) use arrivals::Arrival;
 use arrivals::Arrivals;
 use chores::{Chores, Worker};
+pub use connection::Connection;
 pub(crate) use copy::{Copies, End, RawJob};
 pub use copy::{Copy, CopyJob};
 pub(crate) use copying::Copying;
@@ -82,7 +83,7 @@ use lru::Lru;
 pub(crate) use lru::Turn;
 use ops::Ops;
 use peers::Peers;
-pub(crate) use peers::Registration;
+pub(crate) use peers::{Peer, Registration};
 use splits::Splits;
 pub(crate) use steps::Step;
 use steps::Steps;

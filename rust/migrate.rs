@@ -27,14 +27,13 @@ use step::Step;
 
 mod ahead;
 mod drain;
-mod outcome;
 mod overlap;
 mod overlaps;
 mod step;
 mod survey;
 mod work;
 
-pub use outcome::{Outcome, PageOutcome};
+pub use crate::mirror::{Outcome, PageOutcome};
 pub(crate) use overlaps::Report;
 #[cfg(CONFIG_KUNIT = "y")]
 pub(crate) use overlaps::{counted, Overlap};

@@ -12,6 +12,7 @@
 //! - [`page`] has page contents and locked folios.
 //! - [`user`] has copies to and from memory of the current process, without page faults.
 //! - [`device_pages`] has `ZONE_DEVICE` memory and its CPU faults.
+//! - [`location`] has locations of pages, as CPUs and devices address them.
 //! - [`migrate`] has `migrate_vma_*`, in the states isolated and migrated.
 //! - [`exclusive`] has `make_device_exclusive`.
 //! - [`flush`] has the proof that the TLB of a device was flushed.
@@ -32,6 +33,7 @@ pub mod device_pages;
 pub mod dma;
 pub mod exclusive;
 pub mod flush;
+pub mod location;
 pub(crate) mod mask;
 pub mod migrate;
 pub mod notifier;

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Anonymous memory that is mapped from a device file. */
-#include <linux/err.h>
 #include <linux/export.h>
 #include <linux/kthread.h>
 #include <linux/mm.h>
-#include <linux/mman.h>
 #include <linux/sched.h>
 
 /*
@@ -42,16 +40,6 @@ bool rust_hmm_vma_is_shared(const struct vm_area_struct *vma)
 	return vma->vm_flags & VM_SHARED;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_is_shared);
-
-/*
- * Maps @file privately into the current process. Returns the address or -errno.
- */
-long rust_hmm_mmap(struct file *file, unsigned long len, unsigned long offset)
-{
-	return vm_mmap(file, 0, len, PROT_READ | PROT_WRITE, MAP_PRIVATE,
-		       offset);
-}
-EXPORT_SYMBOL_GPL(rust_hmm_mmap);
 
 /*
  * Unmaps a range of @mm, which the caller keeps in use. @mm must be that of the

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The mmap lock, and VMAs. */
+/* The mmap lock, VMAs, and mappings of files. */
 #include <linux/export.h>
 #include <linux/mm.h>
+#include <linux/mman.h>
 #include <linux/mmap_lock.h>
 
 int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm)
@@ -109,3 +110,13 @@ bool rust_hmm_mm_in_use(const struct mm_struct *mm)
 	return atomic_read(&mm->mm_users) != 0;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mm_in_use);
+
+/*
+ * Maps @file privately into the current process. Returns the address or -errno.
+ */
+long rust_hmm_mmap(struct file *file, unsigned long len, unsigned long offset)
+{
+	return vm_mmap(file, 0, len, PROT_READ | PROT_WRITE, MAP_PRIVATE,
+		       offset);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mmap);

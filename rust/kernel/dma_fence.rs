@@ -16,8 +16,8 @@
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
-use super::fence::cancelled;
-use crate::{bindings, mm::notifier::Cookie};
+use super::{fence::cancelled, identity::Cookie};
+use crate::bindings;
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     prelude::*,

@@ -12,8 +12,8 @@
 //! space observes a fence by an eventfd ([`Fence::eventfd`]) or by `poll()` of a driver's file
 //! ([`Watch`](super::fence_watch::Watch)).
 
-use super::{completion::Bell, dma_fence::DmaFence};
-use crate::{bindings, kernel::reentry, mm::notifier::Cookie};
+use super::{completion::Bell, dma_fence::DmaFence, identity::Cookie, reentry};
+use crate::bindings;
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     error::to_result,

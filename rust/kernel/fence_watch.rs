@@ -162,7 +162,7 @@ impl PinnedDrop for Watched {
 #[kunit_tests(rust_hmm_fence_watch)]
 mod tests {
     use super::*;
-    use crate::{kernel::fence::Pending, mm::notifier::Cookie};
+    use crate::kernel::{fence::Pending, identity::Cookie};
     use kernel::time::{delay::fsleep, Delta, Instant, Monotonic};
 
     #[test]

@@ -20,7 +20,6 @@ use crate::{
             Within, //
         }, //
     },
-    mm::anon, //
 };
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
@@ -518,8 +517,34 @@ impl<F: OpenFile> FileOps<F> {
     pub fn map(&'static self, fd: i32, bytes: usize, offset: usize) -> Result<usize> {
         let held = self.hold(fd)?;
         // SAFETY: `held` has a reference to the open file.
-        unsafe { anon::map_file(held.file.as_ptr(), bytes, offset) }
+        unsafe { map_file(held.file.as_ptr(), bytes, offset) }
     }
+}
+
+/// Maps `bytes` bytes of `file` at `offset` into the current process. Returns the address.
+///
+/// # Safety
+///
+/// `file` must be an open file.
+///
+/// # Errors
+///
+/// Those of `mmap()`.
+///
+/// # Context
+///
+/// May sleep. Takes the mmap lock of the current process for writing.
+pub(crate) unsafe fn map_file(
+    file: *mut bindings::file,
+    bytes: usize,
+    offset: usize,
+) -> Result<usize> {
+    // SAFETY: `file` is an open file by the function's requirements.
+    let addr = unsafe { bindings::rust_hmm_mmap(file, bytes, offset) };
+    usize::try_from(addr).map_err(|_| {
+        // CAST: A negative errno.
+        Error::from_errno(addr as kernel::ffi::c_int)
+    })
 }
 
 #[pinned_drop]

@@ -6,10 +6,10 @@ use super::MemoryOps;
 use crate::{
     inject::{fails, Point},
     kernel::{completion::monotonic_ns, limit::Limit, lock_classes},
-    mirror::{Place, PlaceMut},
     mm::{
         addr::PMD_PAGES,
         device_pages::DeviceRange,
+        location::{Place, PlaceMut},
         mask::Mask,
         page::{CpuPages, CpuPagesMut},
         space::fatal_signal_pending,

@@ -3,9 +3,9 @@
 //! Copies for engines that address memory by DMA address.
 
 use super::copy::{CopyJob, End};
-use crate::{
-    mirror::Target,
-    mm::dma::{DeviceAddress, Direction, DmaDevice, DmaRun},
+use crate::mm::{
+    dma::{DeviceAddress, Direction, DmaDevice, DmaRun},
+    location::Target,
 };
 use kernel::{page::PAGE_SHIFT, prelude::*, sync::Arc};
 

@@ -2,9 +2,8 @@
 
 //! Driver callbacks for device memory.
 
-use super::{Copy, CopyJob};
+use super::{Connection, Copy, CopyJob};
 use crate::{
-    connection::Connection,
     debug::events::Event,
     mm::{
         device_pages::{

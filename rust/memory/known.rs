@@ -2,7 +2,8 @@
 
 //! Cache of the connections between device memories, as their drivers reported them.
 
-use crate::{connection::Connection, kernel::lock_classes, mm::notifier::Cookie};
+use super::Connection;
+use crate::{kernel::lock_classes, mm::notifier::Cookie};
 use kernel::{
     prelude::*,
     sync::{

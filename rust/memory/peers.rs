@@ -2,14 +2,25 @@
 
 //! Mirrors of a device, in any address space: for evictions, and for unplug.
 
-use crate::{
-    kernel::lock_classes,
-    mirror::Peer, //
-};
+use crate::{debug::events::Need, kernel::lock_classes};
 use kernel::{
     prelude::*,
     sync::{Arc, Mutex},
 };
+
+/// Operations of a mirror that the memory of its device calls.
+pub(crate) trait Peer: Send + Sync {
+    /// Removes all entries, and waits for the TLB flush.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes the table lock.
+    fn forget(&self);
+
+    /// Called after an eviction whose address spaces were too many to be recorded; see
+    /// [`Space::evicted`](crate::space::Space::evicted).
+    fn evicted_from_many(&self, need: Option<Need>, restore: bool);
+}
 
 /// A mirror in the list. The lock is held while the mirror is used, so that it cannot be dropped
 /// meanwhile.
@@ -98,7 +109,7 @@ impl Peers {
 #[kunit_tests(rust_hmm_peers)]
 mod tests {
     use super::*;
-    use crate::{debug::events::Need, kernel::kthread::Thread};
+    use crate::kernel::kthread::Thread;
     use kernel::{
         sync::{
             atomic::{ordering::Relaxed, Atomic},

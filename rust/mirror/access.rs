@@ -5,7 +5,7 @@
 //! An invalidation takes the table lock before it removes an entry. Therefore the pages of valid
 //! entries stay until the lock is released.
 
-use super::{Device, Inner, Mirror, State};
+use super::{Device, Inner, Mirror, Place, PlaceMut, State, Target};
 use crate::{
     kernel::reentry::Within,
     mm::{
@@ -18,33 +18,6 @@ use crate::{
 };
 use core::cell::Cell;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
-
-/// Location of a page for a read.
-pub enum Place<'a> {
-    /// Memory that the CPU can address.
-    Cpu(CpuPages<'a>),
-    /// Device-private memory. If the device has several tiles,
-    /// [`Memory::locate`](crate::memory::Memory::locate) returns the location within a tile.
-    Device(DeviceRange),
-}
-
-/// Location of a page for a write.
-pub enum PlaceMut<'a> {
-    /// Memory that the CPU can address.
-    Cpu(CpuPagesMut<'a>),
-    /// Device-private memory. If the device has several tiles,
-    /// [`Memory::locate`](crate::memory::Memory::locate) returns the location within a tile.
-    Device(DeviceRange),
-}
-
-/// Address of a page as the device uses it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// System memory.
-    Dma(DmaAddress),
-    /// Memory of the device.
-    Device(DeviceAddress),
-}
 
 /// Guard of the table lock. Entries do not change until it is dropped.
 pub struct TableGuard<'a, D: Device> {

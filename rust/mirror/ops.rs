@@ -11,13 +11,12 @@ use super::{
     Device, Inner, State,
 };
 use crate::{
-    connection::Connection,
     debug::{
         events::Need,
         timing::{Lap, Phase},
     },
     kernel::reentry::Within,
-    memory::Memory,
+    memory::{Connection, Memory, Peer},
     mm::{
         addr::PageRange,
         mask::Mask,
@@ -30,20 +29,6 @@ use crate::{
 };
 use core::ops::ControlFlow;
 use kernel::page::PAGE_MASK;
-
-/// Operations of a mirror that the memory of its device calls.
-pub(crate) trait Peer: Send + Sync {
-    /// Removes all entries, and waits for the TLB flush.
-    ///
-    /// # Context
-    ///
-    /// May sleep. Takes the table lock.
-    fn forget(&self);
-
-    /// Called after an eviction whose address spaces were too many to be recorded; see
-    /// [`Space::evicted`](crate::space::Space::evicted).
-    fn evicted_from_many(&self, need: Option<Need>, restore: bool);
-}
 
 impl<D: Device> Inner<D> {
     /// Returns whether the device can keep reading pages that migrate to `destination`.

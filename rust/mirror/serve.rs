@@ -2,13 +2,12 @@
 
 //! Device faults that may migrate memory, as attributes or the policy decide.
 
-use super::{attributes::Known, fault::Tiles, Device, Mirror};
+use super::{attributes::Known, fault::Tiles, Device, Mirror, Outcome, PageOutcome};
 use crate::{
     attributes::{Attributes, Location},
     debug::events::{Event, Trigger},
     kernel::reentry,
     memory::Memory,
-    migrate::{Outcome, PageOutcome},
     mm::{
         addr::PageRange,
         range_fault::{Access, AddressSpace},

@@ -5,11 +5,9 @@
 //!
 //! For a device with one memory, each of them only checks [`Memory::shares_owner`].
 
-use super::{Device, Inner, Mirror};
+use super::{Device, Inner, Mirror, Outcome};
 use crate::{
-    connection::Connection,
-    memory::Memory,
-    migrate::Outcome,
+    memory::{Connection, Memory},
     mm::{addr::PageRange, notifier::Cookie, range_fault::HmmPfn},
     pgtable::Entry,
 };

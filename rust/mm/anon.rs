@@ -56,32 +56,6 @@ impl Vma<'_> {
     }
 }
 
-/// Maps `bytes` bytes of `file` at `offset` into the current process. Returns the address.
-///
-/// # Safety
-///
-/// `file` must be an open file.
-///
-/// # Errors
-///
-/// Those of `mmap()`.
-///
-/// # Context
-///
-/// May sleep. Takes the mmap lock of the current process for writing.
-pub(crate) unsafe fn map_file(
-    file: *mut bindings::file,
-    bytes: usize,
-    offset: usize,
-) -> Result<usize> {
-    // SAFETY: `file` is an open file by the function's requirements.
-    let addr = unsafe { bindings::rust_hmm_mmap(file, bytes, offset) };
-    usize::try_from(addr).map_err(|_| {
-        // CAST: A negative errno.
-        Error::from_errno(addr as kernel::ffi::c_int)
-    })
-}
-
 /// Unmaps those VMAs in `range` of `mm` for which `is`, called with start and offset in bytes,
 /// returns true. `mm` must be the mm of the current task, unless the current task is a kernel
 /// thread.

@@ -34,12 +34,37 @@ use kernel::{
     ffi::c_void,
     prelude::*,
     sync::{
-        atomic::Atomic,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         rcu::Guard,
         Arc,
         Mutex, //
     },
 };
+
+/// Number of table pages, and their bytes.
+static PAGES: Atomic<i64> = Atomic::new(0);
+static BYTES: Atomic<i64> = Atomic::new(0);
+
+/// Adds `pages` table pages and `bytes`, which include their metadata, to the totals of all tables,
+/// whether in use or cached. Negative values subtract.
+///
+/// # Context
+///
+/// Any.
+// Not inlined, so that all modules use the same counters.
+#[inline(never)]
+pub(crate) fn account(pages: i64, bytes: i64) {
+    PAGES.add(pages, Relaxed);
+    BYTES.add(bytes, Relaxed);
+}
+
+/// Returns the number of table pages of all tables, and their bytes.
+pub(crate) fn totals() -> (i64, i64) {
+    (PAGES.load(Relaxed), BYTES.load(Relaxed))
+}
 
 /// Location of the page tables of a hardware walker, and the address at which the walker finds the
 /// device's own memory.

@@ -19,7 +19,6 @@ use super::{
     tree::{self, Cell},
 };
 use crate::{
-    debug::footprint,
     inject::{
         fails,
         Point, //
@@ -33,6 +32,7 @@ use crate::{
         }, //
     },
     mm::table_memory::{
+        self,
         Joined,
         TableMemory, //
     }, //
@@ -92,7 +92,7 @@ pub(super) fn account<F: Format>(pages: usize, images: bool, sign: i64) {
     let image = if images { Images::<F>::bytes() } else { 0 };
     let bytes = fan::<F>() * size_of::<Cell>() + size_of::<Meta>() + image;
     let signed = |value: usize| sign * i64::try_from(value).unwrap_or(0);
-    footprint::add(signed(pages), signed(pages * bytes));
+    table_memory::account(signed(pages), signed(pages * bytes));
 }
 
 #[pinned_drop]

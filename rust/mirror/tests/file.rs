@@ -12,13 +12,11 @@ use super::{
     },
     *, //
 };
-use crate::{
-    kernel::miscdevice::{
-        FileOps,
-        Node,
-        OpenFile, //
-    },
-    mm::anon, //
+use crate::kernel::miscdevice::{
+    map_file,
+    FileOps,
+    Node,
+    OpenFile, //
 };
 use core::ptr::null_mut;
 use kernel::{
@@ -142,7 +140,7 @@ impl OpenNode {
     /// Maps a page of the file. Returns the error.
     pub(super) fn map(&self) -> Result<usize> {
         // SAFETY: `self.0` is an open file, to which we have a reference.
-        unsafe { anon::map_file(self.0, PAGE_SIZE, 0) }
+        unsafe { map_file(self.0, PAGE_SIZE, 0) }
     }
 }
 

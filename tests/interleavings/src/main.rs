@@ -48,11 +48,9 @@ mod pgtable {
 }
 mod debug {
     pub(crate) mod stats;
-
-    pub(crate) use crate::stand_ins::overhead as footprint;
 }
 
-use stand_ins::{connection, inject, mirror, queue};
+use stand_ins::{inject, queue};
 
 mod kernel {
     pub(crate) mod limit;
@@ -97,7 +95,7 @@ mod mm {
     #[path = "../il/tests/dma.rs"]
     pub(crate) mod dma_interleavings;
 
-    pub(crate) use crate::stand_ins::{notifier, page, pin, table_memory};
+    pub(crate) use crate::stand_ins::{location, notifier, page, pin, table_memory};
 
     pub(crate) mod space {
         pub(crate) fn fatal_signal_pending() -> bool {
@@ -108,12 +106,15 @@ mod mm {
 
 mod memory {
     mod arrivals;
+    mod connection;
     mod copy;
     mod known;
     mod lru;
     mod steps;
     #[path = "../il/tests/memory.rs"]
     pub(crate) mod interleavings;
+
+    pub use connection::Connection;
 
     /// A driver with copy operations.
     pub(crate) trait MemoryOps {

@@ -12,11 +12,6 @@ macro_rules! alarm {
     };
 }
 
-/// Accounting of memory, without effect here.
-pub(crate) mod overhead {
-    pub(crate) fn add(_pages: i64, _bytes: i64) {}
-}
-
 /// Deferred drops, which take place immediately here.
 pub(crate) mod deferred {
     use core::ops::Deref;
@@ -109,6 +104,8 @@ pub(crate) mod table_memory {
             Arc,
         },
     };
+
+    pub(crate) fn account(_pages: i64, _bytes: i64) {}
 
     pub(crate) struct Joined;
 

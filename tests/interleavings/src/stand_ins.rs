@@ -6,7 +6,7 @@
 #[path = "shared.rs"]
 mod shared;
 
-pub(crate) use shared::{deferred, overhead, shrinker, table_memory, zeroed};
+pub(crate) use shared::{deferred, shrinker, table_memory, zeroed};
 
 /// Fault injection, which never injects a failure here.
 pub(crate) mod inject {
@@ -24,15 +24,6 @@ pub(crate) mod inject {
 
     pub(crate) fn fails(_point: Point) -> bool {
         false
-    }
-}
-
-/// Connections between devices.
-pub(crate) mod connection {
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Connection {
-        None,
-        Unified,
     }
 }
 
@@ -113,7 +104,7 @@ pub(crate) mod pin {
 }
 
 /// Locations of page contents.
-pub(crate) mod mirror {
+pub(crate) mod location {
     use crate::mm::{device_pages::DeviceRange, page};
 
     pub enum Place<'a> {

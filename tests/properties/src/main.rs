@@ -41,10 +41,6 @@ mod attributes;
 #[path = "properties/attributes.rs"]
 mod attributes_properties;
 
-mod debug {
-    pub(crate) use crate::stand_ins::overhead as footprint;
-}
-
 mod kernel {
     pub(crate) mod lock_classes;
     pub(crate) mod once_box;
@@ -75,13 +71,13 @@ mod mm {
     #[path = "../properties/range_map.rs"]
     pub(crate) mod range_map_properties;
 
-    pub(crate) use crate::stand_ins::{device_pages, notifier, page, pin, table_memory};
+    pub(crate) use crate::stand_ins::{device_pages, location, notifier, page, pin, table_memory};
 }
 
 mod pgtable;
 mod policy;
 
-use stand_ins::{alarm, inject, mirror};
+use stand_ins::{alarm, inject};
 
 fn main() {
     harness::main(&[

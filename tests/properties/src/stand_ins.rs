@@ -6,7 +6,7 @@
 #[path = "shared.rs"]
 mod shared;
 
-pub(crate) use shared::{deferred, overhead, shrinker, table_memory, zeroed};
+pub(crate) use shared::{deferred, shrinker, table_memory, zeroed};
 
 /// Fault injection, used by some properties.
 pub(crate) mod inject {
@@ -122,7 +122,7 @@ pub(crate) mod device_pages {
 }
 
 /// Locations of page contents.
-pub(crate) mod mirror {
+pub(crate) mod location {
     use crate::mm::{device_pages::DeviceRange, page};
 
     pub enum Place<'a> {

@@ -4,13 +4,13 @@
 
 use super::{
     arrivals::Arrivals,
+    connection::Connection,
     copy::{Cancel, Copies, End},
     known::{self, Known},
     lru::{Lru, Usage},
     steps::Steps,
 };
 use crate::{
-    connection::Connection,
     harness::{bounded, full, Test},
     kernel::lock_classes,
     mm::notifier::Cookie,

@@ -33,7 +33,7 @@ impl PageOutcome {
     }
 
     /// Returns whether the page has not moved and may move in another attempt.
-    pub(super) fn may_still_move(self) -> bool {
+    pub(crate) fn may_still_move(self) -> bool {
         matches!(self, Self::None | Self::Skipped)
     }
 }
@@ -57,7 +57,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    pub(super) fn count(&mut self, pages: &[PageOutcome]) {
+    pub(crate) fn count(&mut self, pages: &[PageOutcome]) {
         let mut counts = [0; PageOutcome::Lost as usize + 1];
         for page in pages {
             if let Some(count) = counts.get_mut(*page as usize) {

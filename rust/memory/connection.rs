@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Access of a device to the memory of another one.
+
+/// How pages in the memory of one (device, mirror) pair are moved to, or used by, another pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Connection {
+    /// There is no connection: pages are copied through system memory.
+    None,
+    /// The copy engine of the source copies pages directly to the other memory.
+    Migratable,
+    /// The other device uses the pages in place. No page is copied.
+    Unified,
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Locations of pages, as CPUs and devices address them.
+
+use super::{
+    device_pages::DeviceRange,
+    dma::{DeviceAddress, DmaAddress},
+    page::{CpuPages, CpuPagesMut},
+};
+
+/// Location of a page for a read.
+pub enum Place<'a> {
+    /// Memory that the CPU can address.
+    Cpu(CpuPages<'a>),
+    /// Device-private memory. If the device has several tiles,
+    /// [`Memory::locate`](crate::memory::Memory::locate) returns the location within a tile.
+    Device(DeviceRange),
+}
+
+/// Location of a page for a write.
+pub enum PlaceMut<'a> {
+    /// Memory that the CPU can address.
+    Cpu(CpuPagesMut<'a>),
+    /// Device-private memory. If the device has several tiles,
+    /// [`Memory::locate`](crate::memory::Memory::locate) returns the location within a tile.
+    Device(DeviceRange),
+}
+
+/// Address of a page as the device uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// System memory.
+    Dma(DmaAddress),
+    /// Memory of the device.
+    Device(DeviceAddress),
+}

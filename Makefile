@@ -63,7 +63,7 @@ help-all:
 	@echo 'make bench-scaling  device faults with 1, 2 and 4 engines; lock_stat with KERNEL=debug'
 	@echo 'make bench-space  cost and memory of 64 MiB and 16 GiB of mirrored address space'
 	@echo 'make bench-compare  against the modules of another revision (BASE=)'
-	@echo 'make bench-gate fails if a row is 5 % dearer than in tools/bench/baseline (bench-baseline writes that)'
+	@echo 'make bench-gate fails if a row is 5 % dearer than in tests/bench/baseline (bench-baseline writes that)'
 	@echo 'make overlap    how copies overlap with the work of the CPU'
 	@echo 'make user       the programs, among them build/user/bin/hmmctl: top, map, trace, record, report'
 	@echo 'make pictures   the pictures of hmmctl in the README'
@@ -94,7 +94,7 @@ run:
 	tools/demo --kernel $(run_kernel) --series $(SERIES)
 
 test:
-	@tools/test/all
+	@tests/run/all
 
 # Without KERNEL=, run the kernel "test" if the series has no bootable Debian image.
 named := $(filter command line environment override,$(origin KERNEL))
@@ -106,73 +106,73 @@ kernels = $(if $(named),$(KERNEL),$(if $(bootable),debian) test)
 hmm-tests:
 	set -e; for k in $(kernels); do \
 		tools/build --kernel $$k --series $(SERIES); \
-		tools/test/hmm-tests --kernel $$k --series $(SERIES); \
-		[ $$k = debian ] || tools/test/hmm-tests --kernel $$k --series $(SERIES) --driver test_hmm; \
+		tests/run/hmm-tests --kernel $$k --series $(SERIES); \
+		[ $$k = debian ] || tests/run/hmm-tests --kernel $$k --series $(SERIES) --driver test_hmm; \
 	done
 
 kunit: K = $(if $(filter debug kcsan rt,$(KERNEL)),$(KERNEL),test)
 kunit:
 	tools/build --kernel $(K) --series $(SERIES)
-	tools/test/kunit --kernel $(K) --series $(SERIES)
+	tests/run/kunit --kernel $(K) --series $(SERIES)
 
 # FILTER= selects tests by parts of their names, on private memory
 e2e:
 	tools/build --user
 	set -e; for k in $(kernels); do \
 		tools/build --kernel $$k --series $(SERIES); \
-		tools/test/e2e --kernel $$k --series $(SERIES) $(FILTER); \
-		$(if $(FILTER),,tools/test/e2e --kernel $$k --series $(SERIES) --coherent; \
-			tools/test/e2e --kernel $$k --series $(SERIES) --timed;) \
+		tests/run/e2e --kernel $$k --series $(SERIES) $(FILTER); \
+		$(if $(FILTER),,tests/run/e2e --kernel $$k --series $(SERIES) --coherent; \
+			tests/run/e2e --kernel $$k --series $(SERIES) --timed;) \
 	done
 
 lifecycle:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tools/test/lifecycle --kernel $(run_kernel) --series $(SERIES)
+	tests/run/lifecycle --kernel $(run_kernel) --series $(SERIES)
 
 hw-test:
 	tools/build --user
 	tools/build --kernel debian --series $(SERIES)
 	tools/build --kernel debug --series $(SERIES)
-	tools/test/hw --all --series $(SERIES)
+	tests/run/hw --all --series $(SERIES)
 
 # FORMAT=radix4|lpae|gfx9
 faultless:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tools/test/faultless --kernel $(run_kernel) --series $(SERIES) $(if $(FORMAT),--format $(FORMAT)) --full
+	tests/run/faultless --kernel $(run_kernel) --series $(SERIES) $(if $(FORMAT),--format $(FORMAT)) --full
 
 # CALLS= SEED=
 fuzz:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tools/test/fuzz --kernel $(run_kernel) --series $(SERIES) $(if $(CALLS),--calls $(CALLS)) $(if $(SEED),--seed $(SEED))
+	tests/run/fuzz --kernel $(run_kernel) --series $(SERIES) $(if $(CALLS),--calls $(CALLS)) $(if $(SEED),--seed $(SEED))
 
 # SEED= OPS= DEVICES= PROCS= THREADS= VRAM= (MiB) SECONDS= REPLAY=FILE HW=1 (on qemu_gpu)
 torture:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tools/test/torture --kernel $(run_kernel) --series $(SERIES) $(if $(VRAM),--vram $(VRAM)) \
+	tests/run/torture --kernel $(run_kernel) --series $(SERIES) $(if $(VRAM),--vram $(VRAM)) \
 		$(if $(DEVICES),--devices $(DEVICES)) $(if $(SEED),--seed $(SEED)) $(if $(OPS),--ops $(OPS)) \
 		$(if $(PROCS),--procs $(PROCS)) $(if $(THREADS),--threads $(THREADS)) \
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(REPLAY),--replay $(REPLAY)) $(if $(HW),--hw)
 
 torture-long:
-	tools/test/torture-long --series $(SERIES) $(PLAN)
+	tests/run/torture-long --series $(SERIES) $(PLAN)
 
 # VRAM= (MiB)
 oversubscribe:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tools/test/oversubscribe --kernel $(run_kernel) --series $(SERIES) $(if $(VRAM),--vram $(VRAM))
+	tests/run/oversubscribe --kernel $(run_kernel) --series $(SERIES) $(if $(VRAM),--vram $(VRAM))
 
 inject:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tools/test/inject --kernel $(run_kernel) --series $(SERIES)
+	tests/run/inject --kernel $(run_kernel) --series $(SERIES)
 
 coverage:
-	tools/test/coverage --series $(SERIES)
+	tests/run/coverage --series $(SERIES)
 
 lookup:
-	tools/test/lookup --series $(SERIES) --write
+	tests/run/lookup --series $(SERIES) --write
 
 mutation:
-	tools/test/mutation
+	tests/run/mutation
 
 model:
 	tests/model/run
@@ -197,7 +197,7 @@ real:
 
 # SECONDS= STEPS=
 release:
-	tools/test/release $(if $(SECONDS),--seconds $(SECONDS)) $(STEPS)
+	tests/run/release $(if $(SECONDS),--seconds $(SECONDS)) $(STEPS)
 
 check:
 	tools/check/all
@@ -216,25 +216,25 @@ compile-fail:
 # KERNEL on the command line, otherwise test; SIZES in MiB; WRITE=1 writes the tables to the
 # documents
 bench:
-	tools/test/bench --kernel $(bench_kernel) --series $(SERIES) $(if $(SIZES),--sizes '$(SIZES)') $(if $(WRITE),--write)
+	tests/run/bench --kernel $(bench_kernel) --series $(SERIES) $(if $(SIZES),--sizes '$(SIZES)') $(if $(WRITE),--write)
 
 bench_kernel = $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),test)
 
 bench-wall:
-	tools/test/bench --series $(SERIES) --pairs $(or $(PAIRS),5)
+	tests/run/bench --series $(SERIES) --pairs $(or $(PAIRS),5)
 
 bench-scaling:
-	tools/test/bench-scaling --kernel $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),debug) --series $(SERIES)
+	tests/run/bench-scaling --kernel $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),debug) --series $(SERIES)
 
 bench-space:
-	tools/test/bench-space --kernel $(bench_kernel) --series $(SERIES)
+	tests/run/bench-space --kernel $(bench_kernel) --series $(SERIES)
 
 bench-compare:
-	tools/test/bench-compare --base '$(BASE)' --kernel $(bench_kernel) --series $(SERIES)
+	tests/run/bench-compare --base '$(BASE)' --kernel $(bench_kernel) --series $(SERIES)
 
 bench-gate bench-baseline:
 	tools/build --all --kernel test --series $(SERIES)
-	tools/test/bench-gate --series $(SERIES) $(if $(filter bench-baseline,$@),--write)
+	tests/run/bench-gate --series $(SERIES) $(if $(filter bench-baseline,$@),--write)
 
 pictures:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
@@ -251,14 +251,14 @@ deb:
 	tools/install/deb
 
 install-test:
-	tools/test/install --series $(SERIES)
+	tests/run/install --series $(SERIES)
 
 observe-test:
 	tools/build --all --kernel debian --series $(SERIES)
-	tools/test/observe --series $(SERIES)
+	tests/run/observe --series $(SERIES)
 
 in-tree-test:
-	tools/test/in-tree --series $(SERIES)
+	tests/run/in-tree --series $(SERIES)
 
 patches:
 	tools/patches $(if $(filter-out default,$(SERIES)),--series $(SERIES))
@@ -267,7 +267,7 @@ rust-analyzer:
 	tools/rust-analyzer --kernel $(KERNEL) --series $(SERIES)
 
 overlap:
-	tools/test/overlap --series $(SERIES)
+	tests/run/overlap --series $(SERIES)
 
 clean:
 	rm -rf build

@@ -16,7 +16,7 @@ def crates_of(top):
     """Name, root module and whether it is the library, as the Kbuild file has them."""
     with open(f"{top}/Kbuild", encoding="utf-8") as kbuild:
         for line in kbuild:
-            found = re.match(r"(\w+)-y := ((?:rust|samples)/\S+)\.o", line)
+            found = re.match(r"(\w+)-y := ((?:rust|samples|tests)/\S+)\.o", line)
             # Modules without a Rust source are in C.
             if found and os.path.exists(f"{top}/{found[2]}.rs"):
                 yield found[1], f"{top}/{found[2]}.rs", found[2].startswith("rust/")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Checks the commands, paths and tests that the README and Documentation/ name; see tools/test/doc-commands.
+"""Checks the commands, paths and tests that the README and Documentation/ name; see tools/check/doc-commands.
 
 usage: doc-commands.py [--list | --print CHAPTER] TOP KERNEL-SOURCE
 """
@@ -26,7 +26,7 @@ class Problem(Exception):
 
 
 class Scripts:
-    """The shell scripts of tools/, and which of them each one calls."""
+    """The shell scripts of tools/ and tests/, and which of them each one calls."""
 
     def __init__(self, top):
         self.top = top
@@ -59,8 +59,9 @@ class Scripts:
         """Scripts that this one runs."""
         here = os.path.dirname(path)
         found = set()
-        for prefix, name in re.findall(r"\$\{?(HMM_TOP\}?/tools|t|here)/([\w/-]+)", self.text(path)):
-            name = f"{here}/{name}" if prefix == "here" else f"tools/{name}"
+        for prefix, name in re.findall(r"\$\{?(HMM_TOP\}?/(?:tools|tests)|t|here)/([\w/-]+)", self.text(path)):
+            folder = {"here": here, "t": "tools"}.get(prefix, prefix.rpartition("/")[2])
+            name = f"{folder}/{name}"
             if self.is_script(name):
                 found.add(name)
         return found
@@ -82,9 +83,9 @@ class Checker:
     def __init__(self, top, kernel):
         self.top, self.kernel = top, kernel
         self.scripts = Scripts(top)
-        self.ci = self.scripts.reached("tools/test/all")
+        self.ci = self.scripts.reached("tests/run/all")
         # Proofs that need no kernel have one runner each.
-        paths = [f"tools/test/{name}" for name in sorted(os.listdir(f"{top}/tools/test"))]
+        paths = [f"tests/run/{name}" for name in sorted(os.listdir(f"{top}/tests/run"))]
         paths += [f"tests/{name}/run" for name in sorted(os.listdir(f"{top}/tests"))]
         suites = [path for path in paths if self.scripts.is_script(path)]
         self.suites = {suite: self.scripts.reached(suite) for suite in suites}
@@ -95,9 +96,9 @@ class Checker:
         self.made = {}
 
     def read_list(self):
-        """Commands that a script runs in other words, as tools/test/doc-commands.list has them."""
+        """Commands that a script runs in other words, as tools/check/doc-commands.list has them."""
         listed = {}
-        with open(f"{self.top}/tools/test/doc-commands.list", encoding="utf-8") as file:
+        with open(f"{self.top}/tools/check/doc-commands.list", encoding="utf-8") as file:
             for line in file:
                 line = line.strip()
                 if line and not line.startswith("#"):
@@ -130,7 +131,7 @@ class Checker:
         for suite, reached in self.suites.items():
             if left and all(script in reached for script in left):
                 return suite
-        raise Problem(f"no test runs it ({', '.join(left) or 'no script'}); if one does, see tools/test/doc-commands.list")
+        raise Problem(f"no test runs it ({', '.join(left) or 'no script'}); if one does, see tools/check/doc-commands.list")
 
     def make(self, words):
         """Checks a make command. Returns who runs it."""
@@ -173,7 +174,8 @@ class Checker:
 
     def crate(self, name):
         """Where the sources of a program are."""
-        return f"{self.top}/tools/hmmctl" if name == "hmmctl" else f"{self.top}/tools/user/{name}"
+        folders = {"hmmctl": "tools/hmmctl", "hmm-audit": "tools/audit", "hmm-demo": "samples/demo"}
+        return f"{self.top}/{folders.get(name, name.replace('hmm-', 'tests/', 1))}"
 
     def has_field(self, crate, name):
         """Whether a program has the option."""
@@ -198,7 +200,7 @@ class Checker:
         return self.runner([path], words)
 
     def program(self, words):
-        """Checks a program of tools/user, or tools/hmmctl."""
+        """Checks a program of the workspace in Cargo.toml."""
         name = words[0]
         if not os.path.isdir(self.crate(name)):
             raise Problem(f"no such program: {name}")
@@ -208,7 +210,7 @@ class Checker:
         self.options([word for word in words[1:] if word not in ("--help", "--version")], "", [name])
         if name == "hmmctl":
             # End-to-end tests cover its output.
-            words = ["tools/test/e2e"]
+            words = ["tests/run/e2e"]
             return self.runner(words, words)
         for script in sorted(self.ci):
             if re.search(rf"(--|sh -c \S*exec) {name}\b", self.scripts.text(script)):
@@ -260,7 +262,7 @@ class Tests:
 
     def __init__(self, top):
         self.names = set()
-        for folder in ("tools/user/hmm-e2e/src", "rust"):
+        for folder in ("tests/e2e/src", "rust"):
             for path, _, files in os.walk(f"{top}/{folder}"):
                 for file in files:
                     if not file.endswith(".rs"):
@@ -381,7 +383,7 @@ def main():
                     check(file, number, text, tests.check)
     for key in sorted(set(checker.listed) - checker.used):
         bad += 1
-        print(f"tools/test/doc-commands.list: no document names '{key}'")
+        print(f"tools/check/doc-commands.list: no document names '{key}'")
     if args.list:
         width = min(max(map(len, runners)), 70)
         for text, by in sorted(runners.items()):

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# The record of tools/test/mutation, and its judgement of a run. tools/check/summary tests these
+# The record of tests/run/mutation, and its judgement of a run. tools/check/summary tests these
 # functions.
 
 # turn HASH NAME...: selects the tenth of the NAMEs that is due for commit HASH. Their order also
@@ -45,7 +45,7 @@ keep() {
 		flock 9
 		{
 			printf '%s\n%s\n' '# SPDX-License-Identifier: GPL-2.0' \
-				'# Written by tools/test/mutation: mutation, hash of the sources, commit, tests that noticed it.'
+				'# Written by tests/run/mutation: mutation, hash of the sources, commit, tests that noticed it.'
 			{
 				[ ! -e "$1" ] || awk -F '\t' -v name="$2" '!/^#/ && $1 != name' "$1"
 				printf '%s\t%s\t%s\t%s\n' "$2" "$3" "$4" "$5"

@@ -8,6 +8,11 @@
 # after a failed build. Measurements are kept with such a hash, too, because it does not change when
 # a commit is rewritten.
 
+# Sources of the programs, which are a workspace of cargo, and the drivers among samples/.
+program_sources=(Cargo.toml samples/demo tests/bench/{Cargo.toml,src} tests/{e2e,fuzz,lib,stress,rustfmt.toml}
+	tools/{audit,hmmctl,rustfmt.toml})
+driver_sources() { (cd "$HMM_TOP" && printf '%s\n' samples/* | grep -vx samples/demo); }
+
 # hash_paths PATH...: short hash of the names and contents of the files below PATHs of the checkout,
 # without build output and records, which tests write.
 hash_paths() {
@@ -24,31 +29,32 @@ hash_paths() {
 # sources or judge results.
 sources_of() {
 	case $1 in
-	modules) hash_paths Kbuild rust samples include tools/coverage ;;
-	programs) hash_paths tools/user tools/hmmctl ;;
-	all) hash_paths Kbuild Kconfig Makefile dkms.conf debian rust samples include tools ;;
+	# shellcheck disable=SC2046 # Names without spaces.
+	modules) hash_paths Kbuild rust $(driver_sources) tests/modules include tools/coverage ;;
+	programs) hash_paths "${program_sources[@]}" ;;
+	all) hash_paths Kbuild Kconfig Makefile dkms.conf debian rust samples include tools tests/{bench,modules,mutations,run} "${program_sources[@]}" ;;
 	tested)
 		# shellcheck disable=SC2046 # Names without spaces.
-		hash_paths Kbuild Kconfig dkms.conf debian rust samples include $(
+		hash_paths Kbuild Kconfig dkms.conf debian rust samples include tests/{bench,modules} "${program_sources[@]}" $(
 			cd "$HMM_TOP" || exit
-			printf '%s\n' tools/* tools/lib/* | grep -vxE 'tools/(check|lib|test)|tools/lib/(sources|groups)\.sh'
+			printf '%s\n' tools/* tools/lib/* | grep -vxE 'tools/(check|lib)|tools/lib/(sources|groups)\.sh'
 		)
 		;;
 	*) die "sources_of $1: want modules, programs, all or tested" ;;
 	esac
 }
 
-# tests_of TEXT...: the hash of the parts of tools/test that the TEXTs name, and of those that these
-# name in turn, including lib/groups.sh, but without the tool that starts all of them.
+# tests_of TEXT...: the hash of the parts of tests/run that the TEXTs name, and of those that these
+# name in turn, including tools/lib/groups.sh, but without the tools that start all of them.
 tests_of() {
 	local text=$* found=() name new
 	while :; do
 		new=()
 		while read -r name; do
-			[ -e "$HMM_TOP/tools/$name" ] || continue
-			case $name in test/all | test/release | test/release.steps | test/skips) continue ;; esac
-			[[ " ${found[*]} " == *" tools/$name "* ]] || new+=("tools/$name")
-		done < <(grep -oE 'test/[a-z0-9]+([.-][a-z0-9]+)*|lib/groups\.sh' <<<"$text" | sort -u)
+			[ -e "$HMM_TOP/$name" ] || continue
+			case $name in tests/run/all | tests/run/release | tests/run/release.steps | tests/run/skips) continue ;; esac
+			[[ " ${found[*]} " == *" $name "* ]] || new+=("$name")
+		done < <(grep -oE 'tests/run/[a-z0-9]+([.-][a-z0-9]+)*|tools/lib/groups\.sh' <<<"$text" | sort -u)
 		((${#new[@]})) || break
 		found+=("${new[@]}")
 		text=''
@@ -70,7 +76,7 @@ commit_now() {
 	local commit
 	commit=$(git -C "$HMM_TOP" rev-parse --short=10 HEAD 2>/dev/null) || { printf -- '-\n'; return; }
 	# Exclude records and tables, which measurements write.
-	if [ -n "$(git -C "$HMM_TOP" status --porcelain -- Kbuild Kconfig Makefile dkms.conf debian rust samples include tools ':!*.tsv' ':!*tables-stale')" ]; then
+	if [ -n "$(git -C "$HMM_TOP" status --porcelain -- Kbuild Kconfig Makefile Cargo.toml dkms.conf debian rust samples include tests tools ':!*.tsv' ':!*tables-stale')" ]; then
 		commit+=+
 	fi
 	printf '%s\n' "$commit"

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Tables with measurements in documents; to be sourced after common.sh and sources.sh.
-# tools/test/tables.tsv has a line for each table: the document, the mark, the commit and kernel of
+# tests/run/tables.tsv has a line for each table: the document, the mark, the commit and kernel of
 # the measurement, the hash of the relevant sources, and these sources. tools/check/tables compares
 # the hashes.
 
-HMM_TABLES=${HMM_TABLES:-$HMM_TOP/tools/test/tables.tsv}
+HMM_TABLES=${HMM_TABLES:-$HMM_TOP/tests/run/tables.tsv}
 
 # write_table DOCUMENT MARK FILE KERNEL: replaces the lines between ".. table of MARK" and the next
 # ".. end of the table" in the document by FILE, and records commit and sources. Does nothing if the

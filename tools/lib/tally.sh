@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Counts test results; to be sourced after common.sh. Each suite writes to build/results/SUITE one
-# line "ok NAME", "not ok NAME" or "skip NAME # REASON" for each test, which tools/test/all adds up.
-# A suite that ends early leaves at least one "not ok". A skip that tools/test/skips does not list
+# line "ok NAME", "not ok NAME" or "skip NAME # REASON" for each test, which tests/run/all adds up.
+# A suite that ends early leaves at least one "not ok". A skip that tests/run/skips does not list
 # counts as a failure.
 
 HMM_RESULTS=$HMM_BUILD/results
 # List of permitted skips.
-HMM_SKIPS=${HMM_SKIPS:-$HMM_TOP/tools/test/skips}
+HMM_SKIPS=${HMM_SKIPS:-$HMM_TOP/tests/run/skips}
 
 # suite NAME: starts a suite; until its "finish" the result is a failure.
 suite() {
@@ -26,7 +26,7 @@ suite() {
 	: >"$HMM_RESULT"
 	# Otherwise a VM would consume the input of a loop that starts it.
 	exec </dev/null
-	# tools/test/all may run a suite as part of another one with its own log.
+	# tests/run/all may run a suite as part of another one with its own log.
 	if [ -n "${HMM_SUITE_LOG-}" ] && [ ! -e "$HMM_BUILD/log/suite-$1.log" ]; then
 		ln -sf "$HMM_SUITE_LOG" "$HMM_BUILD/log/suite-$1.log"
 	fi

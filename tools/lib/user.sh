@@ -1,27 +1,22 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# cargo for the programs of tools/user and for tools/hmmctl; to be sourced after common.sh.
+# cargo for the programs of the workspace in Cargo.toml; to be sourced after common.sh.
 
 # shellcheck source=tools/lib/archive.sh
 . "$HMM_TOP/tools/lib/archive.sh"
+# shellcheck source=tools/lib/sources.sh
+. "$HMM_TOP/tools/lib/sources.sh"
 
 # Static. lld, because GNU ld is several times slower.
 user_flags='-C target-feature=+crt-static -C link-arg=-fuse-ld=lld'
 
-# user_sources: copies the sources below build/, with the same relative paths as in tools/. A lock
-# file that another cargo left beside the sources names other crate versions than those of the root.
+# user_sources: copies the sources below build/, without the lock file that another cargo may have
+# left beside Cargo.toml: it names other crate versions than those of the root. Unchanged files keep
+# their modification time.
 user_sources() {
-	local manifest
-
 	mkdir -p "$HMM_BUILD/user/src"
-	in_root rsync -a --delete --exclude /target --exclude /Cargo.lock "$HMM_TOP/tools/user/" "$HMM_BUILD/user/src/"
-	in_root rsync -a --delete --exclude /target --exclude /Cargo.toml "$HMM_TOP/tools/hmmctl/" "$HMM_BUILD/user/hmmctl/"
-	# The workspace has another name there. Unchanged files keep their modification time.
-	manifest=$(sed 's|"../user"|"../src"|' "$HMM_TOP/tools/hmmctl/Cargo.toml")
-	if [ "$(cat "$HMM_BUILD/user/hmmctl/Cargo.toml" 2>/dev/null)" != "$manifest" ]; then
-		printf '%s\n' "$manifest" >"$HMM_BUILD/user/hmmctl/Cargo.toml"
-	fi
+	in_root env -C "$HMM_TOP" rsync -a --delete --relative --exclude target/ "${program_sources[@]}" "$HMM_BUILD/user/src/"
 }
 
 # user_cargo COMMAND ARGUMENT...: runs cargo offline. The crates are Debian packages, so that only a
@@ -31,7 +26,7 @@ user_sources() {
 user_cargo() {
 	local command=$1 target=$HMM_BUILD/user/$1 archive manifests
 	shift
-	manifests=$(find "$HMM_TOP/tools/user" "$HMM_TOP/tools/hmmctl" -name Cargo.toml -print0 | sort -z | xargs -0 cat)
+	manifests=$(cd "$HMM_TOP" && find "${program_sources[@]}" -name Cargo.toml -print0 | sort -z | xargs -0 cat)
 	archive=$HMM_CACHE/crates-$command-$(hash_of "$("$HMM_TOP/tools/root/bootstrap" --path)" "$user_flags" "$manifests").tar.zst
 	if [ ! -e "$target" ] && [ -e "$archive" ]; then locked crates unpack "$archive" "$target" || :; fi
 	user_cargo_plain "$command" --offline --target x86_64-unknown-linux-gnu --target-dir "$target" "$@" || return

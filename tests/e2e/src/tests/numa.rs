@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! NUMA balancing of memory that a device uses. Needs a machine with two nodes: `tools/test/e2e
+//! NUMA balancing of memory that a device uses. Needs a machine with two nodes: `tests/run/e2e
 //! --nodes 2`.
 
 use super::memory::to_device;

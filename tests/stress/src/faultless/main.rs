@@ -84,7 +84,7 @@ fn measure_rows(args: &Args, broken: &mut Vec<String>) -> Result<Vec<Row>> {
             Err(error) => vec![format!("{name}: {error:#}")],
         };
         let result = if missed.is_empty() { "ok" } else { "not ok" };
-        // tools/test/faultless counts these lines.
+        // tests/run/faultless counts these lines.
         eprintln!("{result} {name}");
         broken.extend(missed);
     }

@@ -44,7 +44,7 @@ pub const TESTS: &[Test] = &[
     Test::new("hw", "unbound_in_any_order", unbound::memory_first).only_hw(),
     Test::new("hw", "unbound_without_a_word", unbound::forgotten).only_hw(),
     Test::new("hw", "unplug_while_pages_move", unplug).only_hw(),
-    // Tests of a machine that bounces DMA, which tools/test/hw starts.
+    // Tests of a machine that bounces DMA, which tests/run/hw starts.
     Test::new("swiotlb", "gpu_behind_an_iommu_is_served", bounced::translated).only_hw(),
     Test::new("swiotlb", "gpu_without_an_iommu_is_refused", bounced::direct).only_hw(),
     Test::new("swiotlb", "locked_memory_is_coarse_and_the_process_keeps_it", bounced::locked)

@@ -12,8 +12,9 @@
 
 use crate::{
     bindings,
+    kernel::identity::FenceType,
     memory::{Memory, MemoryOps},
-    mm::{addr::PageRange, notifier::Cookie},
+    mm::addr::PageRange,
 };
 use kernel::{ffi, prelude::*};
 
@@ -95,6 +96,6 @@ fn is_write(flags: u32) -> Result<bool> {
 }
 
 /// Returns the identity of a driver's type of device.
-fn kind(kind: *const ffi::c_void) -> Cookie {
-    Cookie::of_driver(kind)
+fn kind(kind: *const ffi::c_void) -> FenceType {
+    FenceType::of_raw(kind)
 }

@@ -11,14 +11,16 @@ use crate::{
         events::{Event, Trigger},
         stats::Counter,
     },
-    kernel::reentry,
+    kernel::{
+        identity::{MemoryId, MigrationId},
+        reentry,
+    },
     memory::{Copies, Memory, MemoryOps},
     migrate::Outcome,
     mirror::{Announced, Device, Mirror, Present, Switched, Tries},
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
         migrate::{Batch, Isolated, Pages, Source},
-        notifier::Cookie,
         range_fault::AddressSpace,
         space::{MmapGuard, Vma},
     },
@@ -59,7 +61,7 @@ enum Attempt {
 fn first_of_tile(
     mmap: &MmapGuard<'_>,
     piece: PageRange,
-    tile: Cookie,
+    tile: MemoryId,
 ) -> Result<(usize, Option<PageRange>)> {
     let vma = mmap
         .vma_lookup(piece.start())
@@ -83,7 +85,7 @@ impl<D: Device> Mirror<D> {
     /// driver calls [`Memory::connections_changed`]. Mirrors of different address spaces have no
     /// connection.
     pub fn connection(&self, other: &Self) -> Connection {
-        if self.space_name() != other.space_name() {
+        if self.mm_id() != other.mm_id() {
             return Connection::None;
         }
         match (self.device().memory(), other.device().memory()) {
@@ -109,7 +111,7 @@ impl<D: Device> Mirror<D> {
     /// As [`Migrate::to_device`](crate::migrate::Migrate::to_device).
     pub fn pull(&self, range: PageRange, source: &Self) -> Result<Outcome> {
         reentry::may_wait()?;
-        if self.space_name() != source.space_name() {
+        if self.mm_id() != source.mm_id() {
             return Err(EINVAL);
         }
         match self.connection(source) {
@@ -266,7 +268,7 @@ impl<D: Device> Mirror<D> {
             };
             let request = Request {
                 // Unique while the step runs: no other object has this address.
-                name: Cookie::of(&room.batch),
+                name: MigrationId::of(&room.batch),
                 // The kernel isolates only device pages with the same owner.
                 identity: Identity::current(theirs.owner()),
                 range: part,

@@ -4,44 +4,28 @@
 
 use crate::{
     debug::{
-        registry::{
-            self,
-            Seat, //
-        },
+        registry::{self, Seat},
         stats::Stats,
-        trace, //
+        trace,
     },
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
-        lock_classes, //
+        deferred::{Deferred, DropWaits},
+        identity::{MemoryId, MmId, PgmapOwner},
+        lock_classes,
     },
     mm::{
         addr::PMD_PAGES,
-        device_pages::{
-            DevicePages,
-            DeviceRange,
-            Kind,
-            Owner, //
-            MAX_PAGES,
-        },
+        device_pages::{DevicePages, DeviceRange, Kind, Owner, MAX_PAGES},
         mask::Mask,
-        migrate::{
-            Isolated,
-            Origin, //
-        },
-        notifier::Cookie, //
+        migrate::{Isolated, Origin},
     },
-    policy::window::Windows, //
+    policy::window::Windows,
 };
 use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic, AtomicFlag},
-        Arc,
-        SetOnce, //
+        Arc, SetOnce,
     },
 };
 
@@ -268,17 +252,17 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Registers a mirror of the address space `space`. Context: may sleep.
-    pub(crate) fn add_peer(&self, space: Cookie, peer: Arc<dyn Peer>) -> Result<Registration> {
+    pub(crate) fn add_peer(&self, space: MmId, peer: Arc<dyn Peer>) -> Result<Registration> {
         self.pages().data().windows.forget(space.number());
         self.pages().data().peers.add(peer)
     }
 
-    pub(crate) fn owner(&self) -> Cookie {
+    pub(crate) fn owner(&self) -> PgmapOwner {
         self.pages().owner()
     }
 
     /// Identifies the memory among those of the same owner.
-    pub(crate) fn tile(&self) -> Cookie {
+    pub(crate) fn tile(&self) -> MemoryId {
         self.pages().tile()
     }
 

@@ -13,50 +13,26 @@
 use crate::{
     debug::{
         events::Event as Told,
-        registry::{
-            Kind,
-            Seat, //
-        },
-        stats::Stats, //
+        registry::{Kind, Seat},
+        stats::Stats,
     },
     host_lock::HostLocks,
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
+        deferred::{Deferred, DropWaits},
+        identity::MmId,
         reentry,
-        shrinker::owner::{
-            self,
-            Owner, //
-        }, //
+        shrinker::owner::{self, Owner},
     },
-    memory::{
-        Memory,
-        MemoryOps,
-        Registration, //
-    },
+    memory::{Memory, MemoryOps, Registration},
     mm::{
         addr::PageRange,
-        dma::{
-            DmaDevice,
-            Windows, //
-        },
-        notifier::Cookie,
+        dma::{DmaDevice, Windows},
         range_fault::AddressSpace,
-        table_memory::TableMemory, //
+        table_memory::TableMemory,
     },
-    pgtable::{
-        Entry,
-        Format,
-        Spares,
-        Table, //
-    },
+    pgtable::{Entry, Format, Spares, Table},
     policy::Immovable,
-    space::{
-        Handle,
-        Membership, //
-    }, //
+    space::{Handle, Membership},
 };
 use kernel::{
     mm::MmWithUser,
@@ -361,12 +337,12 @@ impl<D: Device> Mirror<D> {
         &self.inner().stats
     }
 
-    /// Returns the cookie of the mirrored address space. It is unique as long as the mirror exists.
+    /// Returns the identity of the mirrored address space. It is unique as long as the mirror exists.
     ///
     /// # Context
     ///
     /// Any.
-    pub fn space_name(&self) -> Cookie {
+    pub fn mm_id(&self) -> MmId {
         self.inner().space.name()
     }
 

@@ -11,32 +11,19 @@
 //! follow it in the queue, up to the next [`record`](Queue::record). The fence of a `record` fails
 //! with the first error since the previous `record`; errors are cleared after that.
 
-use crate::{
-    kernel::{
-        completion::{
-            let_others_run, //
-            Bell,
-        },
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
-        fence::{
-            cancelled,
-            Fence,
-            Pending, //
-        },
-        kthread::Thread,
-        lock_classes, //
-    },
-    mm::notifier::Cookie, //
+use crate::kernel::{
+    completion::{let_others_run, Bell},
+    deferred::{Deferred, DropWaits},
+    fence::{cancelled, Fence, Pending},
+    identity::FenceType,
+    kthread::Thread,
+    lock_classes,
 };
 use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic, AtomicFlag},
-        Arc,
-        Mutex, //
+        Arc, Mutex,
     },
     time::Jiffies,
 };
@@ -146,7 +133,7 @@ enum Count {
 /// State shared between the queue's thread and its users.
 #[pin_data]
 struct Shared {
-    kind: Cookie,
+    kind: FenceType,
     stop: Stop,
     counts: [Atomic<u64>; Count::Sleeps as usize + 1],
     #[pin]
@@ -267,7 +254,7 @@ impl Queue {
     /// # Context
     ///
     /// May sleep.
-    pub fn new(kind: Cookie, depth: usize) -> Result<Self> {
+    pub fn new(kind: FenceType, depth: usize) -> Result<Self> {
         let (name, key) = lock_classes::queue();
         let ring = Ring::new(depth)?;
         let stop = Stop::new()?;

@@ -8,11 +8,11 @@
 use crate::{
     attributes::Map,
     debug::events::Need,
-    kernel::rcu_map::{RcuArc, RcuMap},
-    mm::{
-        notifier::{Cookie, Event},
-        registration::Registration,
+    kernel::{
+        identity::MmId,
+        rcu_map::{RcuArc, RcuMap},
     },
+    mm::{notifier::Event, registration::Registration},
 };
 use kernel::{
     mm::{Mm, MmWithUser},
@@ -33,7 +33,7 @@ mod windows;
 
 use attribute_watch::AttributeWatch;
 use mirrors::Entered;
-pub(crate) use mirrors::{Invalidated, Membership, MirrorOps, Mirrors};
+pub(crate) use mirrors::{Home, Invalidated, Membership, MirrorOps, Mirrors};
 pub(crate) use readers::{Joined, Readers};
 pub(crate) use request::{Destination, Identity, Request};
 pub(crate) use window::Window;
@@ -100,7 +100,7 @@ fn spaces() -> &'static RcuMap<Space> {
 }
 
 /// Returns the space with the identity `name`, if it has mirrors. Context: any but NMI.
-pub(crate) fn find(name: Cookie) -> Option<RcuArc<Space>> {
+pub(crate) fn find(name: MmId) -> Option<RcuArc<Space>> {
     spaces().get(name.number())
 }
 
@@ -113,7 +113,7 @@ impl Handle {
     #[inline(never)]
     pub(crate) fn new(mm: &MmWithUser) -> Result<Self> {
         let spaces = spaces();
-        let name = Cookie::of_space(mm);
+        let name = MmId::of_user(mm);
         let index = name.number();
         let _opening = OPENING.lock();
         if let Some(space) = spaces.get(index) {
@@ -173,8 +173,8 @@ impl Drop for Handle {
 
 impl Space {
     /// Returns the identity of the address space.
-    pub(crate) fn name(&self) -> Cookie {
-        Cookie::of_mm_ref(&self.mm)
+    pub(crate) fn name(&self) -> MmId {
+        MmId::of_mm(&self.mm)
     }
 
     /// Returns the mirrors of the process.
@@ -223,7 +223,7 @@ impl Space {
         let current = current!();
         let is_own = current
             .mm()
-            .is_some_and(|mm| Cookie::of_space(mm) == self.name());
+            .is_some_and(|mm| MmId::of_user(mm) == self.name());
         for mirror in self.mirrors.entered(None) {
             if let Some(need) = need {
                 mirror.evicted(need);

@@ -15,10 +15,9 @@ use super::{
     Attributes, Change, Common,
 };
 use crate::{
-    kernel::lock_classes,
+    kernel::{identity::DeviceId, lock_classes},
     mm::{
         addr::PageRange,
-        notifier::Cookie,
         range_map::{Piece, RangeMap, Wait},
     },
 };
@@ -111,7 +110,7 @@ impl Map {
         range: PageRange,
         home: Home,
         change: &Change,
-        device: Cookie,
+        device: DeviceId,
     ) -> Result {
         change.apply(Attributes::DEFAULT)?;
         let _changing = self.changing.lock();
@@ -163,7 +162,7 @@ impl Map {
         &self,
         number: Option<Number>,
         change: &Change,
-        device: Cookie,
+        device: DeviceId,
     ) -> Result<Option<Number>> {
         loop {
             let places = {
@@ -243,7 +242,7 @@ impl Map {
     }
 
     /// Returns the attributes that `device` has in all of `range`.
-    pub(crate) fn common(&self, range: PageRange, device: Cookie) -> Common {
+    pub(crate) fn common(&self, range: PageRange, device: DeviceId) -> Common {
         let (first, last) = numbers(range);
         let inside = self.inside.lock();
         let mut common: Option<Common> = None;
@@ -271,7 +270,7 @@ impl Map {
         &self,
         addr: usize,
         limits: PageRange,
-        device: Cookie,
+        device: DeviceId,
     ) -> (Attributes, PageRange) {
         let number = addr >> PAGE_SHIFT;
         let (first, last) = numbers(limits);
@@ -305,7 +304,7 @@ impl Map {
     }
 
     /// Removes the attributes of `device`, whose last mirror is being closed. Context: may sleep.
-    pub(crate) fn forget(&self, device: Cookie) {
+    pub(crate) fn forget(&self, device: DeviceId) {
         if self.was_used() {
             self.inside.lock().sets.forget(device);
         }

@@ -6,7 +6,7 @@
 //! for all devices of the process. [`Set::seen_by`] returns the part that concerns one device.
 
 use super::{Attributes, Change, Location};
-use crate::mm::notifier::Cookie;
+use crate::kernel::identity::DeviceId;
 use kernel::prelude::*;
 
 /// Number of a set: from 1 to [`Sets::MOST`].
@@ -111,8 +111,8 @@ impl From<Error> for Refused {
 pub(super) struct Sets {
     /// The set with number `n` is at index `n - 1`. `None` is an unused number.
     sets: KVec<Option<Set>>,
-    /// Cookies of devices by index. [`Cookie::NONE`] is an unused index.
-    devices: [Cookie; Self::DEVICES],
+    /// Identities of devices by index. [`DeviceId::NONE`] is an unused index.
+    devices: [DeviceId; Self::DEVICES],
     /// Indices from this one on are unused.
     end: usize,
 }
@@ -128,14 +128,14 @@ impl Sets {
     pub(super) const fn new() -> Self {
         Self {
             sets: KVec::new(),
-            devices: [Cookie::NONE; Self::DEVICES],
+            devices: [DeviceId::NONE; Self::DEVICES],
             end: 0,
         }
     }
 
-    fn index_of(&self, device: Cookie) -> Option<Index> {
+    fn index_of(&self, device: DeviceId) -> Option<Index> {
         let mut devices = self.devices.iter().take(self.end);
-        let index = devices.position(|other| *other == device && device != Cookie::NONE)?;
+        let index = devices.position(|other| *other == device && device != DeviceId::NONE)?;
         // CAST: An index is below 64.
         Some(index as Index)
     }
@@ -145,13 +145,13 @@ impl Sets {
     /// # Errors
     ///
     /// - `ENOSPC` if all indices are in use.
-    fn claim(&mut self, device: Cookie) -> Result<Index> {
+    fn claim(&mut self, device: DeviceId) -> Result<Index> {
         if let Some(index) = self.index_of(device) {
             return Ok(index);
         }
         let mut places = self.devices.iter_mut().enumerate();
         let (index, place) = places
-            .find(|(_, place)| **place == Cookie::NONE)
+            .find(|(_, place)| **place == DeviceId::NONE)
             .ok_or(ENOSPC)?;
         *place = device;
         self.end = self.end.max(index + 1);
@@ -166,7 +166,7 @@ impl Sets {
 
     /// Returns the attributes of the set `number` as `device` sees them. `None` stands for the
     /// default attributes.
-    pub(super) fn seen_by(&self, number: Option<Number>, device: Cookie) -> Attributes {
+    pub(super) fn seen_by(&self, number: Option<Number>, device: DeviceId) -> Attributes {
         match number {
             None => Attributes::DEFAULT,
             number => self.get(number).seen_by(self.index_of(device)),
@@ -185,7 +185,7 @@ impl Sets {
         &mut self,
         number: Option<Number>,
         change: &Change,
-        device: Cookie,
+        device: DeviceId,
     ) -> Result<Option<Number>, Refused> {
         let names_device =
             change.preferred == Some(Location::Device) || change.accessed_by == Some(true);
@@ -271,7 +271,7 @@ impl Sets {
 
     /// Removes attributes that name `device`. Its index may be reused for another device. Two sets
     /// may become equal, which is harmless.
-    pub(super) fn forget(&mut self, device: Cookie) {
+    pub(super) fn forget(&mut self, device: DeviceId) {
         let Some(index) = self.index_of(device) else {
             return;
         };
@@ -280,9 +280,9 @@ impl Sets {
             .flatten()
             .for_each(|set| set.forget(index));
         if let Some(place) = self.devices.get_mut(usize::from(index)) {
-            *place = Cookie::NONE;
+            *place = DeviceId::NONE;
         }
-        while self.end > 0 && self.devices.get(self.end - 1) == Some(&Cookie::NONE) {
+        while self.end > 0 && self.devices.get(self.end - 1) == Some(&DeviceId::NONE) {
             self.end -= 1;
         }
     }

@@ -16,7 +16,7 @@
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
-use super::{fence::cancelled, identity::Cookie};
+use super::{fence::cancelled, identity::FenceType};
 use crate::bindings;
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
@@ -75,7 +75,7 @@ impl DmaFenceRoom {
     ///
     /// Fences of one timeline must be created in the order in which they signal. From here on, the
     /// rules of the module apply.
-    pub fn make(self, timeline: &Timeline, kind: Cookie) -> DmaPending {
+    pub fn make(self, timeline: &Timeline, kind: FenceType) -> DmaPending {
         let this = ManuallyDrop::new(self);
         let seqno = timeline.last.fetch_add(1, Relaxed) + 1;
         // SAFETY: The memory is ours and not initialized, by the type invariant. `kind` is only
@@ -236,14 +236,14 @@ mod tests {
     use super::*;
     use crate::kernel::fence::{Fence, Status};
 
-    fn pending(kind: Cookie) -> Result<DmaPending> {
+    fn pending(kind: FenceType) -> Result<DmaPending> {
         Ok(DmaFenceRoom::new()?.make(&Timeline::new(), kind))
     }
 
     #[test]
     fn a_fence_ends_with_the_dma_fence_it_stands_for() -> Result {
         for result in [Ok(()), Err(EIO)] {
-            let pending = pending(Cookie::NONE)?;
+            let pending = pending(FenceType::NONE)?;
             let early = Fence::of(&pending.fence())?;
             // Dropped before the signal: its callback is removed.
             drop(Fence::of(&pending.fence())?);
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn dropped_without_a_signal_it_is_cancelled() -> Result {
         drop(DmaFenceRoom::new()?);
-        let pending = pending(Cookie::NONE)?;
+        let pending = pending(FenceType::NONE)?;
         let fence = Fence::of(&pending.fence())?;
         drop(pending);
         assert_eq!(fence.check(), Status::Failed(cancelled()));
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn its_kind_passes_to_the_fence_that_stands_for_it() -> Result {
         let (mine, other) = (1u8, 2u8);
-        let (mine, other) = (Cookie::of(&mine), Cookie::of(&other));
+        let (mine, other) = (FenceType::of(&mine), FenceType::of(&other));
         let pending = pending(mine)?;
         let fence = Fence::of(&pending.fence())?;
         assert!(fence.is_of(mine) && !fence.is_of(other));

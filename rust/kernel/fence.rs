@@ -12,19 +12,14 @@
 //! space observes a fence by an eventfd ([`Fence::eventfd`]) or by `poll()` of a driver's file
 //! ([`Watch`](super::fence_watch::Watch)).
 
-use super::{completion::Bell, dma_fence::DmaFence, identity::Cookie, reentry};
+use super::{completion::Bell, dma_fence::DmaFence, identity::FenceType, reentry};
 use crate::bindings;
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     error::to_result,
     ffi,
     prelude::*,
-    time::{
-        Delta,
-        Instant,
-        Jiffies,
-        Monotonic, //
-    },
+    time::{Delta, Instant, Jiffies, Monotonic},
 };
 
 /// Maximum duration of one sleep of a wait, in jiffies. After it the elapsed time is checked again.
@@ -77,13 +72,13 @@ impl Pending {
     /// # Context
     ///
     /// May sleep.
-    pub fn new(kind: Cookie) -> Result<Self> {
+    pub fn new(kind: FenceType) -> Result<Self> {
         // INVARIANT: The fence is new and not signalled.
         Ok(Self(Fence::alloc(kind, false)?))
     }
 
     /// Creates a fence for a C driver, which gets both sides as one pointer. See [`Self::new`].
-    pub(crate) fn of_driver(kind: Cookie) -> Result<Self> {
+    pub(crate) fn of_driver(kind: FenceType) -> Result<Self> {
         // INVARIANT: The fence is new and not signalled.
         Ok(Self(Fence::alloc(kind, true)?))
     }
@@ -138,7 +133,7 @@ impl FenceRoom {
     /// May sleep.
     pub fn new() -> Result<Self> {
         // INVARIANT: The fence is new, and its only reference is ours.
-        Ok(Self(Fence::alloc(Cookie::NONE, false)?))
+        Ok(Self(Fence::alloc(FenceType::NONE, false)?))
     }
 
     /// Turns the memory into a fence that signals when `dma` does, with the same result.
@@ -167,7 +162,7 @@ unsafe impl Send for Fence {}
 unsafe impl Sync for Fence {}
 
 impl Fence {
-    fn alloc(kind: Cookie, by_driver: bool) -> Result<Self> {
+    fn alloc(kind: FenceType, by_driver: bool) -> Result<Self> {
         // SAFETY: The helper has no preconditions. `kind` is only compared, never dereferenced.
         let raw = unsafe { bindings::rust_hmm_fence_alloc(kind.as_ptr(), by_driver) };
         // INVARIANT: The fence is new, and its reference is ours.
@@ -239,10 +234,10 @@ impl Fence {
 
     /// Whether a device of type `kind` signals the fence. If so, a device of that type that waits
     /// for it does not need to poll, because the signal alone wakes it.
-    pub fn is_of(&self, kind: Cookie) -> bool {
+    pub fn is_of(&self, kind: FenceType) -> bool {
         // SAFETY: The fence is alive by the type invariant.
         let found = unsafe { bindings::rust_hmm_fence_kind(self.as_raw()) };
-        kind != Cookie::NONE && core::ptr::eq(found, kind.as_ptr())
+        kind != FenceType::NONE && core::ptr::eq(found, kind.as_ptr())
     }
 
     /// Waits until the fence is signalled, and returns its result. Waits for at most `timeout`, or
@@ -351,7 +346,7 @@ mod tests {
     use crate::kernel::kthread::Thread;
 
     fn pending() -> Result<Pending> {
-        Pending::new(Cookie::NONE)
+        Pending::new(FenceType::NONE)
     }
 
     #[test]
@@ -399,10 +394,10 @@ mod tests {
     #[test]
     fn its_kind_is_that_of_the_device_that_signals_it() -> Result {
         let (mine, other) = (1u8, 2u8);
-        let (mine, other) = (Cookie::of(&mine), Cookie::of(&other));
+        let (mine, other) = (FenceType::of(&mine), FenceType::of(&other));
         let pending = Pending::new(mine)?;
         let fence = pending.fence();
-        assert!(fence.is_of(mine) && !fence.is_of(other) && !fence.is_of(Cookie::NONE));
+        assert!(fence.is_of(mine) && !fence.is_of(other) && !fence.is_of(FenceType::NONE));
         pending.signal(Ok(()));
         assert!(fence.is_of(mine));
         Ok(())

@@ -162,13 +162,16 @@ impl PinnedDrop for Watched {
 #[kunit_tests(rust_hmm_fence_watch)]
 mod tests {
     use super::*;
-    use crate::kernel::{fence::Pending, identity::Cookie};
+    use crate::kernel::{fence::Pending, identity::FenceType};
     use kernel::time::{delay::fsleep, Delta, Instant, Monotonic};
 
     #[test]
     fn a_watched_fence_counts_from_its_signal_until_it_is_dropped() -> Result {
         let watch = Watch::new()?;
-        let (one, two) = (Pending::new(Cookie::NONE)?, Pending::new(Cookie::NONE)?);
+        let (one, two) = (
+            Pending::new(FenceType::NONE)?,
+            Pending::new(FenceType::NONE)?,
+        );
         let first = Watched::new(one.fence(), watch.clone())?;
         let second = Watched::new(two.fence(), watch.clone())?;
         assert!(!watch.is_ready());
@@ -190,7 +193,7 @@ mod tests {
     #[test]
     fn a_signal_calls_few_at_a_time_with_interrupts_off() -> Result {
         const COUNT: usize = 1000;
-        let (watch, pending) = (Watch::new()?, Pending::new(Cookie::NONE)?);
+        let (watch, pending) = (Watch::new()?, Pending::new(FenceType::NONE)?);
         let mut watched = KVec::with_capacity(COUNT, GFP_KERNEL)?;
         for _ in 0..COUNT {
             let one = Watched::new(pending.fence(), watch.clone())?;

@@ -15,12 +15,14 @@ use super::{
 };
 use crate::{
     debug::timing::{Lap, Phase},
-    kernel::completion::Bell,
+    kernel::{
+        completion::Bell,
+        identity::{MemoryId, MigrationId},
+    },
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_SIZE},
         device_pages::{CpuFault, DevicePages, FaultError},
         migrate::{Batch, Isolated, Pages, Source},
-        notifier::Cookie,
         page::{Effort, LockedFolio},
         space::Vma,
     },
@@ -109,7 +111,7 @@ fn put_off(fault: &CpuFault<'_>, bell: Arc<Bell>) -> Result<usize, FaultError> {
 /// Returns the contiguous pages of `range` around `addr` that are in device memory `tile`. Only
 /// these are migrated. The device PTEs of other pages stay, and so do the marks of a concurrent
 /// migration that moves them to the device.
-fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, tile: Cookie) -> Option<PageRange> {
+fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, tile: MemoryId) -> Option<PageRange> {
     let mut rest = Some(range);
     let mut run: Option<PageRange> = None;
     while let Some(left) = rest {
@@ -158,7 +160,7 @@ fn attempt<M: MemoryOps>(
     // Mirrors that can join without waiting keep their device PTEs until the pages have moved.
     let request = Request {
         // Unique until the request ends: no other object has this address.
-        name: Cookie::of(&*batch),
+        name: MigrationId::of(&*batch),
         identity: Identity::current(pages.owner()),
         range,
         faultless: true,

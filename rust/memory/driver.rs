@@ -5,13 +5,8 @@
 use super::{Connection, Copy, CopyJob};
 use crate::{
     debug::events::Event,
-    mm::{
-        device_pages::{
-            DeviceRange,
-            Kind, //
-        },
-        notifier::Cookie, //
-    }, //
+    kernel::identity::MmId,
+    mm::device_pages::{DeviceRange, Kind},
 };
 use kernel::prelude::*;
 
@@ -101,7 +96,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     ///
     /// A folio lock and the mmap lock are held. Must not sleep or allocate with reclaim. Blocking
     /// functions of the library return `EDEADLK`.
-    fn event(&self, space: Cookie, event: &Event) {
+    fn event(&self, space: MmId, event: &Event) {
         let _ = (space, event);
     }
 

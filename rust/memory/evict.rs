@@ -14,12 +14,11 @@ use crate::{
         timing::{Lap, Phase},
         trace,
     },
-    kernel::reentry,
+    kernel::{identity::MmId, reentry},
     mm::{
         addr::{PMD_ORDER, PMD_PAGES},
         device_pages::{DeviceRange, MmapLocks},
         migrate::{Batch, Isolated, Source},
-        notifier::Cookie,
         page::{Effort, LockedFolio},
         space::fatal_signal_pending,
     },
@@ -93,7 +92,7 @@ impl<M: MemoryOps> Memory<M> {
     /// Returns whether an eviction is isolating pages. If so, the space `name` is added to those
     /// whose mirrors are notified after the eviction. An invalidation calls this when a mirror of
     /// the space loses device pages without a migration of its own.
-    pub(crate) fn evicts_from(&self, name: Cookie) -> bool {
+    pub(crate) fn evicts_from(&self, name: MmId) -> bool {
         let ops = self.pages().data();
         let evicting = ops.evicting.load(Relaxed) != 0;
         if evicting {

@@ -3,7 +3,7 @@
 //! Cache of the connections between device memories, as their drivers reported them.
 
 use super::Connection;
-use crate::{kernel::lock_classes, mm::notifier::Cookie};
+use crate::kernel::{identity::MemoryId, lock_classes};
 use kernel::{
     prelude::*,
     sync::{
@@ -38,7 +38,7 @@ pub(crate) fn forget() {
 
 #[derive(Clone, Copy)]
 struct Answer {
-    other: Cookie,
+    other: MemoryId,
     connection: Connection,
     /// Generation in which the driver was asked.
     since: usize,
@@ -50,7 +50,7 @@ struct Answers {
 }
 
 impl Answers {
-    fn find(&self, other: Cookie) -> Option<Connection> {
+    fn find(&self, other: MemoryId) -> Option<Connection> {
         let now = changes();
         let mut answers = self.list.iter().flatten();
         let answer = answers.find(|answer| answer.other == other && answer.since == now);
@@ -58,7 +58,7 @@ impl Answers {
     }
 }
 
-/// Cache of connections, by the cookie of the other memory.
+/// Cache of connections, by the identity of the other memory.
 #[pin_data]
 pub(crate) struct Known {
     #[pin]
@@ -85,13 +85,13 @@ impl Known {
     /// # Context
     ///
     /// May sleep.
-    pub(crate) fn peek(&self, other: Cookie) -> Option<Connection> {
+    pub(crate) fn peek(&self, other: MemoryId) -> Option<Connection> {
         self.answers.lock().find(other)
     }
 
     /// Returns the cached connection to `other`; if there is none, calls `ask` and caches its
     /// result.
-    pub(crate) fn get(&self, other: Cookie, ask: impl FnOnce() -> Connection) -> Connection {
+    pub(crate) fn get(&self, other: MemoryId, ask: impl FnOnce() -> Connection) -> Connection {
         if let Some(answer) = self.peek(other) {
             return answer;
         }
@@ -123,7 +123,7 @@ mod tests {
         let others = [0u8; KEPT + 1];
         let mut asked = 0;
         for _ in 0..3 {
-            let answer = known.get(Cookie::of(&others[0]), || {
+            let answer = known.get(MemoryId::of(&others[0]), || {
                 asked += 1;
                 Connection::Migratable
             });
@@ -131,16 +131,16 @@ mod tests {
         }
         assert_eq!(asked, 1);
         for other in others.iter().skip(1) {
-            known.get(Cookie::of(other), || Connection::Unified);
+            known.get(MemoryId::of(other), || Connection::Unified);
         }
         // The oldest entry was replaced, and `forget()` invalidates all of them.
         assert_eq!(
-            known.get(Cookie::of(&others[0]), || Connection::None),
+            known.get(MemoryId::of(&others[0]), || Connection::None),
             Connection::None
         );
         forget();
         assert_eq!(
-            known.get(Cookie::of(&others[3]), || Connection::None),
+            known.get(MemoryId::of(&others[3]), || Connection::None),
             Connection::None
         );
         Ok(())

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Address spaces whose pages were evicted. Their mirrors are found by cookie to be notified,
+//! Address spaces whose pages were evicted. Their mirrors are found by identity to be notified,
 //! because a walk of all mirrors of the device would cost more with each process.
 
-use crate::{kernel::lock_classes, mm::notifier::Cookie};
+use crate::kernel::{identity::MmId, lock_classes};
 use kernel::{prelude::*, sync::SpinLock};
 
 /// Maximum number of spaces that are recorded separately. A folio is rarely mapped by more
 /// processes that have a mirror.
 const NAMES: usize = 16;
 
-/// Cookies of address spaces.
+/// Identities of address spaces.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Names {
-    some: [Option<Cookie>; NAMES],
+    some: [Option<MmId>; NAMES],
     /// Whether there were more than fit.
     pub(super) more: bool,
 }
 
 impl Names {
-    /// Returns the recorded cookies.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Cookie> + '_ {
+    /// Returns the recorded identities.
+    pub(super) fn iter(&self) -> impl Iterator<Item = MmId> + '_ {
         self.some.iter().flatten().copied()
     }
 }
@@ -45,7 +45,7 @@ impl Victims {
     /// # Context
     ///
     /// Any but interrupts.
-    pub(super) fn add(&self, name: Cookie) {
+    pub(super) fn add(&self, name: MmId) {
         let mut names = self.names.lock();
         if names.some.contains(&Some(name)) {
             return;
@@ -69,18 +69,13 @@ mod tests {
     #[test]
     fn each_is_named_once_and_too_many_are_not_forgotten() -> Result {
         let victims = KBox::pin_init(Victims::new(), GFP_KERNEL)?;
-        let places = [0u8; NAMES + 1];
         for _ in 0..2 {
-            for place in places.iter().take(NAMES) {
-                victims.add(Cookie::of(place));
-            }
+            (0..NAMES).for_each(|number| victims.add(MmId::for_test(number)));
         }
         let names = victims.take();
         assert_eq!((names.iter().count(), names.more), (NAMES, false));
         assert_eq!(victims.take().iter().count(), 0);
-        places
-            .iter()
-            .for_each(|place| victims.add(Cookie::of(place)));
+        (0..=NAMES).for_each(|number| victims.add(MmId::for_test(number)));
         assert!(victims.take().more);
         assert!(!victims.take().more);
         Ok(())

@@ -14,11 +14,11 @@ use super::{
     PageOutcome, Tally,
 };
 use crate::{
+    kernel::identity::MigrationId,
     memory::Memory,
     mirror::{Announced, Device, Mirror, Tries},
     mm::{
         addr::PageRange,
-        notifier::Cookie,
         space::{fatal_signal_pending, MmapGuard},
     },
     queue::Stop,
@@ -225,7 +225,7 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         }
         let request = Request {
             // Unique: this address is not reused while the block is in flight.
-            name: Cookie::of(&**pages),
+            name: MigrationId::of(&**pages),
             identity: Identity::Name,
             range,
             faultless: self.faultless,

@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{
     debug::stats::Counter,
+    kernel::identity::MigrationId,
     memory::Turn,
     mirror::{Device, Mirror, Present, Tries},
     mm::{
         addr::{PageRange, PMD_PAGES},
-        notifier::Cookie,
         range_fault::AddressSpace,
     },
     queue::Stop,
@@ -318,7 +318,7 @@ impl<'m, D: Device> Step<'m, D> {
         }
         let memory = mirror.device().memory().ok_or(ENODEV)?;
         // Unique: this address is not reused while the step runs.
-        let name = Cookie::of(&self.work.pages);
+        let name = MigrationId::of(&self.work.pages);
         let identity = match self.target {
             Target::Device => Identity::Name,
             // On the way back, the core compares the owner of the event with the owner of the

@@ -4,11 +4,13 @@
 //! others.
 
 use super::{PageOutcome, Target};
-use crate::mm::{
-    addr::PageRange,
-    migrate::{Pages, SystemPages},
-    notifier::Cookie,
-    space::{MmapGuard, Vma},
+use crate::{
+    kernel::identity::MemoryId,
+    mm::{
+        addr::PageRange,
+        migrate::{Pages, SystemPages},
+        space::{MmapGuard, Vma},
+    },
 };
 use kernel::prelude::*;
 
@@ -67,8 +69,8 @@ pub(super) struct Survey {
 #[derive(Clone, Copy)]
 pub(super) struct Surveyor {
     pub(super) target: Target,
-    /// Cookie of the device memory.
-    pub(super) tile: Cookie,
+    /// The device memory.
+    pub(super) tile: MemoryId,
     /// Whether the step retries after a pause if pages have extra references.
     pub(super) patient: bool,
 }

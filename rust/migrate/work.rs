@@ -376,7 +376,7 @@ pub(super) fn submit<'a, 'm, D: Device>(
         copies,
         spares,
     } = slot;
-    let readers = joined.join(mirror.space_name(), request, mirror.place_in_space());
+    let readers = joined.join(mirror.mm_id(), request, mirror.place_in_space());
     let piece = announced.range();
     let huge = compound && piece.is_pmd();
     // Coherent folios are allocated small, because migrate_vma_setup() never collects huge ones

@@ -7,10 +7,10 @@ use super::{
     Device, Mirror, Switched,
 };
 use crate::{
+    kernel::identity::MigrationId,
     mm::{
         addr::PageRange,
         migrate::{Moved, Reader},
-        notifier::Cookie, //
     },
     pgtable::{Flushed, Spares},
     space::WindowUser,
@@ -30,7 +30,7 @@ pub(crate) struct Announced<'m, D: Device> {
     mirror: &'m Mirror<D>,
     /// Keeps the window registered during the step.
     _window: WindowUser,
-    name: Cookie,
+    name: MigrationId,
     range: PageRange,
 }
 
@@ -39,7 +39,7 @@ impl<'m, D: Device> Announced<'m, D> {
     pub(super) fn new(
         mirror: &'m Mirror<D>,
         window: WindowUser,
-        name: Cookie,
+        name: MigrationId,
         range: PageRange,
     ) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl<'m, D: Device> Announced<'m, D> {
     }
 
     /// Returns the name of the migration.
-    pub(crate) fn name(&self) -> Cookie {
+    pub(crate) fn name(&self) -> MigrationId {
         self.name
     }
 

@@ -6,11 +6,13 @@
 use super::{Device, Inner, Mirror, Present};
 use crate::{
     attributes::{Attributes, Change, Common, Found, Home},
-    kernel::reentry,
+    kernel::{
+        identity::{DeviceId, MemoryId},
+        reentry,
+    },
     managed::Flags,
     mm::{
         addr::PageRange,
-        notifier::Cookie,
         range_fault::AddressSpace,
         space::{MmapGuard, Vma},
     },
@@ -65,10 +67,10 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Returns the cookie that identifies the device in attributes, see
+    /// Returns the identity of the device in attributes, see
     /// [`MirrorOps::device_name`](crate::space::MirrorOps::device_name).
-    pub(super) fn device_name(&self) -> Cookie {
-        self.shared_name.unwrap_or_else(|| Cookie::of(&self.who))
+    pub(super) fn device_name(&self) -> DeviceId {
+        self.shared_name.unwrap_or_else(|| DeviceId::of(&self.who))
     }
 
     /// Takes the mmap lock after attributes have followed all VMAs that were moved.
@@ -281,7 +283,7 @@ impl<D: Device> Mirror<D> {
         }
         let (vma, part) = mmap.readable(part)?;
         // Refuses special VMAs. One page suffices, because that is a property of the VMA.
-        vma.alike(PageRange::from_pages(part.start(), 1)?, Cookie::NONE)?;
+        vma.alike(PageRange::from_pages(part.start(), 1)?, MemoryId::NONE)?;
         Ok((part, false))
     }
 

@@ -4,11 +4,9 @@
 
 use super::{Device, Mirror, State};
 use crate::{
-    kernel::reentry,
+    kernel::{identity::MigrationId, reentry},
     memory::Memory,
-    mm::{
-        addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending,
-    },
+    mm::{addr::PageRange, exclusive::ExclusivePage, space::fatal_signal_pending},
     pgtable::{Entry, Flushing, Spares},
     space::{Destination, Identity, Request},
 };
@@ -80,9 +78,9 @@ impl<D: Device> Mirror<D> {
     ) -> Result<Result> {
         let space = self.space()?;
         // The address of `spares` is unique while this function runs.
-        let cookie = Cookie::of(spares);
+        let id = MigrationId::of(spares);
         let request = Request {
-            name: cookie,
+            name: id,
             identity: Identity::Name,
             range: page,
             faultless: false,
@@ -96,7 +94,7 @@ impl<D: Device> Mirror<D> {
                 error
             }
         })?;
-        let result = ExclusivePage::new(&mmap, page.start(), cookie).and_then(|exclusive| {
+        let result = ExclusivePage::new(&mmap, page.start(), id).and_then(|exclusive| {
             let mut guard = self.inner().lock();
             // Recheck under the table lock, as a fault does: `is_gone()` returns true before unplug
             // removes the entries, so that no entry is installed after that.
@@ -108,7 +106,7 @@ impl<D: Device> Mirror<D> {
                 transactions,
                 ..
             } = &mut *guard;
-            if !transactions.owns(cookie, page.start()) {
+            if !transactions.owns(id, page.start()) {
                 return Err(EBUSY);
             }
             let mut unwritten = None;

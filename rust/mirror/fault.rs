@@ -15,11 +15,10 @@ use crate::{
         stats::Counter,
         timing::{Lap, Phase},
     },
-    kernel::reentry,
+    kernel::{identity::PgmapOwner, reentry},
     memory::Memory,
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        notifier::Cookie,
         range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer},
         space::fatal_signal_pending,
     },
@@ -416,8 +415,8 @@ impl<D: Device> Inner<D> {
     ) -> Result<Tried> {
         let memory = self.device.memory();
         let owner = match what {
-            What::Brought(_) => Cookie::NONE,
-            _ => memory.map_or(Cookie::NONE, |memory| memory.owner()),
+            What::Brought(_) => PgmapOwner::NONE,
+            _ => memory.map_or(PgmapOwner::NONE, |memory| memory.owner()),
         };
         let access = what.access();
         let reach = self.reach();

@@ -18,12 +18,14 @@ use crate::{
         stats::{Counter, Stats},
         trace::Who,
     },
-    kernel::{lock_classes, rcu_map::RcuArc, reentry::Within, word::peek_usize},
+    kernel::{
+        identity::DeviceId, lock_classes, rcu_map::RcuArc, reentry::Within, word::peek_usize,
+    },
     memory::Memory,
     mm::{
         addr::PageRange,
         dma::Windows,
-        notifier::{Cookie, Event, Member, Reason},
+        notifier::{Event, Member, Reason},
         page::DirtyBatch,
     },
     pgtable::{Entry, FlushBatch, Flushed, Flusher, Flushing, Format, Reader, Table, Unwritten},
@@ -82,10 +84,10 @@ pub(crate) struct Inner<D: Device> {
     pub(super) changing: Atomic<usize>,
     /// State of the library for the address space.
     pub(super) space: RcuArc<Space>,
-    /// Cookie that all mirrors of the device share: that of the owner of its memory, otherwise that
-    /// of its DMA device. The device holds a reference, so that the cookie is unique as long as a
+    /// Identity that all mirrors of the device share: that of the owner of its memory, otherwise that
+    /// of its DMA device. The device holds a reference, so that the identity is unique as long as a
     /// mirror exists.
-    pub(super) shared_name: Option<Cookie>,
+    pub(super) shared_name: Option<DeviceId>,
     /// Number of pages that an eviction has invalidated and not reported yet.
     taken: Atomic<usize>,
     /// Signalled when a migration ends. Faults that found entries with marks wait for it.
@@ -151,7 +153,9 @@ impl<D: Device> Inner<D> {
             walkers: device.walkers(),
             shared_name: {
                 let memory = device.memory().map(Memory::owner);
-                memory.or_else(|| dma.as_ref().map(|windows| Cookie::of(windows.device())))
+                memory
+                    .map(DeviceId::from)
+                    .or_else(|| dma.as_ref().map(|windows| DeviceId::of(windows.device())))
             },
             reader: state.table.reader(),
             dma,

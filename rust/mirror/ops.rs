@@ -15,17 +15,14 @@ use crate::{
         events::Need,
         timing::{Lap, Phase},
     },
-    kernel::reentry::Within,
-    memory::{Connection, Memory, Peer},
-    mm::{
-        addr::PageRange,
-        mask::Mask,
-        migrate::Moved,
-        notifier::{Cookie, Event},
-        page::DirtyBatch,
+    kernel::{
+        identity::{DeviceId, MemoryId, MigrationId},
+        reentry::Within,
     },
+    memory::{Connection, Memory, Peer},
+    mm::{addr::PageRange, mask::Mask, migrate::Moved, notifier::Event, page::DirtyBatch},
     pgtable::{Flushed, Flushing},
-    space::{Destination, Invalidated, MirrorOps, Request},
+    space::{Destination, Home, Invalidated, MirrorOps, Request},
 };
 use core::ops::ControlFlow;
 use kernel::page::PAGE_MASK;
@@ -38,7 +35,7 @@ impl<D: Device> Inner<D> {
     /// May sleep.
     fn can_use(&self, destination: Destination) -> bool {
         let memory = self.device.memory();
-        let reaches = |memory: &Memory<D::Memory>, tile: Cookie| {
+        let reaches = |memory: &Memory<D::Memory>, tile: MemoryId| {
             memory.tile() == tile || memory.known().peek(tile) == Some(Connection::Unified)
         };
         match destination {
@@ -104,16 +101,16 @@ impl<D: Device> MirrorOps for Inner<D> {
         Inner::evicted(self, need);
     }
 
-    fn device_name(&self) -> Cookie {
+    fn device_name(&self) -> DeviceId {
         self.device_name()
     }
 
-    fn home_name(&self) -> Cookie {
-        self.home_name()
+    fn home(&self) -> Home {
+        self.home()
     }
 
-    fn add_at_home(&self, home: Cookie, range: PageRange, mask: &mut Mask) {
-        if self.home_name() == home {
+    fn add_at_home(&self, home: Home, range: PageRange, mask: &mut Mask) {
+        if self.home() == home {
             self.each_at_home(range, |index, pages| mask.add(index..index + pages));
         }
     }
@@ -178,7 +175,7 @@ impl<D: Device> MirrorOps for Inner<D> {
         any
     }
 
-    fn switch(&self, name: Cookie, moved: &Moved<'_>) -> Flushed {
+    fn switch(&self, name: MigrationId, moved: &Moved<'_>) -> Flushed {
         switch_present(self, name, moved, false, |_, _| ())
     }
 
@@ -186,7 +183,7 @@ impl<D: Device> MirrorOps for Inner<D> {
         forget_moved(self, moved)
     }
 
-    fn leave(&self, name: Cookie, range: PageRange) {
+    fn leave(&self, name: MigrationId, range: PageRange) {
         self.lock().transactions.end(name, range.start());
         self.ended.notify_all();
     }

@@ -402,7 +402,7 @@ impl<D: Device> Mirror<D> {
         inner.each_at_home(block, |index, pages| mask.add(index..index + pages));
         let (device, here) = (Some(inner.device_name()), self.place_in_space());
         let others = inner.space.mirrors().entered_of(device, here);
-        others.for_each(|mirror| mirror.add_at_home(inner.home_name(), block, &mut mask));
+        others.for_each(|mirror| mirror.add_at_home(inner.home(), block, &mut mask));
         mask
     }
 }

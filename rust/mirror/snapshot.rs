@@ -4,10 +4,12 @@
 
 use super::{fault::Patience, Device, Mirror};
 use crate::{
-    kernel::reentry::{self, Within},
+    kernel::{
+        identity::PgmapOwner,
+        reentry::{self, Within},
+    },
     mm::{
         addr::PageRange,
-        notifier::Cookie,
         page::is_zero_pfn,
         range_fault::{Access, HmmPfn, PfnBuffer, Retry},
     },
@@ -63,7 +65,7 @@ impl<D: Device> Mirror<D> {
         let owner = self
             .device()
             .memory()
-            .map_or(Cookie::NONE, |memory| memory.owner());
+            .map_or(PgmapOwner::NONE, |memory| memory.owner());
         for piece in range.pmd_pieces() {
             let mut patience = Patience::new();
             let window = self.window(&space, piece.start())?;

@@ -15,12 +15,12 @@ use crate::{
         stats::Counter,
         timing::{Lap, Phase},
     },
+    kernel::identity::MigrationId,
     memory::Memory,
     mm::{
         addr::PageRange,
         mask::Mask,
         migrate::{Entry as MovedEntry, Moved, Source},
-        notifier::Cookie,
         page::DirtyBatch,
     },
     pgtable::{Entry, Flushed, Flushing, Format, Spares},
@@ -79,7 +79,7 @@ impl<D: Device> Mirror<D> {
     #[inline(never)]
     pub(super) fn switch_to_device(
         &self,
-        name: Cookie,
+        name: MigrationId,
         moved: &Moved<'_>,
         mut number: impl FnMut(usize) -> Option<usize>,
         hole_writable: bool,
@@ -287,7 +287,7 @@ impl<D: Device> Switching<'_, D> {
 #[inline(never)]
 pub(super) fn switch_present<D: Device>(
     inner: &Inner<D>,
-    name: Cookie,
+    name: MigrationId,
     moved: &Moved<'_>,
     with_write: bool,
     mut each: impl FnMut(usize, Switched),
@@ -364,7 +364,7 @@ pub(super) fn switch_present<D: Device>(
 /// May sleep. Takes the table lock.
 // Not inlined, so that its variables do not enlarge the stack frame of the copies.
 #[inline(never)]
-fn permit_writes<D: Device>(inner: &Inner<D>, name: Cookie, piece: PageRange, pages: &Mask) {
+fn permit_writes<D: Device>(inner: &Inner<D>, name: MigrationId, piece: PageRange, pages: &Mask) {
     let mut guard = inner.lock();
     let State {
         table,

@@ -7,11 +7,12 @@ use crate::{
     bindings,
     connection::Connection,
     debug::stats::Counter,
+    kernel::identity::{EventOwner, FenceType, MigrationId, MmId, PgmapOwner},
     memory::{Copy, CopyJob},
     mm::{
         addr::{PMD_PAGES, PMD_SIZE},
         device_pages::{Kind, Owner},
-        notifier::{Cookie, Event, Reason},
+        notifier::{Event, Reason},
         page::SharedBytes,
         range_fault::Access,
     },
@@ -315,7 +316,7 @@ fn has_stale_flags(pfn: usize) -> bool {
 /// Simulates a notifier event for the mirror. Returns whether the mirror flushed.
 fn pretend(mirror: &Mirror<TestDevice>, reason: Reason, range: PageRange) -> bool {
     let inner = mirror.inner();
-    let event = Event::for_test(reason, range, Cookie::NONE);
+    let event = Event::for_test(reason, range, EventOwner::NONE);
     match inner.invalidate(&event, false) {
         ControlFlow::Continue(Invalidated {
             flush: Some(flush), ..

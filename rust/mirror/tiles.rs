@@ -7,9 +7,11 @@
 
 use super::{Device, Inner, Mirror, Outcome};
 use crate::{
+    kernel::identity::MemoryId,
     memory::{Connection, Memory},
-    mm::{addr::PageRange, notifier::Cookie, range_fault::HmmPfn},
+    mm::{addr::PageRange, range_fault::HmmPfn},
     pgtable::Entry,
+    space::Home,
 };
 use kernel::prelude::*;
 
@@ -26,11 +28,11 @@ impl Reach {
     }
 }
 
-/// Consecutive pages in private memory that the device cannot reach, and the cookie of the tile.
+/// Consecutive pages in private memory that the device cannot reach, and the identity of the tile.
 #[derive(Clone, Copy)]
 pub(super) struct Unreached {
     range: PageRange,
-    tile: Option<Cookie>,
+    tile: Option<MemoryId>,
 }
 
 impl Unreached {
@@ -39,13 +41,13 @@ impl Unreached {
         self.range
     }
 
-    /// Returns the cookie of the tile, if it is one of the device's.
-    pub(super) fn tile(self) -> Option<Cookie> {
+    /// Returns the identity of the tile, if it is one of the device's.
+    pub(super) fn tile(self) -> Option<MemoryId> {
         self.tile
     }
 
     /// Extends `found` by the page at `addr`, if the page continues it.
-    fn note(found: &mut Option<Self>, addr: usize, tile: Option<Cookie>) {
+    fn note(found: &mut Option<Self>, addr: usize, tile: Option<MemoryId>) {
         let Ok(page) = PageRange::from_pages(addr, 1) else {
             return;
         };
@@ -161,10 +163,12 @@ impl<D: Device> Inner<D> {
         (home.known().peek(tile.tile()) == Some(Connection::Unified)).then_some(tile)
     }
 
-    /// See [`MirrorOps::home_name`](crate::space::MirrorOps::home_name).
-    pub(super) fn home_name(&self) -> Cookie {
-        let home = self.device.memory().map(Memory::tile);
-        home.unwrap_or_else(|| self.device_name())
+    /// See [`MirrorOps::home`](crate::space::MirrorOps::home).
+    pub(super) fn home(&self) -> Home {
+        match self.device.memory() {
+            Some(memory) => Home::Memory(memory.tile()),
+            None => Home::Device(self.device_name()),
+        }
     }
 
     /// Returns whether page `number` of an entry is in the home memory.
@@ -262,7 +266,7 @@ impl<D: Device> Mirror<D> {
     /// May sleep. No lock may be held.
     // Not inlined, so that devices with one memory do not need its stack frame.
     #[inline(never)]
-    pub(super) fn pull_from(&self, range: PageRange, tile: Cookie) -> Result<usize> {
+    pub(super) fn pull_from(&self, range: PageRange, tile: MemoryId) -> Result<usize> {
         let mut outcome = Outcome::default();
         let mut connected = self.connected_tiles();
         if let Some(tile) = connected.find(|connected| connected.tile() == tile) {

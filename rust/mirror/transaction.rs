@@ -10,10 +10,11 @@
 
 use crate::{
     inject::{fails, Point},
+    kernel::identity::MigrationId,
     mm::{
         addr::{PageRange, PMD_PAGES, PMD_SIZE},
         mask::Mask,
-        notifier::{Cookie, Event},
+        notifier::Event,
         page::is_zero_pfn,
     },
     pgtable::Entry,
@@ -236,7 +237,7 @@ impl Transactions {
     }
 
     /// Removes the migration `name`, which began at `start`. Returns `false` if there is none.
-    pub(crate) fn end(&mut self, name: Cookie, start: usize) -> bool {
+    pub(crate) fn end(&mut self, name: MigrationId, start: usize) -> bool {
         let name = name.number();
         self.0.remove_node(&Key { start, name }).is_some()
     }
@@ -272,14 +273,14 @@ impl Transactions {
     }
 
     /// Returns the migration `name`, if it is in flight and may have the page at `addr`.
-    pub(crate) fn get(&self, name: Cookie, addr: usize) -> Option<&Transaction> {
+    pub(crate) fn get(&self, name: MigrationId, addr: usize) -> Option<&Transaction> {
         let page = PageRange::from_pages(addr, 1).ok()?;
         self.within(page)
             .find(|transaction| transaction.request.name == name)
     }
 
     /// Returns whether the migration `name` has marked the page at `addr`.
-    pub(crate) fn owns(&self, name: Cookie, addr: usize) -> bool {
+    pub(crate) fn owns(&self, name: MigrationId, addr: usize) -> bool {
         self.get(name, addr)
             .is_some_and(|transaction| transaction.is_marked(addr))
     }
@@ -300,7 +301,7 @@ impl Transactions {
     }
 
     /// Clears the marks of the migration `name` in `range`.
-    pub(crate) fn release(&mut self, name: Cookie, range: PageRange) {
+    pub(crate) fn release(&mut self, name: MigrationId, range: PageRange) {
         self.each_within(range, |transaction| {
             if transaction.request.name == name {
                 transaction.set(range, false);
@@ -318,7 +319,7 @@ impl Transactions {
     /// Handles a notifier event: clears the marks in its range of all migrations except the one
     /// that caused the event. Returns the name of that migration.
     #[inline]
-    pub(crate) fn note(&mut self, event: &Event<'_>) -> Option<Cookie> {
+    pub(crate) fn note(&mut self, event: &Event<'_>) -> Option<MigrationId> {
         match self.0.is_empty() {
             true => None,
             false => self.note_all(event),
@@ -327,7 +328,7 @@ impl Transactions {
 
     // Not inlined, because most events occur while no migration is in flight.
     #[inline(never)]
-    fn note_all(&mut self, event: &Event<'_>) -> Option<Cookie> {
+    fn note_all(&mut self, event: &Event<'_>) -> Option<MigrationId> {
         let mut own = None;
         self.each_within(event.range, |transaction| {
             if transaction.request.has_caused(event) {
@@ -340,25 +341,25 @@ impl Transactions {
     }
 
     #[cfg(CONFIG_KUNIT = "y")]
-    fn owns_all(&self, name: Cookie, span: PageRange) -> bool {
+    fn owns_all(&self, name: MigrationId, span: PageRange) -> bool {
         self.get(name, span.start())
             .is_some_and(|one| one.owns_all(span))
     }
 
     #[cfg(CONFIG_KUNIT = "y")]
-    fn owns_any(&self, name: Cookie, span: PageRange) -> bool {
+    fn owns_any(&self, name: MigrationId, span: PageRange) -> bool {
         self.get(name, span.start())
             .is_some_and(|one| one.owned(span) != 0)
     }
 
     #[cfg(CONFIG_KUNIT = "y")]
-    fn divides(&self, name: Cookie, span: PageRange) -> bool {
+    fn divides(&self, name: MigrationId, span: PageRange) -> bool {
         self.get(name, span.start())
             .is_some_and(|one| one.divides(span))
     }
 
     #[cfg(CONFIG_KUNIT = "y")]
-    fn keeps(&self, name: Cookie, span: PageRange, entry: Entry) -> bool {
+    fn keeps(&self, name: MigrationId, span: PageRange, entry: Entry) -> bool {
         self.get(name, span.start())
             .is_some_and(|transaction| transaction.keeps(span, entry))
     }

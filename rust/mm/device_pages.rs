@@ -12,7 +12,7 @@
 
 use super::{
     addr::PMD_PAGES,
-    notifier::Cookie,
+    identity::{MemoryId, PgmapOwner},
     range_map::RangeMap, //
 };
 use crate::{
@@ -269,8 +269,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.kind
     }
 
-    /// Returns the cookie of the device: `dev_pagemap.owner`, which the memories of a device share.
-    pub fn owner(&self) -> Cookie {
+    /// Returns the owner of the device: `dev_pagemap.owner`, which the memories of a device share.
+    pub fn owner(&self) -> PgmapOwner {
         self.owner.name()
     }
 
@@ -279,9 +279,9 @@ impl<T: DevicePageOps> DevicePages<T> {
         &self.ops
     }
 
-    /// Returns the cookie of this memory: `dev_pagemap.ops`.
-    pub(crate) fn tile(&self) -> Cookie {
-        Cookie::of(&self.ops)
+    /// Returns the identity of this memory: `dev_pagemap.ops`.
+    pub(crate) fn tile(&self) -> MemoryId {
+        MemoryId::of(&self.ops)
     }
 
     /// Returns the first number of this memory in device PTEs, which contain the owner's numbers.

@@ -4,7 +4,10 @@
 //!
 //! C header: [`include/linux/rmap.h`](srctree/include/linux/rmap.h)
 
-use super::{notifier::Cookie, space::MmapGuard};
+use super::{
+    identity::{EventOwner, MigrationId},
+    space::MmapGuard,
+};
 use crate::{
     bindings,
     inject::{fails, Point},
@@ -24,7 +27,7 @@ pub struct ExclusivePage<'a> {
 }
 
 impl<'a> ExclusivePage<'a> {
-    /// Makes the page at `addr` exclusive to the device. The notifier event carries `cookie`.
+    /// Makes the page at `addr` exclusive to the device. The notifier event carries `id`.
     ///
     /// # Errors
     ///
@@ -36,14 +39,19 @@ impl<'a> ExclusivePage<'a> {
     /// # Context
     ///
     /// May sleep. Calls MMU notifiers.
-    pub fn new(mmap: &'a MmapGuard<'_>, addr: usize, cookie: Cookie) -> Result<Self> {
+    pub fn new(mmap: &'a MmapGuard<'_>, addr: usize, id: MigrationId) -> Result<Self> {
         if fails(Point::Exclusive) {
             return Err(EBUSY);
         }
         let mut folio = ptr::null_mut();
         // SAFETY: The mm has a user, and `mmap` holds its mmap lock.
         let page = from_err_ptr(unsafe {
-            bindings::make_device_exclusive(mmap.mm_raw(), addr, cookie.as_ptr(), &mut folio)
+            bindings::make_device_exclusive(
+                mmap.mm_raw(),
+                addr,
+                EventOwner::from(id).as_ptr(),
+                &mut folio,
+            )
         })?;
         // SAFETY: `page` was returned by make_device_exclusive() with a reference.
         let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page) };

@@ -18,8 +18,8 @@
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
     device_pages::CpuFault,
+    identity::{EventOwner, MemoryId, PgmapOwner},
     mask::Mask,
-    notifier::Cookie,
     page::{CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
 };
@@ -65,9 +65,9 @@ pub struct Origin {
     /// Type of the memory.
     pub select: Select,
     /// Owner of the memory. The core isolates pages of all memories of this owner.
-    pub owner: Cookie,
-    /// Cookie of the memory. A huge page is isolated as a whole only if it is in this memory.
-    pub tile: Cookie,
+    pub owner: PgmapOwner,
+    /// The memory. A huge page is isolated as a whole only if it is in this memory.
+    pub tile: MemoryId,
 }
 
 /// Source of a page.
@@ -157,7 +157,7 @@ impl<'a> Isolated<'a> {
         } else {
             (select, None)
         };
-        Self::set_up(vma, range, flags, origin.owner, fault, whole, batch)
+        Self::set_up(vma, range, flags, origin.owner.into(), fault, whole, batch)
     }
 
     fn check(vma: Vma<'a>, range: PageRange) -> Result {
@@ -174,7 +174,7 @@ impl<'a> Isolated<'a> {
         vma: Vma<'a>,
         range: PageRange,
         flags: u32,
-        cookie: Cookie,
+        owner: EventOwner,
         fault: Option<&CpuFault<'a>>,
         whole: Option<Whole<'a>>,
         batch: &'a mut Batch,
@@ -190,7 +190,7 @@ impl<'a> Isolated<'a> {
             dst: batch.dst.as_mut_ptr(),
             start: range.start(),
             end: range.end(),
-            pgmap_owner: cookie.as_ptr(),
+            pgmap_owner: owner.as_ptr(),
             flags: flags as usize,
             fault_page: fault.map_or_else(held, CpuFault::page),
             ..Default::default()

@@ -9,7 +9,7 @@
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
-use super::{addr::PageRange, registration::Registered};
+use super::{addr::PageRange, identity::EventOwner, registration::Registered};
 use crate::{
     bindings,
     inject::{fails, Point},
@@ -23,15 +23,13 @@ use kernel::{
         aref::ARef,
         atomic::{
             ordering::{Acquire, Release},
-            AtomicFlag, //
+            AtomicFlag,
         },
         lock::mutex::MutexGuard,
-        Mutex, //
+        Mutex,
     },
-    types::Opaque, //
+    types::Opaque,
 };
-
-pub use crate::kernel::identity::Cookie;
 
 /// Type of a notifier event. See `enum mmu_notifier_event`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +81,7 @@ pub struct Event<'a> {
     pub range: PageRange,
     /// Whether the callback may sleep. It may not if the OOM reaper caused the event.
     pub blockable: bool,
-    owner: Cookie,
+    owner: EventOwner,
     /// Address of the core's `mmu_notifier_range`, and the sequence of the event. Both are the same
     /// for all notifiers that the event is delivered to.
     call: (usize, usize),
@@ -103,19 +101,19 @@ impl Event<'_> {
         Self { range, ..*self }
     }
 
-    /// Returns whether the event was caused by the migration or exclusive access of `cookie`.
-    pub fn is_from(&self, cookie: Cookie) -> bool {
-        matches!(self.reason, Reason::Migrate | Reason::Exclusive) && self.owner == cookie
+    /// Returns whether the event was caused by the migration or exclusive access of `owner`.
+    pub fn is_from(&self, owner: impl Into<EventOwner>) -> bool {
+        matches!(self.reason, Reason::Migrate | Reason::Exclusive) && self.owner == owner.into()
     }
 
     /// Creates an event for a test.
     #[cfg(CONFIG_KUNIT = "y")]
-    pub(crate) fn for_test(reason: Reason, range: PageRange, owner: Cookie) -> Self {
+    pub(crate) fn for_test(reason: Reason, range: PageRange, owner: impl Into<EventOwner>) -> Self {
         Self {
             reason,
             range,
             blockable: true,
-            owner,
+            owner: owner.into(),
             call: (0, 0),
             _borrow: PhantomData,
         }
@@ -337,7 +335,7 @@ impl<S: Subscriber> IntervalNotifier<S> {
             reason: Reason::from_raw(raw.event),
             range,
             blockable,
-            owner: Cookie::from_raw(raw.owner),
+            owner: EventOwner::from_raw(raw.owner),
             call: (ptr::from_ref(raw).addr(), seq),
             _borrow: PhantomData,
         };

@@ -12,7 +12,8 @@
 pub use super::notifier::Retry;
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
-    notifier::{Cookie, IntervalNotifier, Member, Seq, Subscriber},
+    identity::PgmapOwner,
+    notifier::{IntervalNotifier, Member, Seq, Subscriber},
     pin::Accounted,
     space::{fatal_signal_pending, Charge, MmapGuard},
 };
@@ -241,7 +242,7 @@ impl AddressSpace {
         notifier: &'a IntervalNotifier<S>,
         range: PageRange,
         access: Access,
-        owner: Cookie,
+        owner: PgmapOwner,
         buffer: &'a mut PfnBuffer,
     ) -> Result<Collected<'a, S>> {
         let is_told = notifier.range().intersect(&range) == Some(range);

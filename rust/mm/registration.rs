@@ -15,7 +15,7 @@
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
-use super::notifier::Cookie;
+use super::identity::MmId;
 use crate::{
     bindings,
     inject::{fails, Point},
@@ -42,7 +42,7 @@ use kernel::{
 /// keeps to its end.
 #[pin_data]
 pub(crate) struct Registration {
-    space: Cookie,
+    space: MmId,
     done: AtomicFlag,
     #[pin]
     lock: Mutex<()>,
@@ -59,7 +59,7 @@ pub(crate) struct Registered<'a>(&'a MmWithUser);
 impl Registration {
     /// Creates the state for the address space that `space` identifies. Its owner has a reference
     /// of the mm, so that `space` does not identify another one meanwhile.
-    pub(crate) fn new(space: Cookie) -> impl PinInit<Self> {
+    pub(crate) fn new(space: MmId) -> impl PinInit<Self> {
         let (name, key) = lock_classes::registration();
         // INVARIANT: `done` is false.
         pin_init!(Self {
@@ -81,7 +81,7 @@ impl Registration {
     ///
     /// May sleep. The caller must not hold the mmap lock.
     pub(crate) fn of<'a>(&self, mm: &'a MmWithUser) -> Result<Registered<'a>> {
-        if Cookie::of_space(mm) != self.space {
+        if MmId::of_user(mm) != self.space {
             return Err(EINVAL);
         }
         if !self.done.load(Acquire) {
@@ -131,8 +131,8 @@ mod tests {
         assert_ne!(addr, 0);
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
-        let registration = KBox::pin_init(Registration::new(Cookie::of_space(mm)), GFP_KERNEL)?;
-        let other = KBox::pin_init(Registration::new(Cookie::of(&addr)), GFP_KERNEL)?;
+        let registration = KBox::pin_init(Registration::new(MmId::of_user(mm)), GFP_KERNEL)?;
+        let other = KBox::pin_init(Registration::new(MmId::for_test(1)), GFP_KERNEL)?;
         assert_eq!(other.of(mm).err(), Some(EINVAL));
         registration.of(mm)?;
         // Lockdep reports if the call takes the mmap lock, which this task holds.

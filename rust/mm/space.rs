@@ -7,7 +7,7 @@
 //!
 //! C header: [`include/linux/mmap_lock.h`](srctree/include/linux/mmap_lock.h)
 
-use super::{addr::PageRange, notifier::Cookie};
+use super::{addr::PageRange, identity::MmId};
 use crate::{
     bindings,
     inject::{
@@ -257,10 +257,10 @@ impl<'a> Vma<'a> {
         unsafe { bindings::rust_hmm_vma_is_anonymous(self.0.as_ptr()) }
     }
 
-    /// Returns the cookie that identifies the mm.
-    pub(crate) fn space(&self) -> Cookie {
+    /// Returns the identity of the mm.
+    pub(crate) fn space(&self) -> MmId {
         // SAFETY: The VMA is valid for `'a`.
-        Cookie::of_mm(unsafe { bindings::rust_hmm_vma_mm(self.0.as_ptr()) })
+        MmId::of_raw(unsafe { bindings::rust_hmm_vma_mm(self.0.as_ptr()) })
     }
 }
 

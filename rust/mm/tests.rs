@@ -5,8 +5,8 @@
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
     device_pages::*,
+    identity::{EventOwner, MigrationId},
     migrate::{Batch, Isolated, System},
-    notifier::Cookie,
     page::{Effort, LockedFolio, SharedBytes},
     space::MmapGuard,
 };
@@ -93,9 +93,9 @@ mod suite {
         let current = current!();
         let mmap = MmapGuard::lock(current.mm().ok_or(EINVAL)?)?;
         let vma = mmap.vma_lookup(addr).ok_or(EINVAL)?;
-        let cookie = Cookie::of(&range);
+        let id = MigrationId::of(&range);
         let System::Isolated(mut isolated, _) =
-            Isolated::of_system(vma, range, false, cookie, &mut batch)?
+            Isolated::of_system(vma, range, false, id, &mut batch)?
         else {
             return Err(EINVAL);
         };
@@ -118,7 +118,8 @@ mod suite {
     #[test]
     fn names_of_devices_are_their_own() -> Result {
         let device = device(Kind::Private)?;
-        assert_ne!(device.owner(), Cookie::of(&*device));
+        let id = MigrationId::of(&*device);
+        assert_ne!(EventOwner::from(device.owner()), id.into());
         Ok(())
     }
 

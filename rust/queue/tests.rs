@@ -39,7 +39,7 @@ fn of(fence: &Fence) -> Result<KVec<Fence>> {
     Ok(after)
 }
 
-fn gate(kind: Cookie) -> Result<Pending> {
+fn gate(kind: FenceType) -> Result<Pending> {
     Pending::new(kind)
 }
 
@@ -52,7 +52,7 @@ mod suite {
 
     #[test]
     fn operations_run_in_their_order_and_after_their_fences() -> Result {
-        let kind = Cookie::of(&STATIC);
+        let kind = FenceType::of(&STATIC);
         let (one, two) = (Queue::new(kind, 8)?, Queue::new(kind, 8)?);
         let log = Log::new()?;
         let gate = gate(kind)?;
@@ -75,7 +75,7 @@ mod suite {
 
     #[test]
     fn a_failure_concerns_who_depends_on_it_only() -> Result {
-        let queue = Queue::new(Cookie::NONE, 16)?;
+        let queue = Queue::new(FenceType::NONE, 16)?;
         let log = Log::new()?;
         let bad = queue.submit(KVec::new(), |_| Err(EIO))?;
         let other = queue.submit(KVec::new(), log.note(1))?;
@@ -103,8 +103,8 @@ mod suite {
 
     #[test]
     fn a_full_queue_refuses_and_a_dropped_one_cancels() -> Result {
-        let queue = Queue::new(Cookie::NONE, 2)?;
-        let gate = gate(Cookie::NONE)?;
+        let queue = Queue::new(FenceType::NONE, 2)?;
+        let gate = gate(FenceType::NONE)?;
         queue.wait(gate.fence())?;
         // The thread removes the wait from the ring.
         let mut fences = KVec::new();
@@ -131,7 +131,7 @@ mod suite {
     #[test]
     fn nobody_looks_at_fences_of_the_same_type_of_device() -> Result {
         let other = 1u8;
-        let kind = Cookie::of(&STATIC);
+        let kind = FenceType::of(&STATIC);
         let queue = Queue::new(kind, 8)?;
         for (from, expected) in [
             (
@@ -142,7 +142,7 @@ mod suite {
                 },
             ),
             (
-                Cookie::of(&other),
+                FenceType::of(&other),
                 Waits {
                     on_device: 1,
                     on_host: 1,

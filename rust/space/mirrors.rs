@@ -9,13 +9,12 @@
 use super::Request;
 use crate::{
     debug::events::Need,
-    kernel::{lock_classes, word::peek_usize},
-    mm::{
-        addr::PageRange,
-        mask::Mask,
-        migrate::Moved,
-        notifier::{Cookie, Event},
+    kernel::{
+        identity::{DeviceId, MemoryId, MigrationId},
+        lock_classes,
+        word::peek_usize,
     },
+    mm::{addr::PageRange, mask::Mask, migrate::Moved, notifier::Event},
     pgtable::Flushed,
     policy::Bounces,
 };
@@ -67,15 +66,15 @@ pub(crate) trait MirrorOps: Send + Sync {
     fn evicted(&self, need: Need);
 
     /// Identifies the mirror's device, for attributes. The same for all open mirrors of the device.
-    fn device_name(&self) -> Cookie;
+    fn device_name(&self) -> DeviceId;
 
     /// Identifies the home of the device's pages: one of its memories, or else the device.
-    fn home_name(&self) -> Cookie;
+    fn home(&self) -> Home;
 
     /// Adds to `mask` the pages of `range` that are in the memory `home`, as far as the device has
     /// PTEs for them. Adds none if `home` is not the device's own. `range` has at most 2 MiB.
     /// Context: any but NMI.
-    fn add_at_home(&self, home: Cookie, range: PageRange, mask: &mut Mask);
+    fn add_at_home(&self, home: Home, range: PageRange, mask: &mut Mask);
 
     /// Maps memory with the attribute `accessed_by` for the device again: ranges whose device PTEs
     /// were lost, and `range`. Context: may sleep; no lock may be held.
@@ -89,13 +88,22 @@ pub(crate) trait MirrorOps: Send + Sync {
 
     /// Replaces the device PTEs of the pages that have moved. The new PTEs are read-only, because a
     /// concurrent event may take write access away.
-    fn switch(&self, name: Cookie, moved: &Moved<'_>) -> Flushed;
+    fn switch(&self, name: MigrationId, moved: &Moved<'_>) -> Flushed;
 
     /// Removes the device PTEs of pages that have moved.
     fn forget_moved(&self, moved: &Moved<'_>) -> Flushed;
 
     /// Leaves the migration.
-    fn leave(&self, name: Cookie, range: PageRange);
+    fn leave(&self, name: MigrationId, range: PageRange);
+}
+
+/// Home of a device's pages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// One of the device's memories.
+    Memory(MemoryId),
+    /// System memory, used by this device.
+    Device(DeviceId),
 }
 
 /// User count of a place: twice the number of users, plus one if the place is closed.
@@ -126,9 +134,9 @@ struct Place {
     mirror: Arc<dyn MirrorOps>,
     users: Arc<Users>,
     /// See [`MirrorOps::device_name`].
-    device: Cookie,
-    /// See [`MirrorOps::home_name`].
-    home: Cookie,
+    device: DeviceId,
+    /// See [`MirrorOps::home`].
+    home: Home,
     /// Shared by all mirrors with that home.
     bounces: Arc<Bounces>,
 }
@@ -207,7 +215,7 @@ impl Mirrors {
     /// # Context
     ///
     /// May sleep. The caller serializes calls.
-    fn bounces(&self, home: Cookie) -> Result<Arc<Bounces>> {
+    fn bounces(&self, home: Home) -> Result<Arc<Bounces>> {
         let known = {
             let places = self.places.lock();
             let mut places = places.iter().flatten();
@@ -239,7 +247,7 @@ impl Mirrors {
         )?;
         self.reserve()?;
         let device = mirror.device_name();
-        let home = mirror.home_name();
+        let home = mirror.home();
         let bounces = self.bounces(home)?;
         let place = Some(Place {
             device,
@@ -282,7 +290,7 @@ impl Mirrors {
     }
 
     /// Returns whether there is a mirror of `device`. Context: any but interrupts.
-    fn has_device(&self, device: Cookie) -> bool {
+    fn has_device(&self, device: DeviceId) -> bool {
         let places = self.places.lock();
         places.iter().flatten().any(|place| place.device == device)
     }
@@ -290,7 +298,7 @@ impl Mirrors {
     /// Enters place `number`. Returns `None` if it has no mirror, or none of `device` if one is
     /// given. Context: any but interrupts.
     #[inline]
-    fn enter(&self, number: usize, device: Option<Cookie>) -> Option<Entered> {
+    fn enter(&self, number: usize, device: Option<DeviceId>) -> Option<Entered> {
         let places = self.places.lock();
         let place = places.get(number)?.as_ref()?;
         if device.is_some_and(|device| device != place.device) {
@@ -314,7 +322,7 @@ impl Mirrors {
     /// Iterates as [`Self::entered`], over mirrors of `device` only if one is given.
     pub(crate) fn entered_of(
         &self,
-        device: Option<Cookie>,
+        device: Option<DeviceId>,
         except: Option<usize>,
     ) -> impl Iterator<Item = Entered> + '_ {
         let mut next = 0;

@@ -5,10 +5,10 @@
 use super::{find, Entered, Request};
 use crate::{
     inject::{fails, Point},
+    kernel::identity::{MigrationId, MmId},
     mm::{
         addr::PageRange,
         migrate::{Moved, Reader},
-        notifier::Cookie, //
     },
     pgtable::Flushed,
 };
@@ -23,7 +23,7 @@ const FEW: usize = 4;
 /// two.
 pub(crate) struct Joined {
     /// Name and range of the migration. `None` if no mirror has joined.
-    step: Option<(Cookie, PageRange)>,
+    step: Option<(MigrationId, PageRange)>,
     few: [Option<Entered>; FEW],
     more: KVec<Entered>,
 }
@@ -50,7 +50,7 @@ impl Joined {
     #[inline(never)]
     pub(crate) fn join(
         &mut self,
-        mm: Cookie,
+        mm: MmId,
         request: Request,
         except: Option<usize>,
     ) -> Readers<'_> {

@@ -2,9 +2,12 @@
 
 //! Descriptor of a migration, as the mirrors of its pages see it.
 
-use crate::mm::{
-    addr::PageRange,
-    notifier::{Cookie, Event, Reason},
+use crate::{
+    kernel::identity::{MemoryId, MigrationId, PgmapOwner},
+    mm::{
+        addr::PageRange,
+        notifier::{Event, Reason},
+    },
 };
 use kernel::{prelude::*, task::Pid};
 
@@ -19,13 +22,13 @@ pub(crate) enum Identity {
         /// The task.
         pid: Pid,
         /// Owner of the device's memory.
-        owner: Cookie,
+        owner: PgmapOwner,
     },
 }
 
 impl Identity {
     /// Matches events of the current task with pages of `owner`.
-    pub(crate) fn current(owner: Cookie) -> Self {
+    pub(crate) fn current(owner: PgmapOwner) -> Self {
         Self::Task {
             pid: current!().pid(),
             owner,
@@ -39,18 +42,18 @@ pub(crate) enum Destination {
     /// Every mirror joins. Used for system memory, and for migrations from device to device, which
     /// the mirror of the source must join.
     Any,
-    /// Private memory with this cookie. Its device can address it. Other devices of the same owner
+    /// Private memory with this identity. Its device can address it. Other devices of the same owner
     /// can if their connection allows it.
-    Private(Cookie),
-    /// Coherent memory with this cookie. A device that has memory of its own uses it in place only
+    Private(MemoryId),
+    /// Coherent memory with this identity. A device that has memory of its own uses it in place only
     /// if its connection allows it.
-    Coherent(Cookie),
+    Coherent(MemoryId),
 }
 
 /// Description of a migration.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
-    pub(crate) name: Cookie,
+    pub(crate) name: MigrationId,
     pub(crate) identity: Identity,
     /// Must not exceed 2 MiB.
     pub(crate) range: PageRange,

@@ -15,18 +15,12 @@ use super::{
 };
 use crate::{
     kernel::{
-        deferred::{
-            Recurring,
-            Work, //
-        },
+        deferred::{Recurring, Work},
+        identity::MmId,
         lock_classes,
-        rcu_map::RcuArc, //
+        rcu_map::RcuArc,
     },
-    mm::{
-        addr::PageRange,
-        notifier::Cookie,
-        range_fault::AddressSpace, //
-    }, //
+    mm::{addr::PageRange, range_fault::AddressSpace},
 };
 use core::ops::Deref;
 use kernel::{
@@ -79,7 +73,7 @@ impl Windows {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn new(name: Cookie) -> impl PinInit<Self, Error> {
+    pub(super) fn new(name: MmId) -> impl PinInit<Self, Error> {
         let (lock_name, key) = lock_classes::windows();
         try_pin_init!(Self {
             all <- SpinLock::new(Tree::new(), lock_name, key),
@@ -286,13 +280,13 @@ impl Doubts {
 
 /// Work item that removes windows of a space that are not needed.
 struct Sweep {
-    /// Cookie of the space. The space may have been freed when the work item runs.
-    name: Cookie,
+    /// The space. The space may have been freed when the work item runs.
+    name: MmId,
     doubts: Pin<KBox<SpinLock<Doubts>>>,
 }
 
 impl Sweep {
-    fn new(name: Cookie) -> Result<Arc<Recurring<Self>>> {
+    fn new(name: MmId) -> Result<Arc<Recurring<Self>>> {
         let (lock_name, key) = lock_classes::doubts();
         let doubts = SpinLock::new(Doubts::default(), lock_name, key);
         let doubts = KBox::pin_init(doubts, GFP_KERNEL_ACCOUNT)?;

@@ -10,23 +10,16 @@
 
 use crate::{
     settings::{Setting, Settings},
-    uapi, //
+    uapi,
 };
 use kernel::{
     page::{PAGE_MASK, PAGE_SIZE},
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, AtomicFlag},
-        Arc,
-        Mutex, //
+        Arc, Mutex,
     },
-    time::{
-        delay::fsleep,
-        Delta,
-        Instant,
-        Jiffies,
-        Monotonic, //
-    },
+    time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic},
 };
 use rust_hmm::{
     host_lock::{Grain, Region},
@@ -34,9 +27,10 @@ use rust_hmm::{
         completion::Bell,
         dma_fence::{DmaFence, DmaFenceRoom, DmaPending, Signalling, Timeline},
         fence::{cancelled, Fence, FenceRoom},
+        identity::FenceType,
         kthread::Thread,
     },
-    mm::{dma::DmaDevice, notifier::Cookie, page::CpuPagesMut},
+    mm::{dma::DmaDevice, page::CpuPagesMut},
 };
 
 /// Maximum number of blits that are queued or running, or whose memory is still pinned.
@@ -269,7 +263,7 @@ impl BlitEngine {
         from: Locked,
         bytes: usize,
         after: &[DmaFence],
-        kind: Cookie,
+        kind: FenceType,
     ) -> Result<(Fence, DmaFence)> {
         if to.address.abs_diff(from.address) < bytes {
             return Err(EINVAL);

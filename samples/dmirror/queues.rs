@@ -13,9 +13,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc,
-        Mutex,
-        SetOnce, //
+        Arc, Mutex, SetOnce,
     },
     time::Delta,
 };
@@ -24,11 +22,12 @@ use rust_hmm::{
         dma_fence::DmaFence,
         fence::{Fence, Pending},
         fence_watch::{Watch, Watched},
+        identity::FenceType,
         miscdevice::{Ready, Waiter},
     },
     managed::{allocated_later, Allocation},
     mirror::Mirror,
-    mm::{addr::PageRange, notifier::Cookie},
+    mm::addr::PageRange,
     queue::{Crew, HasMirror, Queue, Report, Stop},
 };
 
@@ -156,7 +155,7 @@ impl Queues {
 
     /// Creates a queue. `EMFILE`; `ENOMEM`; `EINTR`.
     pub(crate) fn create(&self) -> Result<u32> {
-        let queue = Arc::new(Queue::new(Cookie::of(&KIND), DEPTH)?, GFP_KERNEL_ACCOUNT)?;
+        let queue = Arc::new(Queue::new(FenceType::of(&KIND), DEPTH)?, GFP_KERNEL_ACCOUNT)?;
         let mut tables = self.tables.lock();
         if tables.queues.len() >= QUEUES {
             // Unlock first: dropping the queue waits for its thread.
@@ -240,7 +239,7 @@ impl Queues {
 
     /// Creates a fence that the host signals.
     pub(crate) fn create_fence(&self) -> Result<u64> {
-        let pending = Pending::new(Cookie::NONE)?;
+        let pending = Pending::new(FenceType::NONE)?;
         let side = Side {
             fence: pending.fence(),
             dma: None,
@@ -326,7 +325,7 @@ impl Queues {
             client
                 .device()
                 .blits
-                .submit(to, from, bytes, after, Cookie::of(&KIND))?;
+                .submit(to, from, bytes, after, FenceType::of(&KIND))?;
         Ok(id.name(Side {
             fence,
             dma: Some(dma),

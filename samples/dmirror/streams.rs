@@ -18,7 +18,7 @@ use kernel::{
     },
 };
 use record::Said;
-use rust_hmm::{debug::events::Event, mirror::Mirror, mm::notifier::Cookie};
+use rust_hmm::{debug::events::Event, kernel::identity::MmId, mirror::Mirror};
 
 mod record;
 mod stream;
@@ -95,7 +95,7 @@ impl Streams {
     /// Reports an event of an address space.
     ///
     /// Context: as [`MemoryOps::event`](rust_hmm::memory::MemoryOps::event).
-    pub(crate) fn of_space(&self, space: Cookie, event: &Event) {
+    pub(crate) fn of_space(&self, space: MmId, event: &Event) {
         self.offer(u32::MAX, event, |stream| stream.is_of_space(space));
     }
 }

@@ -20,11 +20,11 @@ use kernel::{
 use rust_hmm::{
     connection::Connection,
     debug::events::Event,
+    kernel::identity::MmId,
     memory::{Copy, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
     mm::{
         device_pages::{DeviceRange, Kind},
-        notifier::Cookie,
         user::UserSpan,
     },
 };
@@ -178,7 +178,7 @@ impl MemoryOps for Vram {
         self.streams.any()
     }
 
-    fn event(&self, space: Cookie, event: &Event) {
+    fn event(&self, space: MmId, event: &Event) {
         self.streams.of_space(space, event);
     }
 

@@ -11,28 +11,13 @@ use kernel::{
         Arc,
     },
     time::Delta,
-    uaccess::UserSlice, //
+    uaccess::UserSlice,
 };
 use rust_hmm::{
-    kernel::{
-        fence::Fence,
-        sync_file::SyncFile, //
-    },
-    mirror::{
-        Device,
-        Mirror,
-        Place, //
-    },
-    mm::{
-        addr::PageRange,
-        notifier::Cookie,
-        range_fault::Access, //
-    },
-    queue::{
-        HasMirror,
-        Queue,
-        Stop, //
-    }, //
+    kernel::{fence::Fence, identity::FenceType, sync_file::SyncFile},
+    mirror::{Device, Mirror, Place},
+    mm::{addr::PageRange, range_fault::Access},
+    queue::{HasMirror, Queue, Stop},
 };
 
 /// Ioctl: sum of the 64-bit words of a range.
@@ -123,7 +108,7 @@ impl<D: Hardware> Sums<D> {
     /// Creates the state for `mirror`. `kind` identifies the type of device.
     pub(crate) fn new(mirror: Mirror<D>, kind: &'static u8) -> Result<Self> {
         Ok(Self {
-            queue: Queue::new(Cookie::of(kind), 16)?,
+            queue: Queue::new(FenceType::of(kind), 16)?,
             client: Arc::new(Client { mirror }, GFP_KERNEL_ACCOUNT)?,
         })
     }

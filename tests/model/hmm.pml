@@ -80,7 +80,7 @@ byte departing[DEVICES];
 #define KEEPS(t, named, a) ((named) && off != RULE5 && (!IS_ZERO(entry[t]) || off == ZERO_PAGE) && (mark[t] == (a) + 1 || (off == H9 && mark[t] == 0)))
 
 /*
- * An event for page v: mmu_notifier_invalidate_range_start(). named: it has the cookie of its
+ * An event for page v: mmu_notifier_invalidate_range_start(). named: it has the identity of its
  * migration.
  */
 inline event(v, reason, named, a) {

@@ -344,7 +344,7 @@ inline event_mirror(v, d, reason, named, a) {
 }
 
 /*
- * An event for page v: mmu_notifier_invalidate_range_start(). named: it has the cookie of its
+ * An event for page v: mmu_notifier_invalidate_range_start(). named: it has the identity of its
  * migration.
  */
 inline event(v, reason, named, a) {

@@ -3,10 +3,13 @@
 //! The buffer of a collection cannot be reused before the collection is dropped.
 
 use kernel::prelude::*;
-use rust_hmm::mm::{
-    addr::PageRange,
-    notifier::{Cookie, IntervalNotifier, Member, Subscriber},
-    range_fault::{Access, AddressSpace, PfnBuffer},
+use rust_hmm::{
+    kernel::identity::PgmapOwner,
+    mm::{
+        addr::PageRange,
+        notifier::{IntervalNotifier, Member, Subscriber},
+        range_fault::{Access, AddressSpace, PfnBuffer},
+    },
 };
 
 pub fn reuse<S: Subscriber, M: Member<S>>(
@@ -16,8 +19,8 @@ pub fn reuse<S: Subscriber, M: Member<S>>(
     range: PageRange,
 ) -> Result {
     let mut buffer = PfnBuffer::new()?;
-    let first = space.collect(notifier, range, Access::Read, Cookie::NONE, &mut buffer)?;
-    let second = space.collect(notifier, range, Access::Read, Cookie::NONE, &mut buffer)?;
+    let first = space.collect(notifier, range, Access::Read, PgmapOwner::NONE, &mut buffer)?;
+    let second = space.collect(notifier, range, Access::Read, PgmapOwner::NONE, &mut buffer)?;
     //~^ ERROR E0499: cannot borrow `buffer` as mutable more than once at a time: second mutable
     let _ = first.lock(member);
     let _ = second.lock(member);

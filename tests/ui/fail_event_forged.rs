@@ -3,9 +3,12 @@
 //! A driver cannot create notifier events.
 
 use core::marker::PhantomData;
-use rust_hmm::mm::{
-    addr::PageRange,
-    notifier::{Cookie, Event, Reason},
+use rust_hmm::{
+    kernel::identity::EventOwner,
+    mm::{
+        addr::PageRange,
+        notifier::{Event, Reason},
+    },
 };
 
 pub fn forge(range: PageRange) -> Event<'static> {
@@ -13,7 +16,7 @@ pub fn forge(range: PageRange) -> Event<'static> {
         reason: Reason::Unmap,
         range,
         blockable: true,
-        owner: Cookie::NONE,
+        owner: EventOwner::NONE,
         //~^ ERROR E0451: field `owner` of struct `rust_hmm::mm::notifier::Event` is private:
         call: (0, 0),
         //~^ ERROR E0451: field `call` of struct `rust_hmm::mm::notifier::Event` is private:

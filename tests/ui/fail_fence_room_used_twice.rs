@@ -2,11 +2,14 @@
 //~ PASS pass_fence
 //! A preallocated fence can be used only once.
 
-use rust_hmm::{kernel::dma_fence::{DmaFenceRoom, Timeline}, mm::notifier::Cookie};
+use rust_hmm::kernel::{
+    dma_fence::{DmaFenceRoom, Timeline},
+    identity::FenceType,
+};
 
 pub fn twice(room: DmaFenceRoom, timeline: &Timeline) {
-    let one = room.make(timeline, Cookie::NONE);
-    let two = room.make(timeline, Cookie::NONE);
+    let one = room.make(timeline, FenceType::NONE);
+    let two = room.make(timeline, FenceType::NONE);
     //~^ ERROR E0382: use of moved value: `room`: value used here after move
     drop((one, two));
 }

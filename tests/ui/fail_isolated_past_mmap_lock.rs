@@ -3,19 +3,21 @@
 //! A migration cannot outlive the mmap guard.
 
 use kernel::{mm::MmWithUser, prelude::*};
-use rust_hmm::mm::{
-    addr::PageRange,
-    migrate::{Batch, Isolated},
-    notifier::Cookie,
-    space::MmapGuard,
+use rust_hmm::{
+    kernel::identity::MigrationId,
+    mm::{
+        addr::PageRange,
+        migrate::{Batch, Isolated},
+        space::MmapGuard,
+    },
 };
 
 pub fn late(mm: &MmWithUser, range: PageRange) -> Result {
     let mut batch = Batch::new()?;
     let guard = MmapGuard::lock(mm)?;
     let vma = guard.vma_lookup(range.start()).ok_or(EFAULT)?;
-    let cookie = Cookie::of(&range);
-    let isolated = Isolated::of_system(vma, range, false, cookie, &mut batch)?;
+    let id = MigrationId::of(&range);
+    let isolated = Isolated::of_system(vma, range, false, id, &mut batch)?;
     drop(guard);
     //~^ ERROR E0505: cannot move out of `guard` because it is borrowed: move out of `guard` occurs
     drop(isolated);

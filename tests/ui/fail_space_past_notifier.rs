@@ -3,10 +3,13 @@
 //! A collection cannot outlive the notifier that validates it.
 
 use kernel::{prelude::*, sync::Arc};
-use rust_hmm::mm::{
-    addr::PageRange,
-    notifier::{Cookie, IntervalNotifier, Subscriber},
-    range_fault::{Access, AddressSpace, PfnBuffer},
+use rust_hmm::{
+    kernel::identity::PgmapOwner,
+    mm::{
+        addr::PageRange,
+        notifier::{IntervalNotifier, Subscriber},
+        range_fault::{Access, AddressSpace, PfnBuffer},
+    },
 };
 
 pub fn late<S: Subscriber>(
@@ -15,7 +18,7 @@ pub fn late<S: Subscriber>(
     range: PageRange,
     buffer: &mut PfnBuffer,
 ) -> Result {
-    let collected = space.collect(&notifier, range, Access::Read, Cookie::NONE, buffer)?;
+    let collected = space.collect(&notifier, range, Access::Read, PgmapOwner::NONE, buffer)?;
     drop(notifier);
     //~^ ERROR E0505: cannot move out of `notifier` because it is borrowed: move out of `notifier`
     drop(collected);

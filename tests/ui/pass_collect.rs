@@ -3,19 +3,12 @@
 //! A collection that is validated under the lock before it is read, with one buffer for one collection at a time.
 
 use kernel::prelude::*;
-use rust_hmm::mm::{
-    addr::PageRange,
-    notifier::{
-        Cookie,
-        IntervalNotifier,
-        Member,
-        Subscriber, //
-    },
-    range_fault::{
-        Access,
-        AddressSpace,
-        Collected,
-        PfnBuffer, //
+use rust_hmm::{
+    kernel::identity::PgmapOwner,
+    mm::{
+        addr::PageRange,
+        notifier::{IntervalNotifier, Member, Subscriber},
+        range_fault::{Access, AddressSpace, Collected, PfnBuffer},
     },
 };
 
@@ -30,7 +23,8 @@ where
 {
     let mut buffer = PfnBuffer::new()?;
     for _ in 0..2 {
-        let collected = space.collect(notifier, range, Access::Read, Cookie::NONE, &mut buffer)?;
+        let collected =
+            space.collect(notifier, range, Access::Read, PgmapOwner::NONE, &mut buffer)?;
         commit(collected, member);
     }
     let _lock = space.mmap_lock()?;

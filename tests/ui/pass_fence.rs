@@ -6,18 +6,27 @@
 #![forbid(unsafe_code)]
 
 use kernel::prelude::*;
-use rust_hmm::{kernel::{dma_fence::{DmaFenceRoom, DmaPending, Timeline}, fence::{Fence, Pending}, fence_watch::{Watch, Watched}, sync_file::SyncFile}, mm::notifier::Cookie, queue::Queue};
+use rust_hmm::{
+    kernel::{
+        dma_fence::{DmaFenceRoom, DmaPending, Timeline},
+        fence::{Fence, Pending},
+        fence_watch::{Watch, Watched},
+        identity::FenceType,
+        sync_file::SyncFile,
+    },
+    queue::Queue,
+};
 
 /// Creates a pending DMA fence for an interrupt to signal, and a sync file for it.
 pub fn export(timeline: &Timeline) -> Result<(DmaPending, SyncFile)> {
-    let pending = DmaFenceRoom::new()?.make(timeline, Cookie::NONE);
+    let pending = DmaFenceRoom::new()?.make(timeline, FenceType::NONE);
     let file = SyncFile::new(&pending.fence())?;
     Ok((pending, file))
 }
 
 /// Makes an operation depend on a host fence and on a sync file of any driver.
 pub fn depends(queue: &Queue, fd: i32) -> Result<(Pending, Fence)> {
-    let host = Pending::new(Cookie::NONE)?;
+    let host = Pending::new(FenceType::NONE)?;
     queue.wait(host.fence())?;
     queue.wait(Fence::of(&SyncFile::fence(fd)?)?)?;
     Ok((host, queue.record()?))

@@ -6,28 +6,31 @@ use kernel::{
     mm::MmWithUser,
     prelude::*, //
 };
-use rust_hmm::mm::{
-    addr::PageRange,
-    exclusive::ExclusivePage,
-    migrate::{
-        Batch,
-        Isolated,
-        System, //
+use rust_hmm::{
+    kernel::identity::MigrationId,
+    mm::{
+        addr::PageRange,
+        exclusive::ExclusivePage,
+        migrate::{Batch, Isolated, System},
+        page::LockedFolio,
+        space::MmapGuard,
     },
-    notifier::Cookie,
-    page::LockedFolio,
-    space::MmapGuard, //
 };
 
 fn needs_send<T: Send>(_: T) {}
 
-pub fn migrate(mm: &MmWithUser, range: PageRange, folio: LockedFolio, to: &mut [u8]) -> Result<usize> {
+pub fn migrate(
+    mm: &MmWithUser,
+    range: PageRange,
+    folio: LockedFolio,
+    to: &mut [u8],
+) -> Result<usize> {
     let mut batch = Batch::new()?;
     let guard = MmapGuard::lock(mm)?;
-    let cookie = Cookie::of(&range);
+    let id = MigrationId::of(&range);
     for _ in 0..2 {
         let vma = guard.vma_lookup(range.start()).ok_or(EFAULT)?;
-        let system = Isolated::of_system(vma, range, false, cookie, &mut batch)?;
+        let system = Isolated::of_system(vma, range, false, id, &mut batch)?;
         let System::Isolated(mut isolated, _) = system else {
             return Err(EBUSY);
         };
@@ -43,11 +46,11 @@ pub fn migrate(mm: &MmWithUser, range: PageRange, folio: LockedFolio, to: &mut [
     let vma = guard.vma_lookup(range.start()).ok_or(EFAULT)?;
     let mut folio = Some(folio);
     if let System::Isolated(mut isolated, _) =
-        Isolated::of_system(vma, range, false, cookie, &mut batch)?
+        Isolated::of_system(vma, range, false, id, &mut batch)?
     {
         isolated.fill(move |_| folio.take());
     }
     needs_send(range);
-    let page = ExclusivePage::new(&guard, 0x1000, Cookie::NONE)?;
+    let page = ExclusivePage::new(&guard, 0x1000, id)?;
     Ok(page.pfn())
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! Ranges, cookies, events and pages from the functions that check them.
+//! Ranges, identities, events and pages from the functions that check them.
 
 use kernel::prelude::*;
-use rust_hmm::mm::{
-    addr::PageRange,
-    notifier::{
-        Cookie,
-        Event, //
-    },
-    page::CpuPages,
+use rust_hmm::{
+    kernel::identity::{FenceType, MigrationId},
+    mm::{addr::PageRange, notifier::Event, page::CpuPages},
 };
 
 pub fn range() -> Result<PageRange> {
     PageRange::new(0x1000, 0x2000)
 }
 
-pub fn cookie(of: &PageRange) -> Cookie {
-    Cookie::of(of)
+pub fn migration(object: &PageRange) -> MigrationId {
+    MigrationId::of(object)
+}
+
+pub fn fence_type(object: &PageRange) -> FenceType {
+    FenceType::of(object)
 }
 
 pub fn event(event: &Event<'_>) -> PageRange {

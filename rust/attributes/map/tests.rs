@@ -4,11 +4,11 @@
 
 use super::*;
 use crate::attributes::Location as To;
-use core::{cell::Cell, ptr};
+use core::cell::Cell;
 
-/// Returns the cookie of a device.
-fn device(number: usize) -> Cookie {
-    Cookie::of_driver(ptr::without_provenance(number))
+/// Returns the identity of a device.
+fn device(number: usize) -> DeviceId {
+    DeviceId::for_test(number)
 }
 
 const FIRST: usize = 0x1000;
@@ -443,7 +443,7 @@ mod suite {
         assert_eq!(seen(SECOND, 1000)?, (any, yes, yes));
         assert_eq!(seen(SECOND, 5005)?, (any, yes, no));
         // A new device does not inherit attributes, neither with the same index nor with the same
-        // cookie.
+        // identity.
         map.change(range(0, 1)?, home, &access(true), device(0x3000))?;
         assert_eq!(seen(0x3000, 1000)?, (any, no, yes));
         map.forget(device(SECOND));

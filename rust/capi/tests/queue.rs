@@ -7,12 +7,10 @@ use super::*;
 #[kunit_tests(rust_hmm_capi_queue)]
 mod tests {
     use super::*;
-    use crate::{
-        kernel::{
-            dma_fence::{DmaFenceRoom, Timeline},
-            fence::Pending,
-        },
-        mm::notifier::Cookie,
+    use crate::kernel::{
+        dma_fence::{DmaFenceRoom, Timeline},
+        fence::Pending,
+        identity::FenceType,
     };
     use bindings::{
         rust_hmm_counter_RUST_HMM_INVALIDATED_PAGES as INVALIDATED,
@@ -174,7 +172,7 @@ mod tests {
         let (_range, driver) = attached(1)?;
         let refused = EPERM.to_errno();
         let room = DmaFenceRoom::new()?;
-        let dma = room.make(&Timeline::new(), Cookie::NONE);
+        let dma = room.make(&Timeline::new(), FenceType::NONE);
         // SAFETY: The objects are valid until they are destroyed here or in `detach`. The test has
         // the references to the fences, and drops each once.
         unsafe {
@@ -191,7 +189,7 @@ mod tests {
             assert_eq!(rust_hmm_fence_wait_for(imported, 10), ETIMEDOUT.to_errno());
             dma.signal(Err(EIO));
             assert_eq!(rust_hmm_fence_wait_for(imported, -1), EIO.to_errno());
-            let rust = Pending::new(Cookie::NONE)?;
+            let rust = Pending::new(FenceType::NONE)?;
             let theirs = rust.fence().into_raw();
             assert_eq!(rust_hmm_fence_signal_once(theirs, 0), refused);
             for fence in [gate, queued, imported, theirs] {

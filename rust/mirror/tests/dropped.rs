@@ -160,7 +160,7 @@ fn cargo(ends: &Arc<Ends>) -> Result<Cargo> {
     let thread = Thread::spawn(c"hmm-test", move || ours.0.wait())?;
     add(KBox::new(thread, GFP_KERNEL)?)?;
 
-    let queue = Queue::new(Cookie::NONE, 2)?;
+    let queue = Queue::new(FenceType::NONE, 2)?;
     let ours = counted();
     queue.submit(KVec::new(), move |_| {
         ours.0.wait();
@@ -358,7 +358,7 @@ mod suite {
     fn a_queue_by_its_own_operation() -> Result {
         let ends = Ends::new()?;
         let own = Arc::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?;
-        let queue = Queue::new(Cookie::NONE, 4)?;
+        let queue = Queue::new(FenceType::NONE, 4)?;
         let (ours, inner) = (Counted::new(&ends), own.clone());
         queue.submit(KVec::new(), move |_| {
             ours.0.wait_for(|| inner.lock().is_some());

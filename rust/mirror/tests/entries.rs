@@ -99,10 +99,12 @@ mod suite {
         let space = mirror.space()?;
         let mut buffer = PfnBuffer::new()?;
         let window = mirror.window(&space, range.start())?;
-        let collected = space.collect(&window, range, Access::Read, Cookie::NONE, &mut buffer)?;
+        let collected =
+            space.collect(&window, range, Access::Read, PgmapOwner::NONE, &mut buffer)?;
         assert!(collected.lock(mirror.inner()).is_ok());
 
-        let collected = space.collect(&window, range, Access::Read, Cookie::NONE, &mut buffer)?;
+        let collected =
+            space.collect(&window, range, Access::Read, PgmapOwner::NONE, &mut buffer)?;
         unmap(PageRange::from_pages(range.address(3), 1)?)?;
         assert!(collected.lock(mirror.inner()).is_err());
         Ok(())

@@ -316,11 +316,11 @@ mod suite {
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
         let mut batch = Batch::new()?;
-        let cookie = Cookie::of(&batch);
+        let id = MigrationId::of(&batch);
         let guard = MmapGuard::lock(mm)?;
         let vma = guard.vma_lookup(range.start()).ok_or(EINVAL)?;
         let System::Isolated(mut isolated, _) =
-            Isolated::of_system(vma, range, false, cookie, &mut batch)?
+            Isolated::of_system(vma, range, false, id, &mut batch)?
         else {
             return Err(EINVAL);
         };
@@ -345,11 +345,11 @@ mod suite {
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
         let mut batch = Batch::new()?;
-        let cookie = Cookie::of(&batch);
+        let id = MigrationId::of(&batch);
         let guard = MmapGuard::lock(mm)?;
         let vma = guard.vma_lookup(range.start()).ok_or(EINVAL)?;
         let System::Isolated(mut isolated, _) =
-            Isolated::of_system(vma, range, false, cookie, &mut batch)?
+            Isolated::of_system(vma, range, false, id, &mut batch)?
         else {
             return Err(EINVAL);
         };
@@ -390,7 +390,7 @@ mod suite {
         let memory = &shared.memory;
         let (space, mut batch, mut copies) = (mirror.space()?, Batch::new()?, Copies::new(true)?);
         let request = Request {
-            name: Cookie::of(&range),
+            name: MigrationId::of(&range),
             identity: Identity::current(memory.owner()),
             range,
             faultless: true,
@@ -458,7 +458,7 @@ mod suite {
     fn what_stays_in_the_table_keeps_its_mark() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         mirror.migrate(range).to_device()?;
-        let name = Cookie::of(&range);
+        let name = MigrationId::of(&range);
         let request = Request {
             name,
             identity: Identity::Name,

@@ -238,7 +238,7 @@ impl MemoryOps for NosyMemory {
         true
     }
 
-    fn event(&self, _space: Cookie, _event: &Told) {
+    fn event(&self, _space: MmId, _event: &Told) {
         self.0.ask(From::MemoryEvent);
     }
 
@@ -313,7 +313,7 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
             entered: [const { Atomic::new(0) }; PLACES],
             walkers: Walkers::new(2, |_| Ok(0))?,
             // The fence has completed, so that a call which is not refused returns immediately.
-            fence: Pending::new(Cookie::NONE)?.fence(),
+            fence: Pending::new(FenceType::NONE)?.fence(),
             asking: AtomicFlag::new(false),
             stop <- kernel::new_mutex!(None),
             kept <- kernel::new_mutex!(None),

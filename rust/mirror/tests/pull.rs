@@ -113,7 +113,7 @@ mod suite {
         let (space, mut batch, mut copies) =
             (destination.space()?, Batch::new()?, Copies::new(true)?);
         let request = Request {
-            name: Cookie::of(&range),
+            name: MigrationId::of(&range),
             identity: Identity::current(memory.owner()),
             range,
             faultless: true,

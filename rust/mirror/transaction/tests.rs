@@ -3,7 +3,10 @@
 //! KUnit tests: marks of migrations, and the events that clear them.
 
 use super::*;
-use crate::mm::notifier::Reason;
+use crate::{
+    kernel::identity::{EventOwner, PgmapOwner},
+    mm::notifier::Reason,
+};
 use kernel::page::PAGE_SHIFT;
 
 #[kunit_tests(rust_hmm_transaction)]
@@ -13,7 +16,7 @@ mod suite {
     #[test]
     fn foreign_events_take_pages_away() -> Result {
         let (mine, other) = (0u8, 0u8);
-        let (mine, other) = (Cookie::of(&mine), Cookie::of(&other));
+        let (mine, other) = (MigrationId::of(&mine), MigrationId::of(&other));
         let mut running = Transactions::new();
         let range = PageRange::from_pages(0x20_0000, 512)?;
         let request = |name, range| Request {
@@ -33,7 +36,7 @@ mod suite {
         );
         assert!(running.owns(mine, 0x20_0000));
 
-        // Events with another cookie, without one, or of another kind.
+        // Events with another originator, without one, or of another kind.
         let page = PageRange::from_pages(0x20_3000, 1)?;
         assert_eq!(
             running.note(&Event::for_test(Reason::Migrate, page, other)),
@@ -48,7 +51,7 @@ mod suite {
         assert!(!running.owns(mine, 0x20_4000) && running.owns(mine, 0x20_5000));
         let all = PageRange::new(0, usize::MAX & !0xfff)?;
         assert_eq!(
-            running.note(&Event::for_test(Reason::Release, all, Cookie::NONE)),
+            running.note(&Event::for_test(Reason::Release, all, EventOwner::NONE)),
             None
         );
         assert!(!running.owns(mine, 0x20_5000));
@@ -60,7 +63,7 @@ mod suite {
 
     #[test]
     fn pages_of_a_part_that_still_belong_to_it() -> Result {
-        let name = Cookie::of(&0u8);
+        let name = MigrationId::of(&0u8);
         let mut running = Transactions::new();
         let range = PageRange::from_pages(0x20_0000, 300)?;
         let request = Request {
@@ -96,7 +99,7 @@ mod suite {
         let mut running = Transactions::new();
         let request = |name: &u8, index: usize, pages| {
             Ok::<_, Error>(Request {
-                name: Cookie::of(name),
+                name: MigrationId::of(name),
                 identity: Identity::Name,
                 range: PageRange::from_pages(index << PAGE_SHIFT, pages)?,
                 faultless: true,
@@ -109,14 +112,14 @@ mod suite {
             running.begin(request(name, index / 2, 1)?, Room::new()?)?;
         }
         let owner = |running: &Transactions, page: usize| {
-            let owns = |name: &&u8| running.owns(Cookie::of(*name), page << PAGE_SHIFT);
+            let owns = |name: &&u8| running.owns(MigrationId::of(*name), page << PAGE_SHIFT);
             names.iter().filter(owns).count()
         };
         assert_eq!((owner(&running, 0), owner(&running, 499)), (1, 1));
         // An event clears marks only in its range.
         let range = PageRange::from_pages(100 << PAGE_SHIFT, 300)?;
         assert_eq!(
-            running.note(&Event::for_test(Reason::Clear, range, Cookie::NONE)),
+            running.note(&Event::for_test(Reason::Clear, range, EventOwner::NONE)),
             None
         );
         for page in [0, 99, 100, 399, 400, 499] {
@@ -126,7 +129,7 @@ mod suite {
             );
         }
         for (index, name) in names.iter().enumerate() {
-            assert!(running.end(Cookie::of(name), (index / 2) << PAGE_SHIFT));
+            assert!(running.end(MigrationId::of(name), (index / 2) << PAGE_SHIFT));
         }
         assert!(running.0.is_empty());
         let name = &names[0];
@@ -140,7 +143,7 @@ mod suite {
     #[test]
     fn a_page_belongs_to_one_migration() -> Result {
         let names = [0u8; 2];
-        let (first, second) = (Cookie::of(&names[0]), Cookie::of(&names[1]));
+        let (first, second) = (MigrationId::of(&names[0]), MigrationId::of(&names[1]));
         let mut running = Transactions::new();
         let request = |name, start, pages| {
             Ok::<_, Error>(Request {
@@ -180,8 +183,10 @@ mod suite {
 
     #[test]
     fn an_ordinary_one_leaves_only_what_nobody_takes() -> Result {
-        let (back, there, owner) = (0u8, 0u8, 0u8);
-        let (back, there, owner) = (Cookie::of(&back), Cookie::of(&there), Cookie::of(&owner));
+        let owner = PgmapOwner::for_test(1);
+        let names = [0u8; 2];
+        let back = MigrationId::of(&names[0]);
+        let there = MigrationId::of(&names[1]);
         let mut running = Transactions::new();
         // A CPU fault migrates two pages back, while others are migrated to the device without
         // marks.
@@ -218,8 +223,10 @@ mod suite {
 
     #[test]
     fn device_pages_are_recognised_by_task_and_range() -> Result {
-        let (name, owner, other) = (0u8, 0u8, 0u8);
-        let (name, owner) = (Cookie::of(&name), Cookie::of(&owner));
+        let owner = PgmapOwner::for_test(1);
+        let other = PgmapOwner::for_test(3);
+        let name = 0u8;
+        let name = MigrationId::of(&name);
         let mut running = Transactions::new();
         let range = PageRange::from_pages(0x20_0000, 16)?;
         let mut request = Request {
@@ -241,7 +248,7 @@ mod suite {
         assert_eq!(running.note(&event(more, owner)), None);
         assert!(!running.owns(name, 0x20_f000));
         assert!(!running.keeps(name, page(0x20_f000)?, entry));
-        assert_eq!(running.note(&event(range, Cookie::of(&other))), None);
+        assert_eq!(running.note(&event(range, other)), None);
         assert!(!running.owns(name, 0x20_0000));
         assert!(running.end(name, range.start()));
 

@@ -3,7 +3,7 @@
 //! Owners of device memory. An owner identifies a device in `dev_pagemap.owner`, and numbers the
 //! pages of its memories for device page table entries.
 
-use super::{super::notifier::Cookie, MAX_PAGES};
+use super::{super::identity::PgmapOwner, MAX_PAGES};
 use kernel::{
     prelude::*,
     sync::{
@@ -40,8 +40,8 @@ impl Owner {
     /// Returns the value for `dev_pagemap.owner`. It must differ from that of every other object,
     /// including an object that encloses this one, because own notifier events are recognised by
     /// it.
-    pub(super) fn name(&self) -> Cookie {
-        Cookie::inside(self)
+    pub(super) fn name(&self) -> PgmapOwner {
+        PgmapOwner::inside(self)
     }
 
     /// Gives out `count` consecutive numbers. Returns the first one.

@@ -6,34 +6,17 @@
 use super::{
     super::{
         addr::PMD_ORDER,
-        device_alloc::{
-            clear,
-            set, //
-            FreeMap,
-        },
-        notifier::Cookie,
-        page::LockedFolio, //
-    }, //
+        device_alloc::{clear, set, FreeMap},
+        identity::PgmapOwner,
+        page::LockedFolio,
+    },
     region::Region,
-    CpuFault,
-    DevicePageOps,
-    DevicePages,
-    DeviceRange,
-    FaultError,
-    Kind,
-    PIECE_BYTES,
-    PIECE_PAGES,
+    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind, PIECE_BYTES, PIECE_PAGES,
 };
 use crate::{
     bindings,
-    inject::{
-        fails,
-        Point, //
-    },
-    kernel::word::{
-        load_u64,
-        peek_usize, //
-    }, //
+    inject::{fails, Point},
+    kernel::word::{load_u64, peek_usize},
 };
 use core::{ops::Range, ptr::null_mut};
 use kernel::{
@@ -42,9 +25,9 @@ use kernel::{
     prelude::*,
     sync::atomic::{
         ordering::{Acquire, Full, Relaxed, Release},
-        Atomic, //
+        Atomic,
     },
-    types::Opaque, //
+    types::Opaque,
 };
 
 /// One piece of device memory (a chunk: one ZONE_DEVICE region).
@@ -154,7 +137,7 @@ impl<T: DevicePageOps> Piece<T> {
     /// with the first page frame before a page becomes free. The caller holds the owner's mutex.
     pub(super) fn add(
         &self,
-        owner: Cookie,
+        owner: PgmapOwner,
         kind: Kind,
         lowest: &Atomic<usize>,
         note: &dyn Fn(usize) -> Result,
@@ -178,7 +161,7 @@ impl<T: DevicePageOps> Piece<T> {
     fn map(
         &self,
         region: Region,
-        owner: Cookie,
+        owner: PgmapOwner,
         kind: Kind,
         lowest: &Atomic<usize>,
         note: &dyn Fn(usize) -> Result,

@@ -12,7 +12,8 @@
 use super::{Batch, Isolated};
 use crate::{
     bindings,
-    mm::{addr::PageRange, notifier::Cookie, space::Vma},
+    kernel::identity::{MemoryId, MigrationId},
+    mm::{addr::PageRange, space::Vma},
 };
 use kernel::prelude::*;
 
@@ -73,7 +74,7 @@ impl<'a> SystemPages<'a> {
         }
     }
 
-    /// Isolates the pages, best effort. `cookie` identifies the migration to notifiers. With
+    /// Isolates the pages, best effort. `id` identifies the migration to notifiers. With
     /// `compound` a huge page is isolated whole, otherwise it is split.
     ///
     /// # Errors
@@ -86,7 +87,7 @@ impl<'a> SystemPages<'a> {
     pub(crate) fn isolate(
         self,
         compound: bool,
-        cookie: Cookie,
+        id: MigrationId,
         batch: &'a mut Batch,
     ) -> Result<Isolated<'a>> {
         Isolated::check(self.vma, self.range)?;
@@ -99,7 +100,7 @@ impl<'a> SystemPages<'a> {
             self.vma,
             self.range,
             select | in_one,
-            cookie,
+            id.into(),
             None,
             None,
             batch,
@@ -138,7 +139,7 @@ impl<'a> Vma<'a> {
     /// # Context
     ///
     /// May sleep.
-    pub(crate) fn alike(&self, range: PageRange, tile: Cookie) -> Result<(Pages, PageRange)> {
+    pub(crate) fn alike(&self, range: PageRange, tile: MemoryId) -> Result<(Pages, PageRange)> {
         let (kind, range, _) = self.classify(range, tile, false)?;
         Ok((kind, range))
     }
@@ -157,7 +158,7 @@ impl<'a> Vma<'a> {
     pub(crate) fn alike_system(
         self,
         range: PageRange,
-        tile: Cookie,
+        tile: MemoryId,
     ) -> Result<(Pages, PageRange, Option<SystemPages<'a>>)> {
         let (kind, range, folios) = self.classify(range, tile, true)?;
         // INVARIANT: `classify` found the pages to be so, and the mmap lock is held for `'a`.
@@ -172,7 +173,7 @@ impl<'a> Vma<'a> {
     fn classify(
         &self,
         range: PageRange,
-        tile: Cookie,
+        tile: MemoryId,
         system: bool,
     ) -> Result<(Pages, PageRange, Folios)> {
         if range.pmd_pieces().nth(1).is_some()
@@ -218,7 +219,7 @@ impl<'a> Isolated<'a> {
     /// system memory or holes of an anonymous VMA. See [`System`]. The caller repeats the call for
     /// the rest of `range`.
     ///
-    /// `range` must lie in `vma` and within 2 MiB. `cookie` identifies the migration to notifiers.
+    /// `range` must lie in `vma` and within 2 MiB. `id` identifies the migration to notifiers.
     /// With `compound` a huge page is isolated whole, otherwise it is split.
     ///
     /// # Errors
@@ -232,14 +233,12 @@ impl<'a> Isolated<'a> {
         vma: Vma<'a>,
         range: PageRange,
         compound: bool,
-        cookie: Cookie,
+        id: MigrationId,
         batch: &'a mut Batch,
     ) -> Result<System<'a>> {
-        // `Cookie::NONE`: device memory of any owner stays.
-        Ok(match vma.alike_system(range, Cookie::NONE)? {
-            (_, part, Some(pages)) => {
-                System::Isolated(pages.isolate(compound, cookie, batch)?, part)
-            }
+        // `MemoryId::NONE`: device memory of any owner stays.
+        Ok(match vma.alike_system(range, MemoryId::NONE)? {
+            (_, part, Some(pages)) => System::Isolated(pages.isolate(compound, id, batch)?, part),
             (Pages::Busy | Pages::Held, part, None) => System::Busy(part),
             (_, part, None) => System::Stay(part),
         })

@@ -10,7 +10,8 @@
 
 use crate::{
     bindings,
-    mm::{addr::PageRange, device_pages::CpuFault, notifier::Cookie, space::Vma},
+    kernel::identity::MemoryId,
+    mm::{addr::PageRange, device_pages::CpuFault, space::Vma},
 };
 use core::{mem::MaybeUninit, ptr};
 
@@ -43,7 +44,7 @@ impl<'a> Whole<'a> {
     pub(super) fn find(
         vma: Vma<'a>,
         range: PageRange,
-        tile: Cookie,
+        tile: MemoryId,
         fault: Option<&CpuFault<'_>>,
     ) -> Found<'a> {
         let (addr, locked) = (range.start(), fault.is_none());

@@ -16,10 +16,10 @@ use kernel::{
 use rust_hmm::{
     kernel::{
         completion::monotonic_ns,
+        identity::MmId,
         miscdevice::{Ready, Waiter},
     },
     mirror::Mirror,
-    mm::notifier::Cookie,
 };
 
 /// Capacity of a ring.
@@ -77,7 +77,7 @@ impl Ring {
 pub(crate) struct Stream {
     /// Tag of the file's mirror in TLBs, and its address space.
     tag: u64,
-    space: Cookie,
+    space: MmId,
     /// Mask of selected event types; 0: none.
     mask: Atomic<u64>,
     /// Whether events of all mirrors of the device are reported.
@@ -108,7 +108,7 @@ impl Stream {
         Arc::pin_init(
             pin_init!(Self {
                 tag: mirror.device().tag(),
-                space: mirror.space_name(),
+                space: mirror.mm_id(),
                 mask: Atomic::new(0),
                 all: Atomic::new(0),
                 ring <- kernel::new_spinlock!(ring, "dmirror::ring"),
@@ -125,7 +125,7 @@ impl Stream {
     }
 
     /// Whether events of address space `space` are reported.
-    pub(super) fn is_of_space(&self, space: Cookie) -> bool {
+    pub(super) fn is_of_space(&self, space: MmId) -> bool {
         self.space == space || self.is_of_all()
     }
 

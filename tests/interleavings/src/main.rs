@@ -41,10 +41,10 @@ mod pgtable {
     pub use dma::OfDma;
     pub use entry::{Entry, Leaf};
     pub use flush::{FlushBatch, Flushing};
-    pub(crate) use format::{has_leaves, reaches};
     pub use format::{Format, Radix, Radix4, Radix5, Word};
     pub use layout::{Bits, FormatOf, Layout};
     pub use table::{Reader, Spares, Table};
+    pub(crate) use format::{has_leaves, reaches};
 }
 mod debug {
     pub(crate) mod stats;
@@ -60,7 +60,7 @@ mod kernel {
     pub(crate) mod reentry;
     pub(crate) mod word;
 
-    pub(crate) use crate::stand_ins::{deferred, shrinker, zeroed};
+    pub(crate) use crate::stand_ins::{deferred, identity, shrinker, zeroed};
 
     pub(crate) mod completion {
         pub(crate) fn monotonic_ns() -> u64 {
@@ -95,7 +95,7 @@ mod mm {
     #[path = "../il/tests/dma.rs"]
     pub(crate) mod dma_interleavings;
 
-    pub(crate) use crate::stand_ins::{location, notifier, page, pin, table_memory};
+    pub(crate) use crate::stand_ins::{location, page, pin, table_memory};
 
     pub(crate) mod space {
         pub(crate) fn fatal_signal_pending() -> bool {

@@ -38,16 +38,17 @@ pub(crate) mod queue {
     }
 }
 
-/// Cookies and notifier events.
-pub(crate) mod notifier {
+/// Identities.
+pub(crate) mod identity {
     use kernel::ffi;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Cookie(pub(crate) usize);
+    pub struct MemoryId(pub(crate) usize);
 
-    impl Cookie {
-        pub const NONE: Self = Self(0);
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct PgmapOwner(pub(crate) usize);
 
+    impl PgmapOwner {
         pub(crate) fn as_ptr(self) -> *mut ffi::c_void {
             self.0 as *mut ffi::c_void
         }

@@ -2,12 +2,7 @@
 
 //! The attributes of an address space with three devices, compared with an array of pages.
 
-use crate::{
-    attributes::{Attributes, Change, Common, Found, Home, Location, Map},
-    harness::{Property, Trial},
-    inject::{arm, Point},
-    mm::{addr::PageRange, notifier::Cookie},
-};
+use crate::{attributes::{Attributes, Change, Common, Found, Home, Location, Map}, harness::{Property, Trial}, inject::{Point, arm}, kernel::identity::DeviceId, mm::addr::PageRange};
 use kernel::prelude::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -65,9 +60,9 @@ type Device = usize;
 
 const DEVICES: usize = 3;
 
-/// Cookie of a device.
-fn name(device: Device) -> Cookie {
-    Cookie(0x1000 * (device + 1))
+/// Identity of a device.
+fn name(device: Device) -> DeviceId {
+    DeviceId(0x1000 * (device + 1))
 }
 
 #[derive(Clone, Copy, Debug)]

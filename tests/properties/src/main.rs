@@ -47,7 +47,7 @@ mod kernel {
     pub(crate) mod rcu_slot;
     pub(crate) mod word;
 
-    pub(crate) use crate::stand_ins::{deferred, shrinker, thread as kthread, within as reentry, zeroed};
+    pub(crate) use crate::stand_ins::{deferred, identity, shrinker, thread as kthread, within as reentry, zeroed};
 }
 
 mod memory {
@@ -71,7 +71,7 @@ mod mm {
     #[path = "../properties/range_map.rs"]
     pub(crate) mod range_map_properties;
 
-    pub(crate) use crate::stand_ins::{device_pages, location, notifier, page, pin, table_memory};
+    pub(crate) use crate::stand_ins::{device_pages, location, page, pin, table_memory};
 }
 
 mod pgtable;

@@ -42,17 +42,17 @@ pub(crate) mod inject {
     pub(crate) struct Armed;
 }
 
-/// Cookies.
-pub(crate) mod notifier {
+/// Identities.
+pub(crate) mod identity {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct Cookie(pub(crate) usize);
+    pub(crate) struct DeviceId(pub(crate) usize);
 
-    impl Cookie {
+    impl DeviceId {
         pub(crate) const NONE: Self = Self(0);
 
         /// Only for the text of KUnit suites, which is not run.
-        pub(crate) fn of_driver(place: *const core::ffi::c_void) -> Self {
-            Self(place as usize)
+        pub(crate) fn for_test(number: usize) -> Self {
+            Self(number)
         }
     }
 }

@@ -10,11 +10,7 @@ use super::{
     lru::{Lru, Usage},
     steps::Steps,
 };
-use crate::{
-    harness::{bounded, full, Test},
-    kernel::lock_classes,
-    mm::notifier::Cookie,
-};
+use crate::{harness::{Test, bounded, full}, kernel::{identity::MemoryId, lock_classes}};
 use kernel::{
     model::{spawn, Memory},
     prelude::*,
@@ -204,7 +200,7 @@ fn answers() {
     let shared = (known, Atomic::new(0u32));
     let shared = Arc::new(shared, GFP_KERNEL).unwrap();
     let ask = |(known, truth): &(Known, Atomic<u32>)| {
-        known.get(Cookie(1), || match truth.load(Acquire) {
+        known.get(MemoryId(1), || match truth.load(Acquire) {
             0 => Connection::None,
             _ => Connection::Unified,
         })

@@ -4,14 +4,7 @@
 //! mapping and unmapping write.
 
 use super::{piece::Piece, CpuFault, DevicePageOps, DevicePages, FaultError, Kind};
-use crate::{
-    bindings::frames,
-    harness::{bounded, full, Test},
-    mm::{
-        device_alloc::{clear, set},
-        notifier::Cookie, //
-    },
-};
+use crate::{bindings::frames, harness::{Test, bounded, full}, kernel::identity::PgmapOwner, mm::device_alloc::{clear, set}};
 use core::{marker::PhantomData, pin::Pin};
 use kernel::{
     model::spawn,
@@ -63,7 +56,7 @@ impl Shared {
     }
 
     fn add(&self) {
-        assert_eq!(self.piece.add(Cookie(1), Kind::Private, &self.lowest, &|_| Ok(())), Ok(()));
+        assert_eq!(self.piece.add(PgmapOwner(1), Kind::Private, &self.lowest, &|_| Ok(())), Ok(()));
     }
 
     /// Allocates a page, uses it and frees it.

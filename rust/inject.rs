@@ -23,7 +23,7 @@ use kernel::{
     debugfs::{Reader, Writer},
     fmt,
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
+    sync::atomic::{ordering::Relaxed, Atomic, AtomicFlag},
     uaccess::UserSliceReader,
 };
 
@@ -217,6 +217,52 @@ impl Drop for Armed {
     fn drop(&mut self) {
         self.0.set(Setting { left: 0, period: 0 });
         recount();
+    }
+}
+
+/// Failures of one device, which a driver for tests sets. See
+/// [`Memory::faults`](crate::memory::Memory::faults).
+pub struct DeviceFaults {
+    fail_allocation: AtomicFlag,
+    keep_write: AtomicFlag,
+}
+
+impl DeviceFaults {
+    pub(crate) const fn new() -> Self {
+        Self {
+            fail_allocation: AtomicFlag::new(false),
+            keep_write: AtomicFlag::new(false),
+        }
+    }
+
+    /// Sets whether the next allocation of device memory fails.
+    ///
+    /// # Context
+    ///
+    /// Any.
+    pub fn fail_allocation(&self, fail: bool) {
+        self.fail_allocation.store(fail, Relaxed);
+    }
+
+    /// Sets whether migrations for which the device keeps its entries leave them writable. Writes
+    /// of the device during the copy are then lost, which a test must detect.
+    ///
+    /// # Context
+    ///
+    /// Any.
+    pub fn keep_write(&self, keep: bool) {
+        self.keep_write.store(keep, Relaxed);
+    }
+
+    /// Returns whether the allocation that begins must fail.
+    #[inline]
+    pub(crate) fn fails_allocation(&self) -> bool {
+        self.fail_allocation.load(Relaxed) && self.fail_allocation.xchg(false, Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn keeps_write(&self) -> bool {
+        self.keep_write.load(Relaxed)
     }
 }
 

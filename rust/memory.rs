@@ -8,6 +8,7 @@ use crate::{
         stats::Stats,
         trace,
     },
+    inject::DeviceFaults,
     kernel::{
         deferred::{Deferred, DropWaits},
         identity::{MemoryId, MmId, PgmapOwner},
@@ -142,6 +143,7 @@ impl<M: MemoryOps> Parts<M> {
             )?,
             lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
             is_asynchronous: AtomicFlag::new(false),
+            faults: DeviceFaults::new(),
         };
         let pages = DevicePages::of_owner(owner, kind, max_pages, ops);
         Arc::pin_init(pages, GFP_KERNEL)
@@ -234,6 +236,11 @@ impl<M: MemoryOps> Memory<M> {
     /// Returns the number of the memory in tracepoints and debugfs.
     pub(crate) fn number(&self) -> u32 {
         self.pages().data().id
+    }
+
+    /// Returns the failures to inject into the device. Only for drivers for tests.
+    pub fn faults(&self) -> &DeviceFaults {
+        &self.pages().data().faults
     }
 
     /// Returns how the CPU can access the memory.
@@ -347,9 +354,9 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().origin()
     }
 
-    /// Asks the driver whether the next allocation is to fail, for tests.
-    pub(crate) fn driver_fails(&self, order: u32) -> bool {
-        self.pages().data().fails(order)
+    /// Returns whether a test makes the next allocation fail.
+    pub(crate) fn fails_allocation(&self) -> bool {
+        self.pages().data().faults.fails_allocation()
     }
 
     /// Begins a step of a migration to this memory.

@@ -151,12 +151,6 @@ pub trait Device: Send + Sync + Sized + 'static {
         None
     }
 
-    /// Returns whether a faultless migration leaves entries writable. Device writes during the copy
-    /// are lost then. Only for tests that must detect such lost writes.
-    fn test_keep_write(&self) -> bool {
-        false
-    }
-
     /// Returns whether the driver needs events now. [`Self::event`] is called only then.
     ///
     /// # Context

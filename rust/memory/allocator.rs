@@ -49,17 +49,17 @@ impl<'m, M: MemoryOps> Allocator<'m, M> {
         }
     }
 
-    /// Asks the driver whether the next allocation is to fail, for tests.
+    /// Returns whether a test makes the next allocation fail.
     #[inline]
-    pub(crate) fn driver_fails(&self, order: u32) -> bool {
-        self.pages.data().driver.fail_allocation(order)
+    pub(crate) fn fails_allocation(&self) -> bool {
+        self.pages.data().faults.fails_allocation()
     }
 
     /// Allocates a folio of `order`. Returns `None` if no such folio is free or the device is being
     /// unplugged. `arrival` must be a step of this memory.
     #[inline]
     pub(crate) fn alloc(&mut self, arrival: &Arrival<'_>, order: u32) -> Option<LockedFolio> {
-        if self.driver_fails(order) {
+        if self.fails_allocation() {
             return None;
         }
         let choice = self.pages.data().driver.choose(order);

@@ -188,7 +188,7 @@ fn attempt<M: MemoryOps>(
             } else {
                 Effort::Try
             };
-            let folio = if order == PMD_ORDER && ops.fails(order) {
+            let folio = if order == PMD_ORDER && ops.faults.fails_allocation() {
                 Err(ENOMEM)
             } else {
                 LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)

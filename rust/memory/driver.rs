@@ -99,10 +99,4 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     fn event(&self, space: MmId, event: &Event) {
         let _ = (space, event);
     }
-
-    /// Returns whether the next allocation, of a folio of `order`, must fail. For tests.
-    fn fail_allocation(&self, order: u32) -> bool {
-        let _ = order;
-        false
-    }
 }

@@ -282,7 +282,7 @@ impl<M: MemoryOps> Parts<M> {
 
     /// Allocates a huge page of system memory, in one cheap attempt.
     fn huge_destination(&self) -> Option<LockedFolio> {
-        if self.pages.data().fails(PMD_ORDER) {
+        if self.pages.data().faults.fails_allocation() {
             return None;
         }
         LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Try).ok()

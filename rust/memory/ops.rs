@@ -14,9 +14,7 @@ use super::{
     splits::Splits,
     steps::Steps,
     victims::Victims,
-    Copies,
-    End,
-    MemoryOps, //
+    Copies, End, MemoryOps,
 };
 use crate::{
     debug::{
@@ -24,6 +22,7 @@ use crate::{
         stats::{Counter, Stats},
         trace,
     },
+    inject::DeviceFaults,
     kernel::reentry::Within,
     mm::{
         addr::PMD_PAGES,
@@ -37,7 +36,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{Atomic, AtomicFlag},
-        rcu, //
+        rcu,
     },
 };
 
@@ -64,15 +63,10 @@ pub(super) struct Ops<M: MemoryOps> {
     /// Whether copies of the last step to this memory were still outstanding after the last one had
     /// been submitted.
     pub(super) is_asynchronous: AtomicFlag,
+    pub(super) faults: DeviceFaults,
 }
 
 impl<M: MemoryOps> Ops<M> {
-    /// Asks the driver whether the next allocation is to fail.
-    pub(super) fn fails(&self, order: u32) -> bool {
-        let _within = Within::enter();
-        self.driver.fail_allocation(order)
-    }
-
     /// Copies all pages of `isolated` to their destinations. Removes the destinations that could
     /// not be written, and returns the indices of their entries. Context: may sleep.
     pub(super) fn copy_all<R>(

@@ -309,7 +309,7 @@ fn fill<M: MemoryOps, R>(
         None => {
             let (asked, refused) = (memory.allocator(0), &mut *pages);
             let left = isolated.fill_small(Some(vma), move |index| {
-                let fails = asked.driver_fails(0);
+                let fails = asked.fails_allocation();
                 if let Some(page) = refused.get_mut(index).filter(|_| fails) {
                     *page = PageOutcome::NoMemory;
                 }
@@ -330,7 +330,7 @@ fn fill<M: MemoryOps, R>(
                     _ => Effort::Try,
                 };
                 let addr = piece.address(entry.index);
-                let folio = match memory.driver_fails(order) {
+                let folio = match memory.fails_allocation() {
                     true => None,
                     false => LockedFolio::alloc_system(Some(vma), addr, order, effort).ok(),
                 };
@@ -382,7 +382,7 @@ pub(super) fn submit<'a, 'm, D: Device>(
     // Coherent folios are allocated small, because migrate_vma_setup() never collects huge ones
     // when they are migrated back.
     let compound = huge && memory.is_private();
-    if huge && !compound && memory.driver_fails(PMD_ORDER) {
+    if huge && !compound && memory.fails_allocation() {
         return Ok(Submitted::NoHuge);
     }
     let (vma, target) = (movable.vma(), movable.target());

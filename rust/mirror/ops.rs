@@ -143,7 +143,7 @@ impl<D: Device> MirrorOps for Inner<D> {
             return false;
         }
         // One pass clears the marks of pages without an entry, and write-protects the others.
-        let keep_write = inner.device().test_keep_write();
+        let keep_write = inner.keeps_write();
         let mut behind = range.start();
         let mut any = false;
         let ((), flush) = inner.change(table, None, |table, batch| {

@@ -33,6 +33,12 @@ const GIVE_WAY: usize = 8;
 const PAUSE: Delta = Delta::from_millis(1);
 
 impl<D: Device> Inner<D> {
+    /// Returns whether a test makes migrations leave entries writable.
+    pub(super) fn keeps_write(&self) -> bool {
+        let memory = self.device().memory();
+        memory.is_some_and(|memory| memory.faults().keeps_write())
+    }
+
     /// Makes the entries of `range` read-only, so that no page is written while it is copied. The
     /// caller must complete the flush before the pages are isolated.
     fn protect(
@@ -40,7 +46,7 @@ impl<D: Device> Inner<D> {
         table: &mut Table<D::Format>,
         range: PageRange,
     ) -> Option<super::invalidate::Flush<D>> {
-        if self.device().test_keep_write() {
+        if self.keeps_write() {
             return None;
         }
         self.change(table, None, |table, batch| {

@@ -67,7 +67,16 @@ impl MockDevice {
     /// Resets all test settings.
     fn reset(&self) {
         self.settings.reset();
-        self.memory.driver().fail_allocation.store(false, Relaxed);
+        self.memory.faults().fail_allocation(false);
+        self.memory.faults().keep_write(false);
+    }
+
+    /// Changes setting `what` and returns its previous value. `EINVAL`.
+    pub(crate) fn set(&self, what: u32, value: u64) -> Result<u64> {
+        let old = self.settings.set(what, value)?;
+        let keep_write = self.settings.get(Setting::KeepWrite) != 0;
+        self.memory.faults().keep_write(keep_write);
+        Ok(old)
     }
 
     /// Creates a device with the memory `tile`. `tiles` are the memories of its other tiles.
@@ -334,10 +343,6 @@ impl Device for View {
 
     fn flush_sleeps(&self) -> bool {
         self.device.settings.delay(Setting::FlushDelay).is_some()
-    }
-
-    fn test_keep_write(&self) -> bool {
-        self.device.settings.get(Setting::KeepWrite) != 0
     }
 
     fn wants_events(&self) -> bool {

@@ -305,7 +305,7 @@ fn set(client: &Client, user: usize) -> Result {
     let mut raw = Structure::<32>::read(user, 32)?;
     no_flags(raw.u32(4))?;
     no_flags(raw.u32(12))?;
-    let old = client.device().settings.set(raw.u32(8), raw.u64(16))?;
+    let old = client.device().set(raw.u32(8), raw.u64(16))?;
     client.memory().connections_changed();
     raw.put_u64(24, old);
     raw.write()

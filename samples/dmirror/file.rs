@@ -18,7 +18,7 @@ use kernel::{
     mm::virt::VmaNew,
     page::{Page, PAGE_SIZE},
     prelude::*,
-    sync::{atomic::ordering::Relaxed, Arc},
+    sync::Arc,
     uaccess::{UserSlice, UserSliceWriter},
 };
 use rust_hmm::{
@@ -142,7 +142,7 @@ impl MirrorFile {
             }
             uapi::FLAGS => {
                 let fail = request.npages & uapi::FLAG_FAIL_ALLOC != 0;
-                self.memory().driver().fail_allocation.store(fail, Relaxed);
+                self.memory().faults().fail_allocation(fail);
                 Ok(())
             }
             _ => Err(EINVAL),

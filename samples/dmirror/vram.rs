@@ -12,10 +12,7 @@ use crate::{
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::{
-        atomic::{ordering::Relaxed, AtomicFlag},
-        Arc, //
-    },
+    sync::Arc, //
 };
 use rust_hmm::{
     connection::Connection,
@@ -66,8 +63,6 @@ pub(crate) struct Vram {
     pub(crate) copy_engine: CopyEngine,
     chooser: Option<Chooser>,
     streams: Arc<Streams>,
-    /// Fails the next huge allocation, for tests.
-    pub(crate) fail_allocation: AtomicFlag,
 }
 
 impl Vram {
@@ -89,7 +84,6 @@ impl Vram {
             chooser,
             streams,
             settings,
-            fail_allocation: AtomicFlag::new(false),
         })
     }
 
@@ -180,9 +174,5 @@ impl MemoryOps for Vram {
 
     fn event(&self, space: MmId, event: &Event) {
         self.streams.of_space(space, event);
-    }
-
-    fn fail_allocation(&self, _order: u32) -> bool {
-        self.fail_allocation.load(Relaxed) && self.fail_allocation.xchg(false, Relaxed)
     }
 }

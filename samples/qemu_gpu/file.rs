@@ -15,7 +15,7 @@ use kernel::{
     mm::virt::VmaNew,
     page::{Page, PAGE_SIZE},
     prelude::*,
-    sync::{atomic::ordering::Relaxed, Arc, Completion},
+    sync::{Arc, Completion},
     uaccess::{UserSlice, UserSliceReader, UserSliceWriter},
 };
 use rust_hmm::{
@@ -158,7 +158,7 @@ impl File {
             },
             uapi::FLAGS => {
                 let fail = request.npages & uapi::FLAG_FAIL_ALLOC != 0;
-                memory.driver().fail_allocation.store(fail, Relaxed);
+                memory.faults().fail_allocation(fail);
                 Ok(())
             }
             _ => Err(EINVAL),

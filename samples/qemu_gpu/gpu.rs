@@ -11,7 +11,7 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Full, Relaxed},
-            Atomic, AtomicFlag,
+            Atomic, //
         },
         Arc,
         Mutex, //
@@ -40,8 +40,6 @@ const TABLES: u64 = 8 << 20;
 pub(crate) struct Vram {
     engine: Arc<Engine>,
     memory: Arc<PciMemory>,
-    /// Fails the next allocation, for tests.
-    pub(crate) fail_allocation: AtomicFlag,
 }
 
 impl MemoryOps for Vram {
@@ -62,10 +60,6 @@ impl MemoryOps for Vram {
 
     fn copy_to(&self, other: &Self, job: CopyJob) {
         self.engine.copy(job, Some(other.memory.clone()));
-    }
-
-    fn fail_allocation(&self, _order: u32) -> bool {
-        self.fail_allocation.load(Relaxed) && self.fail_allocation.xchg(false, Full)
     }
 }
 
@@ -109,7 +103,6 @@ impl Gpu {
         let vram = Vram {
             engine: engine.clone(),
             memory: bar.clone(),
-            fail_allocation: AtomicFlag::new(false),
         };
         Arc::pin_init(
             try_pin_init!(Self {
@@ -143,7 +136,7 @@ impl Gpu {
         if opened {
             self.files.fetch_add(1, Relaxed);
         } else if self.files.fetch_sub(1, Full) == 1 {
-            self.memory.driver().fail_allocation.store(false, Relaxed);
+            self.memory.faults().fail_allocation(false);
             // Pages that remain are not lost: a CPU fault migrates them back.
             let _ = self.memory.evict_all();
         }

@@ -232,7 +232,7 @@ mod suite {
 
     #[test]
     fn in_migrations() -> Result {
-        for from in [From::FailAllocation, From::Choose, From::Copy, From::Kick] {
+        for from in [From::Choose, From::Copy, From::Kick] {
             assert_eq!(dropped_in(from, to_device), Ok(COUNTED));
         }
         for from in [From::CopyAtOnce, From::Event] {

@@ -35,7 +35,6 @@ pub(super) enum From {
     FlushWait,
     Copy,
     Kick,
-    FailAllocation,
     Choose,
     Connection,
     CopyTo,
@@ -244,11 +243,6 @@ impl MemoryOps for NosyMemory {
 
     fn kick(&self) {
         self.0.ask(From::Kick);
-    }
-
-    fn fail_allocation(&self, _order: u32) -> bool {
-        self.0.ask(From::FailAllocation);
-        false
     }
 }
 

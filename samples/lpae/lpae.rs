@@ -11,7 +11,7 @@
 use kernel::{prelude::*, sync::Arc};
 use rust_hmm::{
     kernel::miscdevice::{FileOps, Node, OpenFile},
-    memory::{CopyJob, Memory, MemoryOps},
+    memory::{Memory, NoMemory},
     mirror::{Device, Mirror},
     mm::{addr::PageRange, flush::wait_for_rcu_walks, table_memory::TableMemory},
     pgtable::formats::Lpae as Format,
@@ -40,20 +40,13 @@ static FILE_OPS: FileOps<LpaeFile> = FileOps::new();
 /// The hardware: without memory. Its table is walked in RCU read-side critical sections.
 struct Hardware;
 
-impl MemoryOps for Hardware {
-    fn copy(&self, job: CopyJob) {
-        // The device has no memory.
-        job.complete(Err(EINVAL));
-    }
-}
-
 impl Device for Hardware {
-    type Memory = Self;
+    type Memory = NoMemory;
     type Format = Format;
     type Walker = ();
     type Flush = ();
 
-    fn memory(&self) -> Option<&Memory<Self>> {
+    fn memory(&self) -> Option<&Memory<NoMemory>> {
         None
     }
 

@@ -12,7 +12,7 @@
 use kernel::{prelude::*, sync::Arc};
 use rust_hmm::{
     kernel::miscdevice::{FileOps, Node, OpenFile},
-    memory::{CopyJob, Memory, MemoryOps},
+    memory::{Memory, NoMemory},
     mirror::Device,
     mm::addr::PageRange,
     pgtable::Radix5,
@@ -37,21 +37,14 @@ static FILE_OPS: FileOps<MirrorFile> = FileOps::new();
 /// The hardware: without memory, and without a TLB to flush.
 struct Hardware;
 
-impl MemoryOps for Hardware {
-    fn copy(&self, job: CopyJob) {
-        // The device has no memory.
-        job.complete(Err(EINVAL));
-    }
-}
-
 impl Device for Hardware {
-    type Memory = Self;
+    type Memory = NoMemory;
     // Five levels support processes with addresses of more than 48 bits.
     type Format = Radix5;
     type Walker = ();
     type Flush = ();
 
-    fn memory(&self) -> Option<&Memory<Self>> {
+    fn memory(&self) -> Option<&Memory<NoMemory>> {
         None
     }
 

@@ -6,28 +6,31 @@
 
 use kernel::{mm::MmWithUser, prelude::*};
 use rust_hmm::{
-    memory::{CopyJob, Memory, MemoryOps},
+    memory::{CopyJob, Memory, MemoryOps, NoMemory},
     mirror::{Device, Mirror},
     mm::{addr::PageRange, range_fault::Access},
     pgtable::Radix4,
 };
 
-/// A device without memory.
-pub struct MirrorOnly;
+/// Device memory that completes each copy with an error.
+pub struct Vram;
 
-impl MemoryOps for MirrorOnly {
+impl MemoryOps for Vram {
     fn copy(&self, job: CopyJob) {
         job.complete(Err(EINVAL));
     }
 }
 
+/// A device without memory.
+pub struct MirrorOnly;
+
 impl Device for MirrorOnly {
-    type Memory = Self;
+    type Memory = NoMemory;
     type Format = Radix4;
     type Walker = ();
     type Flush = ();
 
-    fn memory(&self) -> Option<&Memory<Self>> {
+    fn memory(&self) -> Option<&Memory<NoMemory>> {
         None
     }
 

@@ -3,6 +3,7 @@
 //! The ioctl that allocates managed memory.
 
 use crate::{
+    arguments::Alloc,
     client::Client,
     extension::{no_flags, Structure},
     FILE_OPS,
@@ -20,25 +21,24 @@ const HUGE: u32 = 4;
 /// `DMIRROR_ALLOC`.
 #[inline(never)]
 pub(crate) fn alloc(client: &Arc<Client>, user: usize) -> Result {
-    let mut raw = Structure::<40>::read(user, 40)?;
-    let flags = raw.u32(4);
+    let mut raw = Structure::<Alloc>::read(user, 40)?;
+    let flags = raw.flags;
     no_flags(flags & !(HOST_SHARED | POPULATE | HUGE))?;
     let flags = Flags {
         host_shared: flags & HOST_SHARED != 0,
         populate: flags & POPULATE != 0,
         huge: flags & HUGE != 0,
     };
-    // CAST: The bits of a descriptor.
-    let fd = raw.u32(8) as i32;
-    let queue = raw.u32(12);
-    let bytes = usize::try_from(raw.u64(16))?;
+    let fd = raw.fd;
+    let queue = raw.queue;
+    let bytes = usize::try_from(raw.bytes)?;
     if !FILE_OPS.with(fd, |file| Arc::ptr_eq(file.client(), client))? {
         return Err(EBADF);
     }
     if queue == 0 {
         let memory = managed::allocate(&FILE_OPS, fd, bytes, flags)?;
         client.mirror().allocated(&memory)?;
-        raw.put_u64(24, memory.range().start() as u64);
+        raw.addr = memory.range().start() as u64;
         return raw.write().inspect_err(|_| {
             // User space did not receive the address. The memory may have been unmapped
             // concurrently.
@@ -50,8 +50,8 @@ pub(crate) fn alloc(client: &Arc<Client>, user: usize) -> Result {
     let (queue, number) = (client.queues.queue(queue)?, client.queues.number()?);
     let memory = managed::allocate(&FILE_OPS, fd, bytes, flags)?;
     let id = number.allocated(client, &queue, memory)?;
-    raw.put_u64(24, memory.range().start() as u64);
-    raw.put_u64(32, id);
+    raw.addr = memory.range().start() as u64;
+    raw.fence = id;
     raw.write().inspect_err(|_| {
         let _gone = client.mirror().release(&memory);
         let _forgotten = client.queues.release(id);

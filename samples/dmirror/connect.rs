@@ -4,9 +4,10 @@
 //! other.
 
 use crate::{
+    arguments::Pull,
     client::Client,
     extension::{no_flags, Structure},
-    structure::gone_is_invalid,
+    structure::{gone_is_invalid, range},
     FILE_OPS,
 };
 use kernel::{prelude::*, sync::Arc};
@@ -20,29 +21,22 @@ const ASK: u32 = 1;
 /// `DMIRROR_PULL`.
 #[inline(never)]
 pub(crate) fn pull(client: &Arc<Client>, user: usize) -> Result {
-    let mut raw = Structure::<72>::read(user, 72)?;
-    let flags = raw.u32(4);
+    let mut raw = Structure::<Pull>::read(user, 72)?;
+    let flags = raw.flags;
     no_flags(flags & !ASK)?;
-    no_flags(raw.u32(12))?;
-    // CAST: The bits of a descriptor.
-    let fd = raw.u32(8) as i32;
-    let source = FILE_OPS.with(fd, |file| file.client().clone())?;
-    let connection = client.mirror().connection(source.mirror());
-    raw.put_u64(32, connection as u64);
+    no_flags(raw.reserved)?;
+    let source = FILE_OPS.with(raw.fd, |file| file.client().clone())?;
+    raw.connection = client.mirror().connection(source.mirror()) as u64;
     if flags & ASK == 0 {
+        let range = range(raw.addr, raw.npages)?;
         let outcome = client
             .mirror()
-            .pull(raw.range(16)?, source.mirror())
+            .pull(range, source.mirror())
             .map_err(gone_is_invalid)?;
-        raw.put_all(
-            40,
-            [
-                outcome.moved as u64,
-                outcome.switched as u64,
-                outcome.no_memory as u64,
-                outcome.copy_failed as u64,
-            ],
-        );
+        raw.moved = outcome.moved as u64;
+        raw.switched = outcome.switched as u64;
+        raw.no_memory = outcome.no_memory as u64;
+        raw.copy_failed = outcome.copy_failed as u64;
     }
     // Drop the reference to the other file before the results are written: dropping the last one
     // evicts device memory.

@@ -29,9 +29,13 @@
 
 #![deny(unsafe_code)]
 
+#[macro_use]
+mod structure;
+
 mod access;
 mod alloc;
 mod aperture;
+mod arguments;
 mod blit;
 mod chooser;
 mod client;
@@ -50,7 +54,6 @@ mod queue_ioctls;
 mod queues;
 mod settings;
 mod streams;
-mod structure;
 mod transfer;
 mod uapi;
 mod vram;

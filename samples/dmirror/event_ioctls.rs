@@ -3,6 +3,7 @@
 //! The ioctl of the event stream; see `dmirror_uapi.h`.
 
 use crate::{
+    arguments::Events,
     client::Client,
     extension::{no_flags, Structure},
     streams::ALL_TYPES,
@@ -19,10 +20,10 @@ const ALL: u32 = 1;
 /// Selects the events that the file's stream reports.
 #[inline(never)]
 pub(crate) fn events(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<40>::read(user, 40)?;
-    let flags = raw.u32(4);
+    let mut raw = Structure::<Events>::read(user, 40)?;
+    let flags = raw.flags;
     no_flags(flags & !ALL)?;
-    let mask = raw.u64(8);
+    let mask = raw.mask;
     if mask & !ALL_TYPES != 0 {
         return Err(EINVAL);
     }
@@ -31,8 +32,9 @@ pub(crate) fn events(client: &Client, user: usize) -> Result {
         return Err(EPERM);
     }
     let stream = client.stream()?;
-    let old = stream.set(mask, all);
+    raw.old = stream.set(mask, all);
     let (waiting, lost) = stream.state();
-    raw.put_all(16, [old, waiting as u64, lost]);
+    raw.waiting = waiting as u64;
+    raw.lost = lost;
     raw.write()
 }

@@ -4,7 +4,7 @@
 
 pub(crate) use crate::structure::{no_flags, Structure};
 use crate::{
-    alloc,
+    alloc, arguments,
     client::Client,
     connect, event_ioctls,
     hardware::{
@@ -12,7 +12,7 @@ use crate::{
         counters::Count,
         engine,
     },
-    lock_ioctls, placement, queue_ioctls,
+    lock_ioctls, placement, queue_ioctls, structure,
 };
 use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{
@@ -55,17 +55,18 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
         SUBMIT => submit(client, user),
         WAIT => wait(client, user),
         STOP => {
-            let raw = Structure::<16>::read(user, 16)?;
-            no_flags(raw.u32(4))?;
-            client.stop(raw.u64(8))
+            let raw = Structure::<arguments::Stop>::read(user, 16)?;
+            no_flags(raw.flags)?;
+            client.stop(raw.id)
         }
         ENGINE => engine_counters(client, user),
         MIGRATE => migrate(client, user),
         SET => set(client, user),
         DISCARD => {
-            let raw = Structure::<24>::read(user, 24)?;
-            no_flags(raw.u32(4))?;
-            client.mirror().discard(raw.range(8)?)
+            let raw = Structure::<arguments::Discard>::read(user, 24)?;
+            no_flags(raw.flags)?;
+            let range = structure::range(raw.addr, raw.npages)?;
+            client.mirror().discard(range)
         }
         number if placement::serves(number) => placement::serve(client, number, user),
         number @ 0x60..=0x6f => queue_ioctls::serve(client, number, user),
@@ -94,27 +95,27 @@ pub(crate) fn is_extension(command: u32) -> bool {
 
 #[inline(never)]
 fn info(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<40>::read(user, 40)?;
+    let mut raw = Structure::<arguments::Info>::read(user, 40)?;
     let device = client.device();
-    raw.put_u32(4, VERSION);
-    raw.put_u32(8, u32::try_from(device.fixed.engines)?);
-    raw.put_u32(12, u32::try_from(device.fixed.tlb_entries)?);
-    raw.put_u32(16, u32::try_from(device.fixed.copy_threads)?);
+    raw.version = VERSION;
+    raw.engines = u32::try_from(device.fixed.engines)?;
+    raw.tlb_entries = u32::try_from(device.fixed.tlb_entries)?;
+    raw.copy_threads = u32::try_from(device.fixed.copy_threads)?;
     let coherent = device.memory.kind() != Kind::Private;
-    raw.put_u32(20, u32::from(coherent));
+    raw.coherent = u32::from(coherent);
     let bytes = device
         .memory
         .limit()
         .saturating_mul(kernel::page::PAGE_SIZE);
-    raw.put_u64(24, bytes as u64);
-    raw.put_u64(32, engine::DEPTH as u64);
+    raw.vram_bytes = bytes as u64;
+    raw.queue_depth = engine::DEPTH as u64;
     raw.write()
 }
 
 #[inline(never)]
 fn counters(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<264>::read(user, 16)?;
-    raw.put_u32(4, VERSION);
+    let mut raw = Structure::<arguments::Counters>::read(user, 16)?;
+    raw.version = VERSION;
     let file = client.mirror().stats();
     let memory: &Memory<_> = client.memory();
     let device = memory.stats();
@@ -122,68 +123,62 @@ fn counters(client: &Client, user: usize) -> Result {
     let own = client.counters();
     let (bytes_copied, copy_failures) = memory.driver().copy_engine.counters();
     let (coalesced, batches) = client.device().faults.counters();
-    raw.put_all(
-        8,
-        [
-            client.faults_read(),
-            client.faults_write(),
-            file.get(Counter::MappedPages),
-            file.get(Counter::Invalidations),
-            file.get(Counter::InvalidatedPages),
-            file.get(Counter::ToDevice),
-            file.get(Counter::ToSystem),
-            device.get(Counter::CpuFaults),
-            device.get(Counter::CpuFaultPages),
-            device.get(Counter::Evicted),
-            file.get(Counter::Retries),
-            file.get(Counter::Skipped),
-            used as u64,
-            total as u64,
-            own.get(Count::Accesses),
-            own.get(Count::TlbHits),
-            own.get(Count::TlbMisses),
-            own.get(Count::FaultsRead),
-            own.get(Count::FaultsWrite),
-            own.get(Count::StallsRead),
-            own.get(Count::StallsWrite),
-            own.get(Count::StallNsRead),
-            own.get(Count::StallNsWrite),
-            own.get(Count::StallNsMax),
-            own.get(Count::BytesRead),
-            own.get(Count::BytesWritten),
-            own.get(Count::StaleHits),
-            file.get(Counter::Switched),
-            bytes_copied,
-            copy_failures,
-            coalesced,
-            batches,
-        ],
-    );
+    raw.faults_read = client.faults_read();
+    raw.faults_write = client.faults_write();
+    raw.pages_mapped = file.get(Counter::MappedPages);
+    raw.invalidations = file.get(Counter::Invalidations);
+    raw.invalidated_pages = file.get(Counter::InvalidatedPages);
+    raw.migrated_to_device = file.get(Counter::ToDevice);
+    raw.migrated_to_system = file.get(Counter::ToSystem);
+    raw.cpu_faults = device.get(Counter::CpuFaults);
+    raw.cpu_fault_pages = device.get(Counter::CpuFaultPages);
+    raw.evicted_pages = device.get(Counter::Evicted);
+    raw.retries = file.get(Counter::Retries);
+    raw.migrate_skipped = file.get(Counter::Skipped);
+    raw.device_pages_used = used as u64;
+    raw.device_pages_total = total as u64;
+    raw.accesses = own.get(Count::Accesses);
+    raw.tlb_hits = own.get(Count::TlbHits);
+    raw.tlb_misses = own.get(Count::TlbMisses);
+    raw.engine_faults_read = own.get(Count::FaultsRead);
+    raw.engine_faults_write = own.get(Count::FaultsWrite);
+    raw.stalls_read = own.get(Count::StallsRead);
+    raw.stalls_write = own.get(Count::StallsWrite);
+    raw.stall_ns_read = own.get(Count::StallNsRead);
+    raw.stall_ns_write = own.get(Count::StallNsWrite);
+    raw.stall_ns_max = own.get(Count::StallNsMax);
+    raw.bytes_read = own.get(Count::BytesRead);
+    raw.bytes_written = own.get(Count::BytesWritten);
+    raw.stale_hits = own.get(Count::StaleHits);
+    raw.switched_pages = file.get(Counter::Switched);
+    raw.bytes_copied = bytes_copied;
+    raw.copy_failures = copy_failures;
+    raw.faults_coalesced = coalesced;
+    raw.fault_batches = batches;
     raw.write()
 }
 
 #[inline(never)]
 fn submit(client: &Arc<Client>, user: usize) -> Result {
-    let mut raw = Structure::<80>::read(user, 80)?;
-    let flags = raw.u32(4);
-    no_flags(flags & !SUBMIT_VERIFY)?;
-    let engine = match raw.u32(8) {
+    let mut raw = Structure::<arguments::Submit>::read(user, 80)?;
+    no_flags(raw.flags & !SUBMIT_VERIFY)?;
+    let engine = match raw.engine {
         ENGINE_ANY => None,
         number => Some(usize::try_from(number)?),
     };
     let spec = Spec::new(&RawSpec {
-        op: raw.u32(12),
-        addr: raw.u64(16),
-        bytes: raw.u64(24),
-        src: raw.u64(32),
-        value: raw.u64(40),
-        stride: raw.u64(48),
-        rounds: raw.u64(56),
-        think_ns: raw.u64(64),
-        verify: flags & SUBMIT_VERIFY != 0,
+        op: raw.op,
+        addr: raw.addr,
+        bytes: raw.bytes,
+        src: raw.src,
+        value: raw.value,
+        stride: raw.stride,
+        rounds: raw.rounds,
+        think_ns: raw.think_ns,
+        verify: raw.flags & SUBMIT_VERIFY != 0,
     })?;
     let id = client.submit(engine, spec)?;
-    raw.put_u64(72, id);
+    raw.id = id;
     raw.write().inspect_err(|_| {
         // User space did not receive the number, so it could not stop the command.
         let _ended = client.stop(id);
@@ -192,12 +187,12 @@ fn submit(client: &Arc<Client>, user: usize) -> Result {
 
 #[inline(never)]
 fn wait(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<72>::read(user, 72)?;
-    no_flags(raw.u32(4))?;
-    no_flags(raw.u32(28))?;
-    let id = raw.u64(8);
+    let mut raw = Structure::<arguments::Wait>::read(user, 72)?;
+    no_flags(raw.flags)?;
+    no_flags(raw.reserved)?;
+    let id = raw.id;
     let status = client.status(id)?;
-    let timeout = match raw.u64(16) {
+    let timeout = match raw.timeout_ns {
         u64::MAX => None,
         ns => Some(Delta::from_nanos(i64::try_from(ns).unwrap_or(i64::MAX))),
     };
@@ -207,22 +202,15 @@ fn wait(client: &Client, user: usize) -> Result {
         _ => {}
     }
     let report = status.report();
-    let errno = match report.ended {
+    raw.status = match report.ended {
         Some(Err(error)) => error.to_errno(),
         _ => 0,
     };
-    // CAST: The bits of a negative number.
-    raw.put_u32(24, errno as u32);
-    raw.put_all(
-        32,
-        [
-            report.result,
-            report.rounds,
-            report.faults,
-            report.stalls,
-            report.stall_ns,
-        ],
-    );
+    raw.result = report.result;
+    raw.rounds = report.rounds;
+    raw.faults = report.faults;
+    raw.stalls = report.stalls;
+    raw.stall_ns = report.stall_ns;
     raw.write()?;
     if report.ended.is_none() {
         return Err(ETIMEDOUT);
@@ -233,29 +221,47 @@ fn wait(client: &Client, user: usize) -> Result {
 
 #[inline(never)]
 fn engine_counters(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<160>::read(user, 16)?;
-    no_flags(raw.u32(12))?;
-    let index = usize::try_from(raw.u32(4))?;
+    let mut raw = Structure::<arguments::Engine>::read(user, 16)?;
+    no_flags(raw.reserved)?;
+    let index = usize::try_from(raw.engine)?;
     let engine = client.device().engines.get(index).ok_or(EINVAL)?;
-    raw.put_u32(8, VERSION);
-    raw.put_all(16, engine.counters().all());
+    let counters = engine.counters();
+    raw.version = VERSION;
+    raw.commands = counters.get(Count::Commands);
+    raw.accesses = counters.get(Count::Accesses);
+    raw.tlb_hits = counters.get(Count::TlbHits);
+    raw.tlb_misses = counters.get(Count::TlbMisses);
+    raw.faults_read = counters.get(Count::FaultsRead);
+    raw.faults_write = counters.get(Count::FaultsWrite);
+    raw.stalls_read = counters.get(Count::StallsRead);
+    raw.stalls_write = counters.get(Count::StallsWrite);
+    raw.stall_ns_read = counters.get(Count::StallNsRead);
+    raw.stall_ns_write = counters.get(Count::StallNsWrite);
+    raw.stall_ns_max = counters.get(Count::StallNsMax);
+    raw.bytes_read = counters.get(Count::BytesRead);
+    raw.bytes_written = counters.get(Count::BytesWritten);
+    raw.stale_hits = counters.get(Count::StaleHits);
+    raw.busy_ns = counters.get(Count::BusyNs);
+    raw.idle_ns = counters.get(Count::IdleNs);
+    raw.wait_ns = counters.get(Count::WaitNs);
+    raw.set_aside = counters.get(Count::SetAside);
     raw.write()
 }
 
 #[inline(never)]
 fn migrate(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<80>::read(user, 80)?;
-    let flags = raw.u32(4);
+    let mut raw = Structure::<arguments::Migrate>::read(user, 80)?;
+    let flags = raw.flags;
     no_flags(flags & !(TO_SYSTEM | ORDINARY))?;
-    let range = raw.range(8)?;
-    let outcomes = usize::try_from(raw.u64(24))?;
+    let all = structure::range(raw.addr, raw.npages)?;
+    let outcomes = usize::try_from(raw.outcomes)?;
     let mut pages = KVVec::new();
     if outcomes != 0 {
-        pages.resize(range.pages().min(OUTCOMES), PageOutcome::None, GFP_KERNEL)?;
+        pages.resize(all.pages().min(OUTCOMES), PageOutcome::None, GFP_KERNEL)?;
     }
     let since = kernel::time::Instant::<kernel::time::Monotonic>::now();
     let mut total = Outcome::default();
-    let mut rest = Some(range);
+    let mut rest = Some(all);
     while let Some(range) = rest {
         // Without outcomes the whole range is migrated at once, otherwise as much as the buffer
         // holds.
@@ -275,7 +281,7 @@ fn migrate(client: &Client, user: usize) -> Result {
         };
         total += outcome.map_err(crate::structure::gone_is_invalid)?;
         if outcomes != 0 {
-            let done = (part.start() - raw.range(8)?.start()) >> kernel::page::PAGE_SHIFT;
+            let done = (part.start() - all.start()) >> kernel::page::PAGE_SHIFT;
             let to = UserPtr::from_addr(outcomes.wrapping_add(done));
             let mut writer = UserSlice::new(to, part.pages()).writer();
             for page in pages.iter().take(part.pages()) {
@@ -285,28 +291,21 @@ fn migrate(client: &Client, user: usize) -> Result {
         }
         rest = range.from_address(part.end());
     }
-    let ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(0);
-    raw.put_all(
-        32,
-        [
-            total.moved as u64,
-            total.switched as u64,
-            total.skipped as u64,
-            total.no_memory as u64,
-            total.copy_failed as u64,
-            ns,
-        ],
-    );
+    raw.moved = total.moved as u64;
+    raw.switched = total.switched as u64;
+    raw.skipped = total.skipped as u64;
+    raw.no_memory = total.no_memory as u64;
+    raw.copy_failed = total.copy_failed as u64;
+    raw.ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(0);
     raw.write()
 }
 
 #[inline(never)]
 fn set(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<32>::read(user, 32)?;
-    no_flags(raw.u32(4))?;
-    no_flags(raw.u32(12))?;
-    let old = client.device().set(raw.u32(8), raw.u64(16))?;
+    let mut raw = Structure::<arguments::Set>::read(user, 32)?;
+    no_flags(raw.flags)?;
+    no_flags(raw.reserved)?;
+    raw.old = client.device().set(raw.what, raw.value)?;
     client.memory().connections_changed();
-    raw.put_u64(24, old);
     raw.write()
 }

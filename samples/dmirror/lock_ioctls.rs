@@ -3,6 +3,7 @@
 //! The ioctls of locked memory; see `dmirror_uapi.h`.
 
 use crate::{
+    arguments::Lock,
     client::Client,
     extension::{no_flags, Structure},
     uapi,
@@ -27,8 +28,7 @@ const FINE: u32 = 1;
 /// Maximum number of lookups in one call.
 const LOOKS: u64 = 1 << 20;
 
-/// `struct dmirror_lock`.
-type Raw = Structure<72>;
+type Raw = Structure<Lock>;
 
 /// Handles an ioctl of locked memory. `EINVAL` for an unknown one.
 #[inline(never)]
@@ -37,9 +37,9 @@ pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
         LOCK => lock(client, user),
         UNLOCK => {
             let raw = Raw::read(user, 72)?;
-            no_flags(raw.u32(4))?;
+            no_flags(raw.flags)?;
             // The address contains the offset in the page, as it was returned.
-            let address = usize::try_from(raw.u64(32))?;
+            let address = usize::try_from(raw.device_addr)?;
             client.mirror().unlock(address & PAGE_MASK)
         }
         LOCKED => locked(client, user),
@@ -49,19 +49,19 @@ pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
 
 fn lock(client: &Client, user: usize) -> Result {
     let mut raw = Raw::read(user, 72)?;
-    let flags = raw.u32(4);
+    let flags = raw.flags;
     no_flags(flags & !FINE)?;
-    let addr = usize::try_from(raw.u64(8))?;
+    let addr = usize::try_from(raw.addr)?;
     let end = addr
-        .checked_add(usize::try_from(raw.u64(16))?)
+        .checked_add(usize::try_from(raw.bytes)?)
         .and_then(|end| end.checked_next_multiple_of(PAGE_SIZE))
         .ok_or(EINVAL)?;
-    if raw.u64(16) == 0 {
+    if raw.bytes == 0 {
         return Err(EINVAL);
     }
     let range = PageRange::new(addr & PAGE_MASK, end)?;
     let mut agents: KVec<Arc<DmaDevice>> = KVec::new();
-    let mut left = raw.u64(24);
+    let mut left = raw.agents;
     for agent in client.device().agents.all.iter() {
         if left & 1 != 0 {
             agents.push(agent.clone(), GFP_KERNEL)?;
@@ -85,8 +85,8 @@ fn lock(client: &Client, user: usize) -> Result {
             Refused::Grain => Error::from_errno(uapi::EOPNOTSUPP),
             Refused::Error(error) => error,
         })?;
-    raw.put_u64(32, (locked.device_address + addr % PAGE_SIZE) as u64);
-    raw.put_u64(40, u64::from(locked.grain == Grain::Fine));
+    raw.device_addr = (locked.device_address + addr % PAGE_SIZE) as u64;
+    raw.fine = u64::from(locked.grain == Grain::Fine);
     raw.write().inspect_err(|_| {
         // User space did not receive the address.
         let _gone = mirror.unlock(locked.device_address);
@@ -95,9 +95,9 @@ fn lock(client: &Client, user: usize) -> Result {
 
 fn locked(client: &Client, user: usize) -> Result {
     let mut raw = Raw::read(user, 72)?;
-    no_flags(raw.u32(4))?;
-    let addr = usize::try_from(raw.u64(8))?;
-    let looks = raw.u64(64).max(1);
+    no_flags(raw.flags)?;
+    let addr = usize::try_from(raw.addr)?;
+    let looks = raw.looks.max(1);
     if looks > LOOKS {
         return Err(EINVAL);
     }
@@ -106,20 +106,14 @@ fn locked(client: &Client, user: usize) -> Result {
     for _ in 1..looks {
         found = client.mirror().locked(addr);
     }
-    let ns = monotonic_ns() - since;
+    raw.ns = monotonic_ns() - since;
     let region = found.ok_or(ENOENT)?;
     let range = region.range();
-    raw.put_all(
-        8,
-        [
-            range.start() as u64,
-            (range.end() - range.start()) as u64,
-            0,
-            0,
-            u64::from(region.grain() == Grain::Fine),
-            region.users() as u64,
-            ns,
-        ],
-    );
+    raw.addr = range.start() as u64;
+    raw.bytes = (range.end() - range.start()) as u64;
+    raw.agents = 0;
+    raw.device_addr = 0;
+    raw.fine = u64::from(region.grain() == Grain::Fine);
+    raw.users = region.users() as u64;
     raw.write()
 }

@@ -3,8 +3,10 @@
 //! The ioctls of range attributes, fault policies and device memory; see `dmirror_uapi.h`.
 
 use crate::{
+    arguments,
     client::Client,
     extension::{no_flags, Structure},
+    structure::range,
 };
 use kernel::{
     prelude::*,
@@ -102,12 +104,12 @@ pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
 }
 
 fn set_attributes(client: &Client, user: usize) -> Result {
-    let raw = Structure::<40>::read(user, 40)?;
-    no_flags(raw.u32(4))?;
-    let (what, values) = (raw.u32(24), raw.u32(32));
+    let raw = Structure::<arguments::Attributes>::read(user, 40)?;
+    no_flags(raw.flags)?;
+    let (what, values) = (raw.what, raw.values);
     no_flags(what & !(PREFERRED | ACCESSED_BY | READ_MOSTLY | NEVER_MIGRATE | GRANULARITY))?;
     no_flags(values & !(ACCESSED_BY | READ_MOSTLY | NEVER_MIGRATE))?;
-    let preferred = match raw.u32(28) {
+    let preferred = match raw.preferred {
         0 => Location::Any,
         1 => Location::Device,
         2 => Location::System,
@@ -119,15 +121,17 @@ fn set_attributes(client: &Client, user: usize) -> Result {
         accessed_by: flag(ACCESSED_BY),
         read_mostly: flag(READ_MOSTLY),
         never_migrate: flag(NEVER_MIGRATE),
-        granularity: (what & GRANULARITY != 0).then_some(raw.u32(36).checked_sub(1)),
+        granularity: (what & GRANULARITY != 0).then_some(raw.granularity.checked_sub(1)),
     };
-    client.mirror().set_attributes(raw.range(8)?, &change)
+    let range = range(raw.addr, raw.npages)?;
+    client.mirror().set_attributes(range, &change)
 }
 
 fn get_attributes(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<40>::read(user, 40)?;
-    no_flags(raw.u32(4))?;
-    let common = client.mirror().attributes(raw.range(8)?)?;
+    let mut raw = Structure::<arguments::Attributes>::read(user, 40)?;
+    no_flags(raw.flags)?;
+    let range = range(raw.addr, raw.npages)?;
+    let common = client.mirror().attributes(range)?;
     let (mut what, mut values) = (0, 0);
     let flags = [
         (ACCESSED_BY, common.accessed_by),
@@ -155,53 +159,47 @@ fn get_attributes(client: &Client, user: usize) -> Result {
     } else {
         0
     };
-    raw.put_u32(24, what);
-    raw.put_u32(28, preferred.unwrap_or(0));
-    raw.put_u32(32, values);
-    raw.put_u32(36, granularity.unwrap_or(0));
+    raw.what = what;
+    raw.preferred = preferred.unwrap_or(0);
+    raw.values = values;
+    raw.granularity = granularity.unwrap_or(0);
     raw.write()
 }
 
 fn placement(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<64>::read(user, 64)?;
-    no_flags(raw.u32(4))?;
+    let mut raw = Structure::<arguments::Placement>::read(user, 64)?;
+    no_flags(raw.flags)?;
     let decider = client.decider();
     let memory = client.memory();
     let (pieces, idle) = memory.pieces();
-    raw.put_all(
-        8,
-        [
-            decider.faults.load(Relaxed),
-            decider.moved.load(Relaxed),
-            decider.in_place.load(Relaxed),
-            memory.stats().get(Counter::EvictedForRoom),
-            pieces as u64,
-            idle as u64,
-            memory.driver().chosen(),
-        ],
-    );
+    raw.faults = decider.faults.load(Relaxed);
+    raw.moved = decider.moved.load(Relaxed);
+    raw.in_place = decider.in_place.load(Relaxed);
+    raw.evicted_for_room = memory.stats().get(Counter::EvictedForRoom);
+    raw.pieces = pieces as u64;
+    raw.pieces_idle = idle as u64;
+    raw.chosen = memory.driver().chosen();
     raw.write()
 }
 
 fn policy(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<16>::read(user, 16)?;
-    no_flags(raw.u32(4))?;
-    let which = raw.u32(8);
+    let mut raw = Structure::<arguments::Policy>::read(user, 16)?;
+    no_flags(raw.flags)?;
+    let which = raw.policy;
     if which >= POLICIES {
         return Err(EINVAL);
     }
-    let old = client.decider().which.xchg(which, Relaxed);
-    raw.put_u32(12, old);
+    raw.old = client.decider().which.xchg(which, Relaxed);
     raw.write()
 }
 
 fn memory(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<32>::read(user, 32)?;
-    let flags = raw.u32(4);
+    let mut raw = Structure::<arguments::Memory>::read(user, 32)?;
+    let flags = raw.flags;
     no_flags(flags & !RESTORE)?;
     let range = DeviceRange {
-        first: usize::try_from(raw.u64(8))?,
-        count: usize::try_from(raw.u64(16))?,
+        first: usize::try_from(raw.first)?,
+        count: usize::try_from(raw.count)?,
     };
     let left = if flags & RESTORE != 0 {
         client.memory().add(range)?;
@@ -209,20 +207,20 @@ fn memory(client: &Client, user: usize) -> Result {
     } else {
         client.memory().remove(range)?
     };
-    raw.put_u64(24, left as u64);
+    raw.left = left as u64;
     raw.write()
 }
 
 fn unplug(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<40>::read(user, 40)?;
-    if raw.u32(4) != SURE {
+    let mut raw = Structure::<arguments::Unplug>::read(user, 40)?;
+    if raw.flags != SURE {
         return Err(EINVAL);
     }
-    if raw.u64(16) != 0 {
-        client.lose(raw.range(8)?)?;
+    if raw.npages != 0 {
+        client.lose(range(raw.addr, raw.npages)?)?;
     }
     let (saved, lost) = client.device().unplug()?;
-    raw.put_u64(24, saved as u64);
-    raw.put_u64(32, lost as u64);
+    raw.saved = saved as u64;
+    raw.lost = lost as u64;
     raw.write()
 }

@@ -4,6 +4,7 @@
 
 use crate::{
     aperture::Aperture,
+    arguments,
     blit::Locked,
     client::Client,
     extension::{no_flags, Structure},
@@ -57,11 +58,9 @@ const ENGINE: u32 = 16;
 /// Maximum number of fences that an operation depends on.
 const MOST_AFTER: usize = 64;
 
-/// `struct dmirror_queue`.
-type RawQueue = Structure<96>;
+type RawQueue = Structure<arguments::Queue>;
 
-/// `struct dmirror_fence`.
-type RawFence = Structure<80>;
+type RawFence = Structure<arguments::Fence>;
 
 /// Handles an ioctl of queues or fences. `EINVAL` for an unknown one.
 #[inline(never)]
@@ -76,13 +75,13 @@ pub(crate) fn serve(client: &Arc<Client>, number: u32, user: usize) -> Result {
 
 fn queue(client: &Arc<Client>, number: u32, user: usize) -> Result {
     let mut raw = RawQueue::read(user, 96)?;
-    no_flags(raw.u32(4))?;
+    no_flags(raw.flags)?;
     let queues = &client.queues;
-    let name = raw.u32(8);
+    let name = raw.queue;
     match number {
         QUEUE_CREATE => {
             let name = queues.create()?;
-            raw.put_u32(8, name);
+            raw.queue = name;
             // User space did not receive the number.
             return raw.write().inspect_err(|_| {
                 let _gone = queues.destroy(name);
@@ -99,15 +98,15 @@ fn queue(client: &Arc<Client>, number: u32, user: usize) -> Result {
             return numbered(client, raw, id);
         }
         QUEUE_WAIT => {
-            let (fence, _) = queues.fence(raw.u64(88))?;
+            let (fence, _) = queues.fence(raw.fence)?;
             return queues.queue(name)?.wait(fence);
         }
         _ => {
             let waits = queues.queue(name)?.waits();
-            raw.put_all(
-                16,
-                [waits.on_device, waits.on_host, waits.looks, waits.sleeps],
-            );
+            raw.addr = waits.on_device;
+            raw.bytes = waits.on_host;
+            raw.src = waits.looks;
+            raw.value = waits.sleeps;
         }
     }
     raw.write()
@@ -115,7 +114,7 @@ fn queue(client: &Arc<Client>, number: u32, user: usize) -> Result {
 
 /// Returns the number of a fence to user space, and releases the fence if that fails.
 fn numbered(client: &Client, mut raw: RawQueue, id: u64) -> Result {
-    raw.put_u64(88, id);
+    raw.fence = id;
     raw.write().inspect_err(|_| {
         // User space did not receive the number.
         let _gone = client.queues.release(id);
@@ -124,11 +123,11 @@ fn numbered(client: &Client, mut raw: RawQueue, id: u64) -> Result {
 
 /// Reads the numbers of the fences that an operation depends on, and looks them up with `find`.
 fn after<F>(raw: &RawQueue, find: impl Fn(u64) -> Result<F>) -> Result<KVec<F>> {
-    let count = usize::try_from(raw.u64(72))?;
+    let count = usize::try_from(raw.nafter)?;
     if count > MOST_AFTER {
         return Err(EINVAL);
     }
-    let at = UserPtr::from_addr(usize::try_from(raw.u64(64))?);
+    let at = UserPtr::from_addr(usize::try_from(raw.after)?);
     let mut ids = UserSlice::new(at, count * size_of::<u64>()).reader();
     let mut after = KVec::with_capacity(count, GFP_KERNEL)?;
     for _ in 0..count {
@@ -138,38 +137,38 @@ fn after<F>(raw: &RawQueue, find: impl Fn(u64) -> Result<F>) -> Result<KVec<F>> 
 }
 
 fn work(raw: &RawQueue) -> Result<Work> {
-    let bytes = usize::try_from(raw.u64(24))?;
+    let bytes = usize::try_from(raw.bytes)?;
     let range = |at: u64| {
         let start = usize::try_from(at)?;
         PageRange::new(start, start.checked_add(bytes).ok_or(EINVAL)?)
     };
-    let op = raw.u32(12);
+    let op = raw.op;
     if op < ENGINE {
-        let unused = [raw.u64(40), raw.u64(48), raw.u64(80)];
-        let source = op == COPY || raw.u64(32) == 0;
+        let unused = [raw.value, raw.stride, raw.rounds];
+        let source = op == COPY || raw.src == 0;
         if unused != [0; 3] || !source {
             return Err(EINVAL);
         }
-        let to = range(raw.u64(16))?;
+        let to = range(raw.addr)?;
         return Ok(match op {
             MIGRATE => Work::Migrate(to),
             PREFETCH => Work::Prefetch(to),
             EVICT => Work::Evict(to),
             COPY => Work::Copy {
                 to,
-                from: range(raw.u64(32))?,
+                from: range(raw.src)?,
             },
             _ => return Err(EINVAL),
         });
     }
-    let rounds = raw.u64(80);
+    let rounds = raw.rounds;
     Spec::new(&RawSpec {
         op: op - ENGINE,
-        addr: raw.u64(16),
-        bytes: raw.u64(24),
-        src: raw.u64(32),
-        value: raw.u64(40),
-        stride: raw.u64(48),
+        addr: raw.addr,
+        bytes: raw.bytes,
+        src: raw.src,
+        value: raw.value,
+        stride: raw.stride,
         rounds: if rounds == 0 { 1 } else { rounds },
         think_ns: 0,
         verify: false,
@@ -180,21 +179,21 @@ fn work(raw: &RawQueue) -> Result<Work> {
 /// `DMIRROR_BLIT`.
 fn blit(client: &Client, user: usize) -> Result {
     let raw = RawQueue::read(user, 96)?;
-    no_flags(raw.u32(4) | raw.u32(8) | raw.u32(12))?;
-    if [raw.u64(40), raw.u64(48), raw.u64(56), raw.u64(80)] != [0; 4] {
+    no_flags(raw.flags | raw.queue | raw.op)?;
+    if [raw.value, raw.stride, raw.reserved, raw.rounds] != [0; 4] {
         return Err(EINVAL);
     }
-    let bytes = usize::try_from(raw.u64(24))?;
+    let bytes = usize::try_from(raw.bytes)?;
     let device = client.device().agents.own()?;
-    let locked = |at: usize| {
-        let address = usize::try_from(raw.u64(at))?;
+    let locked = |address: u64| {
+        let address = usize::try_from(address)?;
         if !Aperture::holds(address) {
             return Err(EFAULT);
         }
         let region = client.mirror().locked(address & PAGE_MASK).ok_or(EFAULT)?;
         Locked::new(region, address, bytes, &device)
     };
-    let places = (locked(16)?, locked(32)?);
+    let places = (locked(raw.addr)?, locked(raw.src)?);
     let after = after(&raw, |id| client.queues.dma_fence(id))?;
     let id = client.queues.blit(client, places, bytes, &after)?;
     numbered(client, raw, id)
@@ -202,33 +201,30 @@ fn blit(client: &Client, user: usize) -> Result {
 
 /// Imports a fence: from a sync file, or with `OF_FILE` from another open device.
 fn import(client: &Client, raw: &RawFence) -> Result<u64> {
-    // CAST: The bits of a descriptor.
-    let fd = raw.u32(28) as i32;
-    if raw.u32(4) == 0 {
-        return client.queues.import(SyncFile::fence(fd)?);
+    if raw.flags == 0 {
+        return client.queues.import(SyncFile::fence(raw.fd)?);
     }
     // Drop the reference to the other file early: dropping the last one evicts device memory.
-    let other = FILE_OPS.with(fd, |file| file.client().clone())?;
-    client.queues.share(&other.queues, raw.u64(8))
+    let other = FILE_OPS.with(raw.fd, |file| file.client().clone())?;
+    client.queues.share(&other.queues, raw.fence)
 }
 
 fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
     let mut raw = RawFence::read(user, 80)?;
     let known = if number == FENCE_IMPORT { OF_FILE } else { 0 };
-    no_flags(raw.u32(4) & !known)?;
+    no_flags(raw.flags & !known)?;
     let queues = &client.queues;
-    let id = raw.u64(8);
+    let id = raw.fence;
     match number {
         FENCE_CREATE => {
             let id = queues.create_fence()?;
-            raw.put_u64(8, id);
+            raw.fence = id;
             return raw.write().inspect_err(|_| {
                 let _gone = queues.release(id);
             });
         }
-        // CAST: The bits of a negative number.
         FENCE_SIGNAL => {
-            return match raw.u32(24) as i32 {
+            return match raw.error {
                 0 => queues.signal(id, Ok(())),
                 error @ -4095..=-1 => queues.signal(id, Err(Error::from_errno(error))),
                 _ => Err(EINVAL),
@@ -237,7 +233,7 @@ fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
         FENCE_CHECK => {}
         FENCE_SYNC => {
             let (fence, _) = queues.fence(id)?;
-            let timeout = match raw.u64(16) {
+            let timeout = match raw.timeout_ns {
                 u64::MAX => None,
                 ns => Some(Delta::from_nanos(i64::try_from(ns).unwrap_or(i64::MAX))),
             };
@@ -248,26 +244,24 @@ fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
         }
         FENCE_RELEASE => return queues.release(id),
         FENCE_EXPORT => {
-            if raw.u64(16) != 0 {
+            if raw.timeout_ns != 0 {
                 return Err(EINVAL);
             }
             let file = SyncFile::new(&queues.dma_fence(id)?)?;
-            // CAST: A descriptor is not negative.
-            raw.put_u32(28, file.fd() as u32);
+            raw.fd = file.fd();
             raw.write()?;
             file.install();
             return Ok(());
         }
-        // CAST: The bits of a descriptor.
         FENCE_NOTIFY => {
-            return match raw.u32(28) as i32 {
+            return match raw.fd {
                 BY_POLL => queues.watch(id),
                 fd => queues.fence(id)?.0.eventfd(fd),
             }
         }
         _ => {
             let id = import(client, &raw)?;
-            raw.put_u64(8, id);
+            raw.fence = id;
             return raw.write().inspect_err(|_| {
                 let _gone = queues.release(id);
             });
@@ -283,18 +277,12 @@ fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
     if state != 0 {
         queues.reported(id);
     }
-    // CAST: The bits of a negative number.
-    raw.put_u32(24, error as u32);
-    raw.put_all(
-        32,
-        [
-            state,
-            findings.value(),
-            findings.report.moved() as u64,
-            findings.report.stayed() as u64,
-            began,
-            ended,
-        ],
-    );
+    raw.error = error;
+    raw.state = state;
+    raw.result = findings.value();
+    raw.moved = findings.report.moved() as u64;
+    raw.stayed = findings.report.stayed() as u64;
+    raw.began_ns = began;
+    raw.ended_ns = ended;
     raw.write()
 }

@@ -2,98 +2,117 @@
 
 //! Copies extensible ioctl arguments, which begin with their size, from and to user space.
 
+use core::ops::{Deref, DerefMut};
 use kernel::{prelude::*, uaccess::UserSlice};
 use rust_hmm::mm::addr::PageRange;
 
-/// An ioctl argument of at most `N` bytes that begins with its size.
-pub(crate) struct Structure<const N: usize> {
-    bytes: [u8; N],
-    /// Number of valid bytes: the size given by user space, at most `N`.
+/// Defines structures of the user interface, and asserts their sizes. The derived traits require
+/// that each bit pattern is valid, and that there is no padding.
+macro_rules! arguments {
+    ($($(#[$meta:meta])* $name:ident: $size:literal { $($field:ident: $type:ty,)* })*) => {$(
+        $(#[$meta])*
+        #[derive(
+            kernel::prelude::FromBytes,
+            kernel::prelude::IntoBytes,
+        )]
+        #[repr(C)]
+        pub(crate) struct $name {
+            $(pub(crate) $field: $type,)*
+        }
+
+        const _: () = assert!(size_of::<$name>() == $size);
+    )*};
+}
+
+/// An ioctl argument that begins with its size.
+pub(crate) struct Structure<T> {
+    fields: T,
+    /// Number of valid bytes: the size given by user space, at most that of `T`.
     room: usize,
     user: usize,
 }
 
-impl<const N: usize> Structure<N> {
+impl<T: FromBytes + IntoBytes> Structure<T> {
     /// Copies the argument from user space. `least` is its size in version 1.
     ///
     /// # Errors
     ///
     /// - `EINVAL`: shorter than `least`.
-    /// - `E2BIG`: longer than `N` bytes, and the rest is not zero or longer than a page.
+    /// - `E2BIG`: longer than `T`, and the rest is not zero or longer than a page.
     /// - `EFAULT`
     pub(crate) fn read(user: usize, least: usize) -> Result<Self> {
-        let slice = |at: usize, len| UserSlice::new(UserPtr::from_addr(user.wrapping_add(at)), len);
-        let size: u32 = slice(0, size_of::<u32>()).reader().read()?;
-        let size = usize::try_from(size)?;
-        if size < least {
-            return Err(EINVAL);
-        }
-        let room = size.min(N);
-        let mut bytes = [0; N];
-        slice(0, room)
-            .reader()
-            .read_slice(bytes.get_mut(..room).ok_or(EINVAL)?)?;
-        let mut rest = room;
-        while rest < size {
-            if rest - room > kernel::page::PAGE_SIZE {
-                return Err(E2BIG);
-            }
-            let byte: u8 = slice(rest, 1).reader().read()?;
-            if byte != 0 {
-                return Err(E2BIG);
-            }
-            rest += 1;
-        }
-        Ok(Self { bytes, room, user })
-    }
-
-    pub(crate) fn u32(&self, at: usize) -> u32 {
-        let mut word = [0; 4];
-        if let Some(bytes) = self.bytes.get(at..at + 4) {
-            word.copy_from_slice(bytes);
-        }
-        u32::from_ne_bytes(word)
-    }
-
-    pub(crate) fn u64(&self, at: usize) -> u64 {
-        let mut word = [0; 8];
-        if let Some(bytes) = self.bytes.get(at..at + 8) {
-            word.copy_from_slice(bytes);
-        }
-        u64::from_ne_bytes(word)
-    }
-
-    pub(crate) fn put_u32(&mut self, at: usize, value: u32) {
-        if let Some(bytes) = self.bytes.get_mut(at..at + 4) {
-            bytes.copy_from_slice(&value.to_ne_bytes());
-        }
-    }
-
-    pub(crate) fn put_u64(&mut self, at: usize, value: u64) {
-        if let Some(bytes) = self.bytes.get_mut(at..at + 8) {
-            bytes.copy_from_slice(&value.to_ne_bytes());
-        }
-    }
-
-    pub(crate) fn put_all(&mut self, at: usize, values: impl IntoIterator<Item = u64>) {
-        for (index, value) in values.into_iter().enumerate() {
-            self.put_u64(at + index * size_of::<u64>(), value);
-        }
+        let mut fields = zeroed::<T>();
+        let room = read_bytes(fields.as_mut_bytes(), user, least)?;
+        Ok(Self { fields, room, user })
     }
 
     /// Copies the valid bytes back to user space, with their number in the first word.
     pub(crate) fn write(&mut self) -> Result {
-        self.put_u32(0, u32::try_from(self.room)?);
-        UserSlice::new(UserPtr::from_addr(self.user), self.room)
-            .writer()
-            .write_slice(self.bytes.get(..self.room).ok_or(EINVAL)?)
+        write_bytes(self.fields.as_mut_bytes(), self.user, self.room)
     }
+}
 
-    /// Returns the range whose address and number of pages are at offset `at`.
-    pub(crate) fn range(&self, at: usize) -> Result<PageRange> {
-        let start = usize::try_from(self.u64(at))?;
-        PageRange::from_pages(start, usize::try_from(self.u64(at + 8))?)
+impl<T> Deref for Structure<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.fields
     }
+}
+
+impl<T> DerefMut for Structure<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.fields
+    }
+}
+
+/// Returns a structure whose fields are 0.
+pub(crate) fn zeroed<T: FromBytes>() -> T {
+    T::new_zeroed()
+}
+
+fn slice(user: usize, at: usize, len: usize) -> UserSlice {
+    UserSlice::new(UserPtr::from_addr(user.wrapping_add(at)), len)
+}
+
+fn read_bytes(bytes: &mut [u8], user: usize, least: usize) -> Result<usize> {
+    let size: u32 = slice(user, 0, size_of::<u32>()).reader().read()?;
+    let size = usize::try_from(size)?;
+    if size < least {
+        return Err(EINVAL);
+    }
+    let room = size.min(bytes.len());
+    slice(user, 0, room)
+        .reader()
+        .read_slice(bytes.get_mut(..room).ok_or(EINVAL)?)?;
+    let mut rest = room;
+    while rest < size {
+        if rest - room > kernel::page::PAGE_SIZE {
+            return Err(E2BIG);
+        }
+        let byte: u8 = slice(user, rest, 1).reader().read()?;
+        if byte != 0 {
+            return Err(E2BIG);
+        }
+        rest += 1;
+    }
+    Ok(room)
+}
+
+fn write_bytes(bytes: &mut [u8], user: usize, room: usize) -> Result {
+    let size = u32::try_from(room)?.to_ne_bytes();
+    bytes
+        .get_mut(..size.len())
+        .ok_or(EINVAL)?
+        .copy_from_slice(&size);
+    slice(user, 0, room)
+        .writer()
+        .write_slice(bytes.get(..room).ok_or(EINVAL)?)
+}
+
+/// Returns the range of `npages` pages at `addr`. `EINVAL`.
+pub(crate) fn range(addr: u64, npages: u64) -> Result<PageRange> {
+    PageRange::from_pages(usize::try_from(addr)?, usize::try_from(npages)?)
 }
 
 /// Returns `EINVAL` if `flags` is not 0.

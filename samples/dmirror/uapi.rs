@@ -3,14 +3,23 @@
 //! Numbers and structures of the user interface: the kernel's `lib/test_hmm_uapi.h`, and
 //! `dmirror_uapi.h` in this directory.
 
+use crate::structure::{range, zeroed};
 use kernel::{ffi::c_int, ioctl, prelude::*, uaccess::UserSlice};
 use rust_hmm::{
     mirror::{Location, Snapshot},
     mm::addr::{PageRange, PMD_ORDER},
 };
 
-/// `struct hmm_dmirror_cmd`: addr, ptr, npages, cpages, faults.
-type RawCommand = [u64; 5];
+arguments! {
+    /// `struct hmm_dmirror_cmd`.
+    RawCommand: 40 {
+        addr: u64,
+        ptr: u64,
+        npages: u64,
+        cpages: u64,
+        faults: u64,
+    }
+}
 
 const fn command(number: u32) -> u32 {
     ioctl::_IOWR::<RawCommand>('H' as u32, number)
@@ -65,28 +74,28 @@ pub(crate) struct Command {
 impl Command {
     /// Copies the argument from user space. `EFAULT`: bad pointer. `EINVAL`: bad range.
     pub(crate) fn read(user: usize) -> Result<Self> {
-        let [addr, ptr, npages, ..] = Self::slice(user).reader().read::<RawCommand>()?;
-        let range = PageRange::from_pages(usize::try_from(addr)?, usize::try_from(npages)?)?;
+        let mut raw = zeroed::<RawCommand>();
+        Self::slice(user).reader().read_slice(raw.as_mut_bytes())?;
         Ok(Self {
-            range,
-            ptr: usize::try_from(ptr)?,
-            npages,
+            range: range(raw.addr, raw.npages)?,
+            ptr: usize::try_from(raw.ptr)?,
+            npages: raw.npages,
             cpages: 0,
             faults: 0,
-            addr,
+            addr: raw.addr,
         })
     }
 
     /// Copies the argument back to user space. Called on success only.
     pub(crate) fn write(&self, user: usize) -> Result {
-        let raw: RawCommand = [
-            self.addr,
-            self.ptr as u64,
-            self.npages,
-            self.cpages,
-            self.faults,
-        ];
-        Self::slice(user).writer().write(&raw)
+        let mut raw = RawCommand {
+            addr: self.addr,
+            ptr: self.ptr as u64,
+            npages: self.npages,
+            cpages: self.cpages,
+            faults: self.faults,
+        };
+        Self::slice(user).writer().write_slice(raw.as_mut_bytes())
     }
 
     fn slice(user: usize) -> UserSlice {

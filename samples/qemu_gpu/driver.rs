@@ -13,17 +13,21 @@
 //! - `engine`: the edu: its thread, its interrupt, and the accesses that flushes wait for.
 //! - `gpu`: a GPU, its memory, and its [`rust_hmm::mirror::Device`].
 //! - `file`: an open file and its ioctls.
-//! - `walk`, `uapi`, `structure`, `lock_ioctls`: shared with the mock device.
+//! - `walk`, `arguments`, `uapi`, `structure`, `lock_ioctls`: shared with the mock device.
 
 #![deny(unsafe_code)]
 
+#[macro_use]
+#[path = "../dmirror/structure.rs"]
+mod structure;
+
+#[path = "../dmirror/arguments.rs"]
+mod arguments;
 mod engine;
 mod file;
 mod gpu;
 #[path = "../dmirror/lock_ioctls.rs"]
 mod lock_ioctls;
-#[path = "../dmirror/structure.rs"]
-mod structure;
 #[path = "../dmirror/uapi.rs"]
 mod uapi;
 #[expect(

@@ -3,10 +3,11 @@
 //! An open file: a mirror of the address space of the process that opened it.
 
 use crate::{
+    arguments::Pull,
     engine::Access,
     gpu::{Gpu, View},
     lock_ioctls,
-    structure::{gone_is_invalid, no_flags, Structure},
+    structure::{self, gone_is_invalid, no_flags, Structure},
     uapi::{self, Command},
     FILE_OPS,
 };
@@ -283,16 +284,18 @@ impl File {
 
     /// Migrates pages from the memory of another GPU to this one.
     fn pull(&self, user: usize) -> Result {
-        let mut raw = Structure::<72>::read(user, 72)?;
-        no_flags(raw.u32(4) & !ASK)?;
-        // CAST: The bits of a descriptor.
-        let source = FILE_OPS.with(raw.u32(8) as i32, |file| file.0.clone())?;
-        raw.put_u64(32, self.0.mirror.connection(&source.mirror) as u64);
-        if raw.u32(4) & ASK == 0 {
-            let pulled = self.0.mirror.pull(raw.range(16)?, &source.mirror);
+        let mut raw = Structure::<Pull>::read(user, 72)?;
+        no_flags(raw.flags & !ASK)?;
+        let source = FILE_OPS.with(raw.fd, |file| file.0.clone())?;
+        raw.connection = self.0.mirror.connection(&source.mirror) as u64;
+        if raw.flags & ASK == 0 {
+            let range = structure::range(raw.addr, raw.npages)?;
+            let pulled = self.0.mirror.pull(range, &source.mirror);
             let outcome = pulled.map_err(gone_is_invalid)?;
-            raw.put_all(40, [outcome.moved as u64, outcome.switched as u64]);
-            raw.put_all(56, [outcome.no_memory as u64, outcome.copy_failed as u64]);
+            raw.moved = outcome.moved as u64;
+            raw.switched = outcome.switched as u64;
+            raw.no_memory = outcome.no_memory as u64;
+            raw.copy_failed = outcome.copy_failed as u64;
         }
         raw.write()
     }

@@ -51,11 +51,6 @@ impl Counters {
             .map_or(0, |value| value.load(Relaxed))
     }
 
-    /// All of them, in order.
-    pub(crate) fn all(&self) -> impl Iterator<Item = u64> + '_ {
-        self.0.iter().map(|value| value.load(Relaxed))
-    }
-
     /// Counts an access that waited.
     pub(crate) fn stall(&self, write: bool, ns: u64) {
         if write {

@@ -2,6 +2,7 @@
 
 //! Encodes events as `struct dmirror_event`.
 
+use crate::arguments;
 use kernel::prelude::*;
 use rust_hmm::debug::events::Event;
 
@@ -9,7 +10,7 @@ use rust_hmm::debug::events::Event;
 const VERSION: u16 = 1;
 
 /// Size of `struct dmirror_event`.
-pub(crate) const RECORD: usize = 88;
+pub(crate) const RECORD: usize = size_of::<arguments::Event>();
 
 /// `DMIRROR_EVENT_*`.
 #[derive(Clone, Copy)]
@@ -162,36 +163,26 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Encodes the record as `struct dmirror_event`.
-    pub(super) fn bytes(&self) -> [u8; RECORD] {
+    /// Encodes the record for user space.
+    pub(super) fn encode(&self) -> arguments::Event {
         let said = &self.said;
-        let mut bytes = [0; RECORD];
-        let mut at = 0;
-        let mut put = |part: &[u8]| {
-            if let Some(to) = bytes.get_mut(at..at + part.len()) {
-                to.copy_from_slice(part);
-            }
-            at += part.len();
-        };
-        put(&VERSION.to_ne_bytes());
-        // CAST: As the header numbers them.
-        put(&(said.kind as u16).to_ne_bytes());
-        put(&said.error.to_ne_bytes());
-        for value in [
-            self.time_ns,
-            self.sequence,
-            self.lost,
-            said.addr,
-            said.npages,
-        ] {
-            put(&value.to_ne_bytes());
+        arguments::Event {
+            version: VERSION,
+            // CAST: As the header numbers them.
+            r#type: said.kind as u16,
+            error: said.error,
+            time_ns: self.time_ns,
+            sequence: self.sequence,
+            lost: self.lost,
+            addr: said.addr,
+            npages: said.npages,
+            mirror: self.mirror,
+            detail: said.detail,
+            to_device: u32::from(said.to_device),
+            reserved: 0,
+            moved: said.moved,
+            switched: said.switched,
+            stayed: said.stayed,
         }
-        for value in [self.mirror, said.detail, u32::from(said.to_device), 0] {
-            put(&value.to_ne_bytes());
-        }
-        for value in [said.moved, said.switched, said.stayed] {
-            put(&value.to_ne_bytes());
-        }
-        bytes
     }
 }

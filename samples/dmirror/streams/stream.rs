@@ -200,7 +200,7 @@ impl Stream {
             }
             let mut copied = 0;
             for record in part.iter().flatten() {
-                if let Err(error) = to.write_slice(&record.bytes()) {
+                if let Err(error) = to.write_slice(record.encode().as_mut_bytes()) {
                     self.ring.lock().drop_first(copied);
                     // Return the number of bytes copied before the fault, if any.
                     return if bytes + copied == 0 {

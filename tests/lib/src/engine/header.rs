@@ -44,6 +44,36 @@ macro_rules! layout {
     };
 }
 
+/// Asserts size and place of every field of the structures of the mock device. These have no
+/// padding, because the traits that they derive require that.
+fn arguments(c: &mut String) {
+    let path = header().with_file_name("arguments.rs");
+    let source = std::fs::read_to_string(path).expect("no arguments.rs beside the header");
+    let (mut structure, mut size, mut at, mut count) = (String::new(), 0, 0, 0);
+    for line in source.lines().map(str::trim) {
+        if let Some((name, rest)) = line.strip_suffix('{').and_then(|line| line.split_once(": ")) {
+            structure = format!("struct dmirror_{}", name.to_lowercase());
+            size = rest.trim().parse().expect("not a size");
+            at = 0;
+            count += 1;
+            must(c, &format!("sizeof({structure})"), size);
+        } else if let Some((field, kind)) =
+            line.strip_suffix(',').and_then(|line| line.split_once(": "))
+        {
+            let field = field.trim_start_matches("r#");
+            let bits: u64 = kind[1..].parse().expect("not an integer type");
+            must(c, &format!("__builtin_offsetof({structure}, {field})"), at);
+            must(c, &format!("sizeof((({structure} *)0)->{field})"), bits / 8);
+            let signed = u64::from(kind.starts_with('i'));
+            must(c, &format!("((__typeof__((({structure} *)0)->{field}))-1 < 0)"), signed);
+            at += bits / 8;
+        } else if line == "}" && !structure.is_empty() {
+            assert_eq!(at, size, "fields of {structure}");
+        }
+    }
+    assert_eq!(count, 21, "structures of arguments.rs");
+}
+
 fn structures(c: &mut String) {
     let mut text = String::new();
     layout!(text, Info, "info", size version engines tlb_entries copy_threads coherent vram_bytes
@@ -218,9 +248,10 @@ fn compile(text: &str) -> Result<(), String> {
 fn everything_is_as_in_the_c_header() {
     let mut text = format!("#include \"{}\"\n", header().display());
     structures(&mut text);
+    arguments(&mut text);
     numbers(&mut text);
     assert_eq!(compile(&text), Ok(()));
-    // The compiler does notice.
+    // The compiler notices a wrong size.
     must(&mut text, "sizeof(struct dmirror_info)", 41);
     let why = compile(&text).expect_err("a wrong size was not noticed");
     assert!(why.contains("is not 41"), "{why}");

@@ -84,9 +84,10 @@ impl Flags {
 
     /// Returns the attributes of a managed allocation for which none were set.
     pub(crate) fn attributes(self) -> Attributes {
-        Attributes::preferring(match self.host_shared {
-            true => Location::System,
-            false => Location::Device,
+        Attributes::preferring(if self.host_shared {
+            Location::System
+        } else {
+            Location::Device
         })
     }
 

@@ -162,9 +162,10 @@ impl<'m, D: Device> Migrate<'m, D> {
         let (mut total, mut gathered) = (Outcome::default(), Outcome::default());
         // Only requests gather pages of other tiles. A device fault handles them by their
         // connection.
-        let result = match target == Target::Device && self.trigger == Trigger::Request {
-            true => self.mirror.gather(self.range, self.evict, &mut gathered),
-            false => Ok(()),
+        let result = if target == Target::Device && self.trigger == Trigger::Request {
+            self.mirror.gather(self.range, self.evict, &mut gathered)
+        } else {
+            Ok(())
         };
         let result = result.and_then(|()| self.run_steps(target, &mut total));
         total += gathered;

@@ -69,9 +69,10 @@ impl Stop {
     ///
     /// - `ECANCELED`: the token is set
     pub fn check(&self) -> Result {
-        match self.is_set() {
-            true => Err(cancelled()),
-            false => Ok(()),
+        if self.is_set() {
+            Err(cancelled())
+        } else {
+            Ok(())
         }
     }
 }

@@ -69,9 +69,10 @@ impl Set {
             Some(Location::Device) => Preferred::Device(device.ok_or(EINVAL)?),
             Some(Location::Other) => return Err(EINVAL),
         };
-        let accessed_by = match seen.accessed_by {
-            true => self.accessed_by | bit(device),
-            false => self.accessed_by & !bit(device),
+        let accessed_by = if seen.accessed_by {
+            self.accessed_by | bit(device)
+        } else {
+            self.accessed_by & !bit(device)
         };
         Ok(Self {
             preferred,
@@ -189,9 +190,10 @@ impl Sets {
     ) -> Result<Option<Number>, Refused> {
         let names_device =
             change.preferred == Some(Location::Device) || change.accessed_by == Some(true);
-        let index = match names_device {
-            true => Some(self.claim(device)?),
-            false => self.index_of(device),
+        let index = if names_device {
+            Some(self.claim(device)?)
+        } else {
+            self.index_of(device)
         };
         let set = self.get(number).changed(change, index)?;
         if set == Set::default() {

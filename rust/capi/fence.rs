@@ -66,9 +66,10 @@ unsafe extern "C" fn rust_hmm_fence_signal_once(
             return Err(EPERM);
         }
         // SAFETY: By the function's requirements, the driver has a reference to `fence`.
-        match unsafe { bindings::rust_hmm_fence_signal(fence, error) } {
-            true => Ok(()),
-            false => Err(EINVAL),
+        if unsafe { bindings::rust_hmm_fence_signal(fence, error) } {
+            Ok(())
+        } else {
+            Err(EINVAL)
         }
     };
     number(signal())

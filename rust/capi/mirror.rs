@@ -226,9 +226,10 @@ unsafe extern "C" fn rust_hmm_mirror_counter(
 }
 
 fn access(flags: u32) -> Result<Access> {
-    Ok(match is_write(flags)? {
-        true => Access::Write,
-        false => Access::Read,
+    Ok(if is_write(flags)? {
+        Access::Write
+    } else {
+        Access::Read
     })
 }
 
@@ -356,15 +357,16 @@ unsafe extern "C" fn rust_hmm_table_lookup(
         let cpu =
             |pages: &CpuPages<'_>| page(bindings::rust_hmm_where_RUST_HMM_CPU, pages.first_pfn());
         let device = |first| page(bindings::rust_hmm_where_RUST_HMM_DEVICE, first);
-        Ok(match is_write(flags)? {
-            true => match table.writable(addr).ok_or(ENOENT)? {
+        Ok(if is_write(flags)? {
+            match table.writable(addr).ok_or(ENOENT)? {
                 PlaceMut::Cpu(pages) => cpu(&pages),
                 PlaceMut::Device(range) => device(range.first),
-            },
-            false => match table.readable(addr).ok_or(ENOENT)? {
+            }
+        } else {
+            match table.readable(addr).ok_or(ENOENT)? {
                 Place::Cpu(pages) => cpu(&pages),
                 Place::Device(range) => device(range.first),
-            },
+            }
         })
     };
     number(lookup().map(|found| {

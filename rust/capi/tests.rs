@@ -137,9 +137,10 @@ impl Driver {
     }
 
     fn note(&self, errno: ffi::c_int) {
-        match errno == reentry::deadlock().to_errno() {
-            true => self.refused.fetch_add(1, Relaxed),
-            false => self.granted.fetch_add(1, Relaxed),
+        if errno == reentry::deadlock().to_errno() {
+            self.refused.fetch_add(1, Relaxed)
+        } else {
+            self.granted.fetch_add(1, Relaxed)
         };
     }
 
@@ -249,9 +250,10 @@ unsafe extern "C" fn copy(data: *mut ffi::c_void, job: *mut rust_hmm_copy_job) {
     if fails {
         driver.fail_copies.fetch_sub(1, Relaxed);
     }
-    let error = match fails {
-        true => EIO.to_errno(),
-        false => super::number(transfer(driver, job)),
+    let error = if fails {
+        EIO.to_errno()
+    } else {
+        super::number(transfer(driver, job))
     };
     // SAFETY: This driver owns the job and completes it once. The other calls are refused.
     unsafe {
@@ -440,9 +442,10 @@ unsafe extern "C" fn run(data: *mut ffi::c_void, stop: *const rust_hmm_stop) -> 
     // SAFETY: The queue is valid, and the call is refused within its operation.
     let errno = unsafe { rust_hmm_queue_destroy(driver.queue()) };
     driver.note(errno);
-    match stopped {
-        true => ECANCELED_,
-        false => 0,
+    if stopped {
+        ECANCELED_
+    } else {
+        0
     }
 }
 

@@ -102,9 +102,10 @@ fn serve_huge<M: MemoryOps>(
 /// before it returns to user mode, else at once.
 fn put_off(fault: &CpuFault<'_>, bell: Arc<Bell>) -> Result<usize, FaultError> {
     // Not VM_FAULT_RETRY: with that the fault is repeated before the task returns to user mode.
-    match fault.is_user() && sleep_before_return(bell) {
-        true => Ok(0),
-        false => Err(FaultError::Again),
+    if fault.is_user() && sleep_before_return(bell) {
+        Ok(0)
+    } else {
+        Err(FaultError::Again)
     }
 }
 

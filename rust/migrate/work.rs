@@ -330,9 +330,10 @@ fn fill<M: MemoryOps, R>(
                     _ => Effort::Try,
                 };
                 let addr = piece.address(entry.index);
-                let folio = match memory.fails_allocation() {
-                    true => None,
-                    false => LockedFolio::alloc_system(Some(vma), addr, order, effort).ok(),
+                let folio = if memory.fails_allocation() {
+                    None
+                } else {
+                    LockedFolio::alloc_system(Some(vma), addr, order, effort).ok()
                 };
                 if folio.is_none() {
                     no_huge |= order == PMD_ORDER;

@@ -55,9 +55,10 @@ impl<D: Device> Inner<D> {
     /// Returns the pfn of a valid `entry`, or its device range if the page is in private memory.
     #[inline(always)]
     fn resolve(&self, entry: Entry) -> Option<core::result::Result<usize, DeviceRange>> {
-        match entry.is_device() {
-            false => Some(Ok(entry.number())),
-            true => self.resolve_device(entry),
+        if entry.is_device() {
+            self.resolve_device(entry)
+        } else {
+            Some(Ok(entry.number()))
         }
     }
 

@@ -245,9 +245,10 @@ impl<D: Device> Mirror<D> {
         let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
         let mapping = PageRange::new(vma.start(), vma.end())?;
         let all = inner.space.attributes();
-        let (attributes, limits) = match all.was_used() {
-            true => all.at(addr, mapping, inner.device_name()),
-            false => (Attributes::DEFAULT, mapping),
+        let (attributes, limits) = if all.was_used() {
+            all.at(addr, mapping, inner.device_name())
+        } else {
+            (Attributes::DEFAULT, mapping)
         };
         let managed =
             Flags::of(vma.anonymous_offset()).filter(|_| attributes == Attributes::DEFAULT);

@@ -517,9 +517,10 @@ impl<D: Device> Inner<D> {
             space.make_writable(piece.from_address(addr).unwrap_or(piece))?;
             return Ok(Tried::Again);
         }
-        Ok(match held && access != Access::Snapshot {
-            true => Tried::Held,
-            false => Tried::Done,
+        Ok(if held && access != Access::Snapshot {
+            Tried::Held
+        } else {
+            Tried::Done
         })
     }
 }

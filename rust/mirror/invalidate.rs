@@ -264,9 +264,10 @@ impl<D: Device> Inner<D> {
     /// Returns the pages that are mapped for DMA, or `None` if the format has no DMA addresses.
     #[inline]
     pub(super) fn dma(&self) -> Option<&Arc<Windows>> {
-        match D::Format::DMA {
-            true => self.dma.as_ref(),
-            false => None,
+        if D::Format::DMA {
+            self.dma.as_ref()
+        } else {
+            None
         }
     }
 

@@ -50,17 +50,16 @@ impl<D: Device> Inner<D> {
 
 impl<D: Device> MirrorOps for Inner<D> {
     fn invalidate(&self, event: &Event<'_>, alone: bool) -> ControlFlow<(), Invalidated> {
-        let mut state = match event.blockable {
-            true => self.lock(),
-            false => {
-                let sleeps = {
-                    let _within = Within::enter();
-                    self.device.flush_sleeps()
-                };
-                match self.try_lock() {
-                    Some(state) if !sleeps => state,
-                    _ => return ControlFlow::Break(()),
-                }
+        let mut state = if event.blockable {
+            self.lock()
+        } else {
+            let sleeps = {
+                let _within = Within::enter();
+                self.device.flush_sleeps()
+            };
+            match self.try_lock() {
+                Some(state) if !sleeps => state,
+                _ => return ControlFlow::Break(()),
             }
         };
         let (changed, flush) = self.invalidated(&mut state, event);

@@ -190,9 +190,10 @@ impl<D: Device> Inner<D> {
     #[inline]
     pub(super) fn page_of(&self, number: usize) -> Option<(&Memory<D::Memory>, usize)> {
         let home = self.device.memory()?;
-        match home.shares_owner() {
-            true => self.page_of_tile(home, number),
-            false => Some((home, number)),
+        if home.shares_owner() {
+            self.page_of_tile(home, number)
+        } else {
+            Some((home, number))
         }
     }
 
@@ -232,9 +233,10 @@ impl<D: Device> Mirror<D> {
     /// May sleep. No lock may be held.
     #[inline]
     pub(crate) fn gather(&self, range: PageRange, evict: bool, moved: &mut Outcome) -> Result {
-        match self.device().memory().is_some_and(Memory::shares_owner) {
-            true => self.gather_tiles(range, evict, moved),
-            false => Ok(()),
+        if self.device().memory().is_some_and(Memory::shares_owner) {
+            self.gather_tiles(range, evict, moved)
+        } else {
+            Ok(())
         }
     }
 

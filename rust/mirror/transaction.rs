@@ -320,9 +320,10 @@ impl Transactions {
     /// that caused the event. Returns the name of that migration.
     #[inline]
     pub(crate) fn note(&mut self, event: &Event<'_>) -> Option<MigrationId> {
-        match self.0.is_empty() {
-            true => None,
-            false => self.note_all(event),
+        if self.0.is_empty() {
+            None
+        } else {
+            self.note_all(event)
         }
     }
 

@@ -367,9 +367,10 @@ impl<T: DevicePageOps> DevicePages<T> {
     #[inline]
     pub fn lookup(&self, pfn: usize) -> Option<usize> {
         // Fast path: most lookups are for system pages.
-        match pfn < peek_usize(&self.lowest) {
-            true => None,
-            false => self.lookup_device(pfn),
+        if pfn < peek_usize(&self.lowest) {
+            None
+        } else {
+            self.lookup_device(pfn)
         }
     }
 

@@ -140,9 +140,10 @@ impl Drop for RawDevice {
     fn drop(&mut self) {
         // SAFETY: The device is ours by the type invariant, and this is the last use of it.
         unsafe {
-            match self.software {
-                true => bindings::rust_hmm_dma_destroy(self.device.as_ptr()),
-                false => bindings::rust_hmm_dma_release(self.device.as_ptr()),
+            if self.software {
+                bindings::rust_hmm_dma_destroy(self.device.as_ptr())
+            } else {
+                bindings::rust_hmm_dma_release(self.device.as_ptr())
             }
         }
     }
@@ -259,9 +260,10 @@ impl DmaDevice {
     pub(crate) fn begin(&self) -> Result<Open<'_>> {
         self.calls.fetch_add(1, Full);
         let open = Open(self);
-        match self.closed.load(Acquire) {
-            true => Err(ENODEV),
-            false => Ok(open),
+        if self.closed.load(Acquire) {
+            Err(ENODEV)
+        } else {
+            Ok(open)
         }
     }
 

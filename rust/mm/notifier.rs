@@ -295,9 +295,10 @@ impl<S: Subscriber> IntervalNotifier<S> {
         }
         let guard = member.mutex().lock();
         // SAFETY: Inserted by the type invariant.
-        match unsafe { bindings::rust_hmm_interval_read_retry(self.sub.get(), seq.0) } {
-            true => Err(Retry),
-            false => Ok(guard),
+        if unsafe { bindings::rust_hmm_interval_read_retry(self.sub.get(), seq.0) } {
+            Err(Retry)
+        } else {
+            Ok(guard)
         }
     }
 

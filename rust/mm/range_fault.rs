@@ -438,9 +438,10 @@ impl<T: Unpin> Validated<'_, T> {
         let pfns = self.pfns.iter().map(move |raw| {
             let page = next;
             next = next.wrapping_add(1);
-            match is_huge {
-                true => HmmPfn(*raw).in_huge_page(first.pfn(), page),
-                false => HmmPfn(*raw),
+            if is_huge {
+                HmmPfn(*raw).in_huge_page(first.pfn(), page)
+            } else {
+                HmmPfn(*raw)
             }
         });
         (&mut *self.guard, self.range, pfns)

@@ -52,9 +52,10 @@ pub(crate) fn is_in_use(mm: &Mm) -> bool {
 pub fn sleep_killable(ms: u64) -> Result {
     let ms = ms.min(60_000) as u32;
     // SAFETY: The helper only requires a context that may sleep.
-    match unsafe { bindings::rust_hmm_sleep_killable(ms) } {
-        true => Err(EINTR),
-        false => Ok(()),
+    if unsafe { bindings::rust_hmm_sleep_killable(ms) } {
+        Err(EINTR)
+    } else {
+        Ok(())
     }
 }
 

@@ -104,9 +104,10 @@ impl<F: Format> Table<F> {
     /// for which `stays` returns true. `stays` gets entries with the page numbers that are stored
     /// in the table.
     pub(crate) fn next_cold(&mut self, stays: impl Fn(Entry) -> bool) -> Option<ColdChunk> {
-        self.hand = match self.hand < self.chunks() {
-            true => self.hand + 1,
-            false => 1,
+        self.hand = if self.hand < self.chunks() {
+            self.hand + 1
+        } else {
+            1
         };
         let guard = rcu::read_lock();
         let chunk = self.pool.chunks.get(&guard, self.hand)?;

@@ -76,9 +76,10 @@ fn is_system(entry: Entry) -> bool {
 impl<'t, F: Format> Translator<'t, F> {
     #[inline]
     pub(super) fn new(windows: Option<&'t Arc<Windows>>) -> Self {
-        let cursor = match F::DMA {
-            true => windows.map(|windows| windows.cursor()),
-            false => None,
+        let cursor = if F::DMA {
+            windows.map(|windows| windows.cursor())
+        } else {
+            None
         };
         Self {
             cursor,

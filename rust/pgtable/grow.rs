@@ -92,9 +92,10 @@ impl<F: Format> Pool<F> {
     fn add(&self, chunk: KBox<Chunk<F>>) -> Result<usize> {
         let top = self.top.load(Relaxed);
         // If a chunk was freed, search for its place, otherwise append.
-        let from = match self.count.load(Relaxed) < top {
-            true => 1,
-            false => top,
+        let from = if self.count.load(Relaxed) < top {
+            1
+        } else {
+            top
         };
         let number = self.chunks.add(from, chunk)?;
         self.count.fetch_add(1, Relaxed);

@@ -66,9 +66,10 @@ fn groups<F: Format>() -> usize {
 
 /// Places of a table page.
 fn places<F: Format>() -> usize {
-    match F::break_before_make() {
-        true => fan::<F>(),
-        false => 0,
+    if F::break_before_make() {
+        fan::<F>()
+    } else {
+        0
     }
 }
 
@@ -223,9 +224,10 @@ impl<F: Format> Publisher<'_, F> {
     pub(super) fn publish(&self, batch: &mut FlushBatch<F>) {
         let largest = run_below::<F>(self.level, F::BITS);
         if largest == 0 {
-            return match F::break_before_make() {
-                true => self.write_sized(self.changed.clone(), 0, batch),
-                false => self.write(self.changed.clone(), 0),
+            return if F::break_before_make() {
+                self.write_sized(self.changed.clone(), 0, batch)
+            } else {
+                self.write(self.changed.clone(), 0)
             };
         }
         let size = 1usize << largest;
@@ -260,9 +262,10 @@ impl<F: Format> Publisher<'_, F> {
         let size = 1usize << smallest;
         for start in slots.step_by(size) {
             let cells = self.page.cells(start).iter().take(size);
-            let valid = match run != 0 || cells.map(tree::load).any(|word| word != tree::EMPTY) {
-                true => VALID,
-                false => 0,
+            let valid = if run != 0 || cells.map(tree::load).any(|word| word != tree::EMPTY) {
+                VALID
+            } else {
+                0
             };
             let before = match self.forms.get(start >> smallest) {
                 Some(form) => form.xchg(run | valid, Relaxed),
@@ -376,9 +379,10 @@ impl<F: Format> Pool<F> {
     /// The entry with the address that the device uses.
     #[inline]
     pub(super) fn seen_by_device(&self, entry: Entry) -> Entry {
-        match entry.is_device() {
-            true => entry.with_number(entry.number().wrapping_add(self.device_pages())),
-            false => entry,
+        if entry.is_device() {
+            entry.with_number(entry.number().wrapping_add(self.device_pages()))
+        } else {
+            entry
         }
     }
 }

@@ -113,9 +113,10 @@ impl<F: Format> Table<F> {
 
         // Collect the old and the new entries; the table is not changed yet. `windows` is cloned
         // because `self` is borrowed mutably below.
-        let windows = match F::DMA {
-            true => self.windows().cloned(),
-            false => None,
+        let windows = if F::DMA {
+            self.windows().cloned()
+        } else {
+            None
         };
         let mut dma = Translator::<F>::new(windows.as_ref());
         let guard = rcu::read_lock();
@@ -213,22 +214,21 @@ impl<F: Format> Table<F> {
             let addr = next;
             next = next.wrapping_add(PAGE_SIZE);
             let raw = tree::entry(tree::load(cell)).unwrap_or(Entry::NONE);
-            let (old, new) = match F::DMA {
-                false => (raw, *new),
-                true => {
-                    let span = PageRange::from_pages(addr, 1)?;
-                    let old = dma.seen(span.start(), raw);
-                    if old == *new {
-                        continue;
-                    }
-                    match dma.replace(span, raw, old, *new) {
-                        Ok(new) => (raw, new),
-                        Err(error) => {
-                            result = Err(error);
-                            (raw, Entry::NONE)
-                        }
+            let (old, new) = if F::DMA {
+                let span = PageRange::from_pages(addr, 1)?;
+                let old = dma.seen(span.start(), raw);
+                if old == *new {
+                    continue;
+                }
+                match dma.replace(span, raw, old, *new) {
+                    Ok(new) => (raw, new),
+                    Err(error) => {
+                        result = Err(error);
+                        (raw, Entry::NONE)
                     }
                 }
+            } else {
+                (raw, *new)
             };
             if old == new {
                 continue;

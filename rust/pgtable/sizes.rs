@@ -107,9 +107,10 @@ impl Past {
 
     /// The same after a flush that was started at `time`.
     fn flushed(self, time: u64) -> Self {
-        match !self.is_written() && self.0 >> Self::TIME <= time {
-            true => Self::NONE,
-            false => self,
+        if !self.is_written() && self.0 >> Self::TIME <= time {
+            Self::NONE
+        } else {
+            self
         }
     }
 }
@@ -234,9 +235,10 @@ impl<F: Format> Table<F> {
         range: PageRange,
         batch: &mut FlushBatch<F>,
     ) -> Option<Unwritten> {
-        match F::break_before_make() {
-            true => self.find_unwritten(range, batch),
-            false => None,
+        if F::break_before_make() {
+            self.find_unwritten(range, batch)
+        } else {
+            None
         }
     }
 

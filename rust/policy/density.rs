@@ -149,9 +149,10 @@ impl Density {
     ) -> PageRange {
         let mut calm = wanted.range;
         for piece in range.pmd_pieces() {
-            let there = match wanted.bounces.has_moved(piece) {
-                true => resident(block_start(piece.start())),
-                false => Mask::EMPTY,
+            let there = if wanted.bounces.has_moved(piece) {
+                resident(block_start(piece.start()))
+            } else {
+                Mask::EMPTY
             };
             let (now, by) = (wanted.now, &self.parameters);
             if wanted.bounces.comes_along(piece, &there, now, by) {
@@ -176,9 +177,10 @@ impl Policy for Density {
     fn place(&self, wanted: &Wanted<'_>) -> Placement {
         let first = block_start(wanted.range.start());
         let in_first = LazyCell::new(|| (wanted.resident)(first));
-        let there = match wanted.bounces.has_moved(wanted.range) {
-            true => *in_first,
-            false => Mask::EMPTY,
+        let there = if wanted.bounces.has_moved(wanted.range) {
+            *in_first
+        } else {
+            Mask::EMPTY
         };
         let (full, by) = (wanted.free < PMD_PAGES, &self.parameters);
         let bounces = wanted.bounces;
@@ -196,9 +198,12 @@ impl Policy for Density {
         }
         let ahead = self.parameters.ahead;
         let blocks = self.stream.lock().fault(wanted.range, ahead);
-        let resident = |start| match start == first {
-            true => *in_first,
-            false => (wanted.resident)(start),
+        let resident = |start| {
+            if start == first {
+                *in_first
+            } else {
+                (wanted.resident)(start)
+            }
         };
         let range = self.window(wanted, blocks, || *in_first);
         let calm = self.calm(wanted, range, resident);

@@ -163,9 +163,10 @@ impl Subscriber for Window {
         let only = whole || (first && !self.space.windows().any_behind(self.range, event.range));
         // The first of several windows removes the device PTEs of the whole event. The other
         // windows then find only PTEs that were installed concurrently.
-        let event_here = match whole || (first && !only) {
-            true => event,
-            false => &event.within(own),
+        let event_here = if whole || (first && !only) {
+            event
+        } else {
+            &event.within(own)
         };
         let mirrors = self.space.mirrors();
         // No other window and no other mirror gets the event.

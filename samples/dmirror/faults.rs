@@ -147,9 +147,10 @@ impl Shared {
                 break;
             }
             taken.count += 1;
-            next = match taken.count < BATCH {
-                true => self.buffer.take(|packet| taken.borders(packet)),
-                false => None,
+            next = if taken.count < BATCH {
+                self.buffer.take(|packet| taken.borders(packet))
+            } else {
+                None
             };
         }
         // Does not fail: the capacity is the number of threads.

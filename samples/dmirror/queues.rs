@@ -304,9 +304,10 @@ impl Queues {
     pub(crate) fn poll(&self, waiter: &Waiter<'_>) -> Option<Ready> {
         let watch = self.watch.as_ref()?;
         waiter.add(watch.changed());
-        Some(match watch.is_ready() {
-            true => Ready::PRIORITY,
-            false => Ready::NOTHING,
+        Some(if watch.is_ready() {
+            Ready::PRIORITY
+        } else {
+            Ready::NOTHING
         })
     }
 

@@ -149,9 +149,10 @@ impl Ahead {
     /// remain.
     fn next(&mut self, done: usize, left: usize) -> usize {
         if let Some(at) = self.at.replace(done) {
-            self.pages = match done.saturating_sub(at) < self.pages.div_ceil(2) {
-                true => self.pages / 2,
-                false => self.pages.saturating_mul(2),
+            self.pages = if done.saturating_sub(at) < self.pages.div_ceil(2) {
+                self.pages / 2
+            } else {
+                self.pages.saturating_mul(2)
             };
         }
         self.pages = self.pages.clamp(1, left.max(1));

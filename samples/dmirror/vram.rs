@@ -74,9 +74,10 @@ impl Vram {
         streams: Arc<Streams>,
     ) -> Result<Self> {
         let store = Arc::new(Store::new(bytes)?, GFP_KERNEL)?;
-        let chooser = match fixed.own_alloc {
-            true => Some(Chooser::new(bytes / PAGE_SIZE)?),
-            false => None,
+        let chooser = if fixed.own_alloc {
+            Some(Chooser::new(bytes / PAGE_SIZE)?)
+        } else {
+            None
         };
         Ok(Self {
             copy_engine: CopyEngine::new(store.clone(), settings.clone(), fixed.copy_threads)?,

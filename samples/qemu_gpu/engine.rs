@@ -430,9 +430,10 @@ impl Hardware {
             }
             None => found.address,
         };
-        match write {
-            true => self.store(at),
-            false => self.load(at),
+        if write {
+            self.store(at)
+        } else {
+            self.load(at)
         }
     }
 

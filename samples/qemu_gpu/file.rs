@@ -149,10 +149,13 @@ impl File {
                     .map_err(|error| self.exclusive_error(error))?;
                 self.read(request, None)
             }
-            uapi::CHECK_EXCLUSIVE => match mirror.lock_table()?.any_exclusive(request.range) {
-                true => Err(EPERM),
-                false => Ok(()),
-            },
+            uapi::CHECK_EXCLUSIVE => {
+                if mirror.lock_table()?.any_exclusive(request.range) {
+                    Err(EPERM)
+                } else {
+                    Ok(())
+                }
+            }
             uapi::RELEASE => match memory.evict_all_killable()? {
                 0 => Ok(()),
                 _ => Err(EBUSY),

@@ -52,9 +52,10 @@ impl MemoryOps for Vram {
     }
 
     fn connection(&self, other: &Self, _kind: Kind) -> Connection {
-        match self.engine.reaches(&other.memory) {
-            true => Connection::Migratable,
-            false => Connection::None,
+        if self.engine.reaches(&other.memory) {
+            Connection::Migratable
+        } else {
+            Connection::None
         }
     }
 

@@ -81,9 +81,10 @@ impl Table {
             return Met::Splitting(split.bell.clone());
         };
         state.splits.remove(&number);
-        match can_sleep || since.elapsed() > STALE {
-            true => Met::Nothing,
-            false => Met::GaveUp,
+        if can_sleep || since.elapsed() > STALE {
+            Met::Nothing
+        } else {
+            Met::GaveUp
         }
     }
 

@@ -87,9 +87,10 @@ mod suite {
             };
             *shared.at_wait.lock() = Some(Arc::new(hook, GFP_KERNEL)?);
             let migration = mirror.migrate(range);
-            let outcome = match to_device {
-                true => migration.to_device(),
-                false => migration.to_system(),
+            let outcome = if to_device {
+                migration.to_device()
+            } else {
+                migration.to_system()
             };
             *shared.at_wait.lock() = None;
             assert_eq!(outcome?.switched, 4);
@@ -523,9 +524,10 @@ mod suite {
                 GFP_KERNEL,
             )?);
             let migration = mirror.migrate(range);
-            let outcome = match to_device {
-                true => migration.to_device()?,
-                false => migration.to_system()?,
+            let outcome = if to_device {
+                migration.to_device()?
+            } else {
+                migration.to_system()?
             };
             *memory.at_copy.lock() = None;
             assert_eq!(outcome.moved, 4);

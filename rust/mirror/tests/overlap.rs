@@ -66,9 +66,10 @@ impl Later {
             let Some(job) = self.jobs.get_mut(index).and_then(Option::take) else {
                 continue;
             };
-            let result = match self.fail.contains(&index) {
-                true => Err(EIO),
-                false => memory.do_copy(memory, &job.copy()),
+            let result = if self.fail.contains(&index) {
+                Err(EIO)
+            } else {
+                memory.do_copy(memory, &job.copy())
             };
             job.complete(result);
         }
@@ -97,9 +98,10 @@ impl Engine {
                 let Some(later) = &mut *guard else {
                     continue;
                 };
-                looks = match later.jobs.len() == seen {
-                    true => looks + 1,
-                    false => 0,
+                looks = if later.jobs.len() == seen {
+                    looks + 1
+                } else {
+                    0
                 };
                 seen = later.jobs.len();
                 if looks >= PATIENCE && later.jobs.iter().any(Option::is_some) {
@@ -362,9 +364,10 @@ mod suite {
         let before = now();
         engine.set(&[], 0..0)?;
         assert_eq!(mirror.migrate(range).to_device()?.moved, range.pages());
-        let end = match cfg!(CONFIG_TRANSPARENT_HUGEPAGE = "y") {
-            true => ends(1, Some(Overlap::Pages)),
-            false => ends(2, None),
+        let end = if cfg!(CONFIG_TRANSPARENT_HUGEPAGE = "y") {
+            ends(1, Some(Overlap::Pages))
+        } else {
+            ends(2, None)
         };
         assert_eq!(since(&before), end);
         drop(engine);

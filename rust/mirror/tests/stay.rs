@@ -250,9 +250,10 @@ mod suite {
                 first: 0,
                 count: PMD_PAGES,
             };
-            let stay = match withdraw {
-                true => shared.memory.remove(all),
-                false => shared.memory.evict_all(),
+            let stay = if withdraw {
+                shared.memory.remove(all)
+            } else {
+                shared.memory.evict_all()
             };
             *memory.at_copy.lock() = None;
             assert_eq!(stay, Ok(0));

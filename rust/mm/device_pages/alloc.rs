@@ -50,9 +50,12 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Allocates the pages of a folio of `order`, without counting them as used.
     fn take_index(&self, order: u32) -> Option<(&Piece<T>, usize)> {
         self.hinted(Class::Room(order)).find_map(|piece| {
-            let index = piece.take(order, |may_have| match may_have {
-                true => self.hints.set(Class::Room(order), piece.index),
-                false => self.hints.clear(Class::Room(order), piece.index),
+            let index = piece.take(order, |may_have| {
+                if may_have {
+                    self.hints.set(Class::Room(order), piece.index)
+                } else {
+                    self.hints.clear(Class::Room(order), piece.index)
+                }
             })?;
             Some((piece, index))
         })
@@ -118,9 +121,10 @@ impl<T: DevicePageOps> DevicePages<T> {
         let mut left = 0;
         self.for_each_part(range, |piece, first, count| {
             self.hints.set(Class::Withdrawn, piece.index);
-            left += match piece.is_there() {
-                true => piece.free.withdraw(first, count),
-                false => count,
+            left += if piece.is_there() {
+                piece.free.withdraw(first, count)
+            } else {
+                count
             };
         });
         left

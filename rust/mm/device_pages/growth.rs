@@ -53,9 +53,10 @@ impl<T: DevicePageOps> DevicePages<T> {
             let Some(piece) = self.make(self.pieces.made())? else {
                 // Compare under the mutex: a piece that is being removed concurrently has no free
                 // pages, and would look like one that is in use.
-                return match self.used() < self.total() {
-                    true => Ok(()),
-                    false => Err(ENOMEM),
+                return if self.used() < self.total() {
+                    Ok(())
+                } else {
+                    Err(ENOMEM)
                 };
             };
             self.add(piece)?;

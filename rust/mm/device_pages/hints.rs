@@ -266,9 +266,10 @@ mod tests {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
             let site = (random >> 33) as usize % SITES;
             let is_set = random >> 61 == 0;
-            match is_set {
-                true => hints.set(Class::Idle, piece(site)),
-                false => hints.clear(Class::Idle, piece(site)),
+            if is_set {
+                hints.set(Class::Idle, piece(site))
+            } else {
+                hints.clear(Class::Idle, piece(site))
             }
             *model.get_mut(site).ok_or(EINVAL)? = is_set;
             // Other classes are not affected.

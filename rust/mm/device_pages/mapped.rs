@@ -321,9 +321,10 @@ impl User {
     fn lock(&self, locks: MmapLocks) -> Result<MmapGuard<'_>> {
         let current = current!();
         let is_own = |mm: &MmWithUser| core::ptr::eq(mm.as_raw(), self.mm.as_raw());
-        match locks == MmapLocks::All || current.mm().is_some_and(is_own) {
-            true => MmapGuard::lock_here(&self.mm),
-            false => MmapGuard::try_lock_here(&self.mm),
+        if locks == MmapLocks::All || current.mm().is_some_and(is_own) {
+            MmapGuard::lock_here(&self.mm)
+        } else {
+            MmapGuard::try_lock_here(&self.mm)
         }
     }
 }

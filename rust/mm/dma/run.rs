@@ -186,11 +186,12 @@ struct Shared {
 
 impl Maps for Shared {
     fn close(&self) -> usize {
-        match self.memory.revoke() {
-            true => self.freed.complete_all(),
+        if self.memory.revoke() {
+            self.freed.complete_all();
+        } else {
             // The owner frees it concurrently. The device must not be unbound before that is
             // complete.
-            false => self.freed.wait_for_completion(),
+            self.freed.wait_for_completion();
         }
         0
     }

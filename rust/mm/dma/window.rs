@@ -308,9 +308,10 @@ impl Windows {
             let window = Window::new(&self.device)?;
             let node = RBTreeNode::new(block, window, GFP_KERNEL_ACCOUNT)?;
             let mut tree = self.tree.lock();
-            let superfluous = match tree.closed || tree.windows.get(&block).is_some() {
-                true => Some(node),
-                false => tree.windows.insert(node),
+            let superfluous = if tree.closed || tree.windows.get(&block).is_some() {
+                Some(node)
+            } else {
+                tree.windows.insert(node)
             };
             drop(tree);
             drop(superfluous);
@@ -398,9 +399,10 @@ impl Windows {
     fn drop_if_idle(&self, block: usize) {
         let mut tree = self.tree.lock();
         let goes = |window: &Arc<Window>| window.gone.load(Relaxed) && window.is_idle();
-        let node = match tree.windows.get(&block).is_some_and(goes) {
-            true => tree.windows.remove_node(&block),
-            false => None,
+        let node = if tree.windows.get(&block).is_some_and(goes) {
+            tree.windows.remove_node(&block)
+        } else {
+            None
         };
         drop(tree);
         drop(node);

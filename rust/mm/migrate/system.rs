@@ -92,9 +92,10 @@ impl<'a> SystemPages<'a> {
     ) -> Result<Isolated<'a>> {
         Isolated::check(self.vma, self.range)?;
         let select = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM;
-        let in_one = match compound {
-            true => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND,
-            false => 0,
+        let in_one = if compound {
+            bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND
+        } else {
+            0
         };
         Isolated::set_up(
             self.vma,

@@ -83,13 +83,15 @@ impl Format for Lpae {
             Self::RUN => Self::PAGE | Self::CONTIGUOUS,
             _ => Self::PAGE,
         };
-        let memory = match entry.is_device() {
-            true => Self::NOT_CACHEABLE | Self::OUTER_SHAREABLE,
-            false => Self::CACHEABLE | Self::INNER_SHAREABLE,
+        let memory = if entry.is_device() {
+            Self::NOT_CACHEABLE | Self::OUTER_SHAREABLE
+        } else {
+            Self::CACHEABLE | Self::INNER_SHAREABLE
         };
-        let rights = match entry.may_be_dirty() {
-            true => Self::UNPRIVILEGED,
-            false => Self::UNPRIVILEGED | Self::READ_ONLY,
+        let rights = if entry.may_be_dirty() {
+            Self::UNPRIVILEGED
+        } else {
+            Self::UNPRIVILEGED | Self::READ_ONLY
         };
         let always = Self::ACCESSED | Self::NOT_GLOBAL | Self::NO_EXECUTE;
         (entry.number() as u64) << PAGE_SHIFT | kind | memory | rights | always

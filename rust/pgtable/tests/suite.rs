@@ -243,9 +243,10 @@ mod tests {
             let mut batch = table.batch();
             table.for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
             let expected = Expected::new(alarm);
-            match started {
-                true => drop(batch.start(&TestFlusher::default())),
-                false => drop(batch),
+            if started {
+                drop(batch.start(&TestFlusher::default()))
+            } else {
+                drop(batch)
             }
             assert_eq!(expected.raised(), 1);
         }

@@ -76,9 +76,10 @@ fn detect() -> Driver {
 /// have run at the first load and are not part of these tests.
 fn no_suites_at_load() -> std::io::Result<()> {
     let filter = Path::new("/sys/module/kunit/parameters/filter_glob");
-    match filter.exists() {
-        true => std::fs::write(filter, "none"),
-        false => Ok(()),
+    if filter.exists() {
+        std::fs::write(filter, "none")
+    } else {
+        Ok(())
     }
 }
 
@@ -152,8 +153,9 @@ fn main() -> ExitCode {
     let scale = scale.clamp(1, 1000);
     hmm::child::set_patience(scale as u32);
     mover::set_race_time(args.race);
-    match harness::run(&tests, &ctx, scale) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    if harness::run(&tests, &ctx, scale) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }

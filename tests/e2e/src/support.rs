@@ -201,9 +201,10 @@ pub fn by_turns(device: &Device, map: &Mapping) -> Outcome {
 
 /// Skips the test if the kernel has no transparent huge pages.
 pub fn needs_huge_pages() -> Outcome {
-    match has_huge_pages() {
-        true => Ok(()),
-        false => Err(Stop::Skip("this kernel has no transparent huge pages".to_string())),
+    if has_huge_pages() {
+        Ok(())
+    } else {
+        Err(Stop::Skip("this kernel has no transparent huge pages".to_string()))
     }
 }
 

@@ -290,9 +290,10 @@ fn run(args: &Args) -> Result<report::Report, String> {
         moved: shared.moved.load(Relaxed),
         lines,
     };
-    match args.json {
-        true => println!("{}", serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?),
-        false => report::print(&report),
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?)
+    } else {
+        report::print(&report)
     }
     if let Some(why) = failure {
         return Err(why);

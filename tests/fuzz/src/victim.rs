@@ -51,9 +51,10 @@ pub fn run(devices: u64, hardware: bool, shared: &Shared) -> Result<(), String> 
     while !shared.stop.load(Relaxed) {
         for (device, map) in &all {
             // Other processes evict it and let copies fail: both calls may fail.
-            let moved = match hardware {
-                true => moved_by_hardware(device, map, &mut data),
-                false => device.migrate(map.addr(), pages, Way::ToDevice).map(|done| done.moved),
+            let moved = if hardware {
+                moved_by_hardware(device, map, &mut data)
+            } else {
+                device.migrate(map.addr(), pages, Way::ToDevice).map(|done| done.moved)
             };
             shared.moved.fetch_add(moved.unwrap_or(0), Relaxed);
             let by_device = device.read(map.addr(), &mut data).is_ok();

@@ -98,9 +98,10 @@ impl Ksm {
         let mut settings = Settings::new();
         settings.set(format!("{}/sleep_millisecs", Self::DIR), "1")?;
         settings.set(format!("{}/pages_to_scan", Self::DIR), "4096")?;
-        match settings.set(format!("{}/run", Self::DIR), "1")? {
-            true => Ok(Ksm { _settings: settings }),
-            false => Err(io::Error::new(io::ErrorKind::NotFound, "this kernel has none")),
+        if settings.set(format!("{}/run", Self::DIR), "1")? {
+            Ok(Ksm { _settings: settings })
+        } else {
+            Err(io::Error::new(io::ErrorKind::NotFound, "this kernel has none"))
         }
     }
 

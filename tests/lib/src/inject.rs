@@ -218,9 +218,10 @@ impl Kernel {
         let spared = spared.span()?;
         for kind in Kind::ALL {
             let on = wanted.contains(&kind);
-            let (start, end) = match on {
-                true => (start.to_string(), end.to_string()),
-                false => (NOWHERE.to_string(), NOWHERE.to_string()),
+            let (start, end) = if on {
+                (start.to_string(), end.to_string())
+            } else {
+                (NOWHERE.to_string(), NOWHERE.to_string())
             };
             let percent = if on { percent.to_string() } else { "0".to_string() };
             let common = [

@@ -133,9 +133,10 @@ impl Managed {
         let at = self.addr as *const libc::c_void;
         // SAFETY: our mapping.
         let ret = unsafe {
-            match lock {
-                true => libc::mlock(at, self.len),
-                false => libc::munlock(at, self.len),
+            if lock {
+                libc::mlock(at, self.len)
+            } else {
+                libc::munlock(at, self.len)
             }
         };
         Errno::check(ret.into()).map(|_| ())

@@ -89,9 +89,12 @@ pub fn places(device: &Device, map: &Mapping) -> Result<Vec<Place>, Errno> {
 /// One character for each block of `block` pages: their location if it is the same for all pages,
 /// else `*`.
 pub fn picture(places: &[Place], block: usize) -> String {
-    let of = |pages: &[Place]| match pages.iter().all(|place| *place == pages[0]) {
-        true => pages[0].char(),
-        false => '*',
+    let of = |pages: &[Place]| {
+        if pages.iter().all(|place| *place == pages[0]) {
+            pages[0].char()
+        } else {
+            '*'
+        }
     };
     places.chunks(block.max(1)).map(of).collect()
 }

@@ -277,10 +277,12 @@ impl Lane for Machine {
     fn table_word(&self, _addr: usize, address: u64) -> Result<u64, Miss> {
         let table = address & !0xfff;
         let linked = matches!(self.tree, Block::Table { at, .. } if at == table);
-        match linked || UPPER.contains(&table) {
-            true => Ok(self.image.get(&address).copied().unwrap_or(0)),
-            false if self.changing => Err(Miss::Superseded),
-            false => Err(Miss::Bus(address)),
+        if linked || UPPER.contains(&table) {
+            Ok(self.image.get(&address).copied().unwrap_or(0))
+        } else if self.changing {
+            Err(Miss::Superseded)
+        } else {
+            Err(Miss::Bus(address))
         }
     }
 
@@ -293,19 +295,23 @@ impl Lane for Machine {
         let confirmed = page.is_some_and(|(number, writable)| {
             number << 12 == found.address && (writable || !found.writable)
         });
-        Ok(match confirmed {
-            true if self.reach(page, action) => Answer::Done,
-            true => Answer::ReadOnly,
-            false if self.changing => Answer::Superseded,
-            false => Answer::Stale,
+        Ok(if confirmed && self.reach(page, action) {
+            Answer::Done
+        } else if confirmed {
+            Answer::ReadOnly
+        } else if self.changing {
+            Answer::Superseded
+        } else {
+            Answer::Stale
         })
     }
 
     fn access_now(&self, addr: usize, action: &mut Action<'_>) -> Result<Access> {
         assert!(self.changing, "nothing has superseded it");
-        Ok(match self.reach(self.tree.page(addr / PAGE_SIZE), action) {
-            true => Access::Done,
-            false => Access::Fault,
+        Ok(if self.reach(self.tree.page(addr / PAGE_SIZE), action) {
+            Access::Done
+        } else {
+            Access::Fault
         })
     }
 
@@ -393,10 +399,7 @@ fn access(
     let permits = |page: Page| page.is_some_and(|(_, writable)| writable || !write);
     let (old, new) = (machine.before.page(index), machine.tree.page(index));
     let mut bytes = [0; 8];
-    let mut action = match write {
-        true => Action::Write(&[1; 8]),
-        false => Action::Read(&mut bytes),
-    };
+    let mut action = if write { Action::Write(&[1; 8]) } else { Action::Read(&mut bytes) };
     let [engine, file] = counters;
     machine.reached.set(None);
     let counted = Counted { engine, file };

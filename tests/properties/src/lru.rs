@@ -84,10 +84,7 @@ fn coldest(trial: &Trial<'_>) {
                 Op::Evict(set, full, all) => {
                     let is_in = |set: u16, block: usize| set >> block & 1 != 0;
                     let blocks: Vec<_> = (0..BLOCKS).filter(|block| is_in(set, *block)).collect();
-                    let (turn, time) = match all {
-                        true => (lru.now(), model.now),
-                        false => remembered,
-                    };
+                    let (turn, time) = if all { (lru.now(), model.now) } else { remembered };
                     for block in &blocks {
                         lru.allocated(*block, is_in(full, *block));
                     }

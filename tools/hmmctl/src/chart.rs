@@ -81,9 +81,12 @@ impl Chart<'_> {
         let mut lines = Vec::new();
         for series in self.series {
             let below = base.clone();
-            let line = series.values.iter().zip(&below).map(|(value, below)| match self.stacked {
-                true => Some(value.unwrap_or(0.0) + below),
-                false => *value,
+            let line = series.values.iter().zip(&below).map(|(value, below)| {
+                if self.stacked {
+                    Some(value.unwrap_or(0.0) + below)
+                } else {
+                    *value
+                }
             });
             let line: Vec<Option<f64>> = line.collect();
             if self.stacked {

@@ -209,9 +209,10 @@ fn text(map: &Map, args: &Args, color: bool) -> String {
         for line in lines {
             text.push_str("  ");
             for place in line {
-                match color {
-                    true => text.push_str(&format!("{}{}\x1b[0m", ansi(place), place.char())),
-                    false => text.push(place.char()),
+                if color {
+                    text.push_str(&format!("{}{}\x1b[0m", ansi(place), place.char()))
+                } else {
+                    text.push(place.char())
                 }
             }
             text.push('\n');
@@ -294,12 +295,11 @@ pub fn run(args: &Args) -> Result<()> {
         std::fs::write(file, svg(&map, args)).map_err(|error| Problem::io("write", file, error))?;
     }
     let out = std::io::stdout();
-    let text = match args.json {
-        true => format!("{}\n", object(&map)),
-        false => {
-            let color = args.color == "always" || (args.color == "auto" && out.is_terminal());
-            text(&map, args, color)
-        }
+    let text = if args.json {
+        format!("{}\n", object(&map))
+    } else {
+        let color = args.color == "always" || (args.color == "auto" && out.is_terminal());
+        text(&map, args, color)
     };
     out.lock().write_all(text.as_bytes()).map_err(Problem::output)
 }

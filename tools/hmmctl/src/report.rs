@@ -354,10 +354,8 @@ fn html(record: &Record) -> String {
             units: plot.units,
             stacked: plot.stacked,
         };
-        let legend = match used.is_empty() {
-            true => "Nothing in this record.".to_string(),
-            false => chart.legend(),
-        };
+        let legend =
+            if used.is_empty() { "Nothing in this record.".to_string() } else { chart.legend() };
         // Writing to a String never fails.
         let _ = write!(
             html,

@@ -44,9 +44,12 @@ fn right(text: String) -> Line<'static> {
 }
 
 fn header(names: &[&'static str], left: usize) -> Row<'static> {
-    let cell = |(index, name): (usize, &&'static str)| match index < left {
-        true => Line::from(*name),
-        false => Line::from(*name).right_aligned(),
+    let cell = |(index, name): (usize, &&'static str)| {
+        if index < left {
+            Line::from(*name)
+        } else {
+            Line::from(*name).right_aligned()
+        }
     };
     let cells = names.iter().enumerate().map(cell);
     Row::new(cells).style(Style::new().add_modifier(Modifier::BOLD))

@@ -36,9 +36,10 @@ fn missing(file: &Path, error: io::Error) -> Problem {
     if !mounted("debugfs", "/sys/kernel/debug") {
         return Problem::NotMounted("debugfs");
     }
-    match Path::new(DEBUGFS).is_dir() {
-        true => Problem::OldModule(file.display().to_string()),
-        false => Problem::NoModule,
+    if Path::new(DEBUGFS).is_dir() {
+        Problem::OldModule(file.display().to_string())
+    } else {
+        Problem::NoModule
     }
 }
 
@@ -98,9 +99,10 @@ pub fn tracefs() -> Result<PathBuf> {
     let Some(found) = found else {
         return Err(denied.unwrap_or(Problem::NotMounted("tracefs")));
     };
-    match found.join("events/rust_hmm").is_dir() {
-        true => Ok(found.to_path_buf()),
-        false => Err(Problem::NoModule),
+    if found.join("events/rust_hmm").is_dir() {
+        Ok(found.to_path_buf())
+    } else {
+        Err(Problem::NoModule)
     }
 }
 

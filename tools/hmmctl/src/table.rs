@@ -46,9 +46,10 @@ pub fn aligned(lines: &[Vec<String>], left: usize) -> String {
     let mut text = String::new();
     for line in lines {
         let words = line.iter().zip(&widths).enumerate().map(|(index, (word, &width))| {
-            match index < left {
-                true => format!("{word:width$}"),
-                false => format!("{word:>width$}"),
+            if index < left {
+                format!("{word:width$}")
+            } else {
+                format!("{word:>width$}")
             }
         });
         text.push_str(words.collect::<Vec<_>>().join("  ").trim_end());

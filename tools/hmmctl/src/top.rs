@@ -245,10 +245,12 @@ pub fn run(args: &Args) -> Result<()> {
                 .map_err(|error| Problem::io("write", file, error));
         }
         let mut out = std::io::stdout().lock();
-        let text = match args.json {
-            true => format!("{}\n", object(&between)),
-            false if shown > 0 => format!("\n{}", plain(&between)),
-            false => plain(&between),
+        let text = if args.json {
+            format!("{}\n", object(&between))
+        } else if shown > 0 {
+            format!("\n{}", plain(&between))
+        } else {
+            plain(&between)
         };
         out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Problem::output)?;
         shown += 1;

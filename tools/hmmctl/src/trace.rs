@@ -51,9 +51,10 @@ pub fn run(args: &Args) -> Result<()> {
                 return Ok(());
             }
             shown += 1;
-            let text = match args.json {
-                true => events::object(&event, &mut known).to_string(),
-                false => events::line(&event, &mut known),
+            let text = if args.json {
+                events::object(&event, &mut known).to_string()
+            } else {
+                events::line(&event, &mut known)
             };
             writeln!(out, "{text}").map_err(Problem::output)
         })?;

@@ -111,10 +111,7 @@ impl Bench {
 }
 
 fn measure(args: &Args) -> Result<bool> {
-    let all = match args.serial {
-        true => &[How::Serial][..],
-        false => &[How::Queue, How::Call],
-    };
+    let all = if args.serial { &[How::Serial][..] } else { &[How::Queue, How::Call] };
     let mut good = true;
     for how in all {
         good &= measure_how(args, *how)?;

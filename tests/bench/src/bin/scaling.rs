@@ -116,9 +116,10 @@ fn measure(args: &Args, engines: u32) -> Result<Point> {
     let faults = (after.engine_faults_read - before.engine_faults_read) as f64;
     anyhow::ensure!(faults > 0.0, "no engine has faulted");
     let retries = (after.retries - before.retries) as f64;
-    let lock = match counting {
-        true => Some(parse(&text, &args.lock).with_context(|| format!("no lock {}", args.lock))?),
-        false => None,
+    let lock = if counting {
+        Some(parse(&text, &args.lock).with_context(|| format!("no lock {}", args.lock))?)
+    } else {
+        None
     };
     // Each batch of faults acquires the lock once, and once more for each retry.
     let tries = (after.fault_batches - before.fault_batches) as f64 + retries;

@@ -126,9 +126,10 @@ fn seen_by_the_other(ctx: &Ctx) -> Outcome {
     migrate(&one, &map, 3)?;
     let states = two.snapshot(map.addr(), 8).what("snapshot")?;
     // Memory that the CPU cannot address is reported as not present.
-    let state = match ctx.coherent() {
-        true => PageState(PageState::DEV_COHERENT_REMOTE | PageState::WRITE),
-        false => PageState::NONE,
+    let state = if ctx.coherent() {
+        PageState(PageState::DEV_COHERENT_REMOTE | PageState::WRITE)
+    } else {
+        PageState::NONE
     };
     check_eq!(states, [state; 8], "the first device's memory, by the second");
     cpu_sees(&map, 3, "at the end")

@@ -37,10 +37,11 @@ fn watcher<'a>(map: &'a Mapping, seed: u64, looks: &'a Gate, seen: &'a Gate) -> 
 fn device_write_hidden(ctx: &Ctx, map: &Mapping, resident_before: bool) -> Outcome {
     let device = ctx.open()?;
     map.fill(1);
-    match resident_before {
-        true => migrate(&device, map, 1)?,
+    if resident_before {
+        migrate(&device, map, 1)?;
+    } else {
         // Writable device PTEs must not survive the fork.
-        false => device_fills(&device, map, 1, "before the fork").map(|_| ())?,
+        device_fills(&device, map, 1, "before the fork").map(|_| ())?;
     }
     let (looks, seen) = (Gate::new()?, Gate::new()?);
     let child = Child::spawn(|| watcher(map, 1, &looks, &seen))?;
@@ -124,9 +125,10 @@ fn child_cpu_write_thp(ctx: &Ctx) -> Outcome {
 fn child_device_write(ctx: &Ctx, map: &Mapping, resident_before: bool) -> Outcome {
     let device = ctx.open()?;
     map.fill(1);
-    match resident_before {
-        true => migrate(&device, map, 1)?,
-        false => device_sees(&device, map, 1, "before the fork").map(|_| ())?,
+    if resident_before {
+        migrate(&device, map, 1)?
+    } else {
+        device_sees(&device, map, 1, "before the fork").map(|_| ())?
     }
     let (go, done) = (Gate::new()?, Gate::new()?);
     let child = Child::spawn(|| {

@@ -154,9 +154,10 @@ fn mprotect_none(ctx: &Ctx) -> Outcome {
         let device = ctx.open()?;
         let map = Mapping::anon(PAGES)?;
         map.fill(1);
-        match on_device {
-            true => migrate(&device, &map, 1)?,
-            false => device_sees(&device, &map, 1, "before").map(|_| ())?,
+        if on_device {
+            migrate(&device, &map, 1)?
+        } else {
+            device_sees(&device, &map, 1, "before").map(|_| ())?
         }
         map.protect(Prot::None)?;
         let mut data = vec![0x55; map.len()];

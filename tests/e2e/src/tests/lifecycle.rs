@@ -322,9 +322,10 @@ fn sleep(ctx: &Ctx, state: &str) -> Outcome {
     settings.set("/sys/module/suspend/parameters/pm_test_delay", "1")?;
     undisturbed(ctx, |_| {
         // Each level of suspend to disk takes 10 seconds. The last one includes the others.
-        let levels: &[&str] = match state == "disk" && ctx.cycles <= 100 {
-            true => &["core"],
-            false => &["freezer", "devices", "core"],
+        let levels: &[&str] = if state == "disk" && ctx.cycles <= 100 {
+            &["core"]
+        } else {
+            &["freezer", "devices", "core"]
         };
         for level in levels {
             std::fs::write("/sys/power/pm_test", level).what("choose the level")?;

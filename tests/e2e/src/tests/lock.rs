@@ -239,9 +239,10 @@ fn grain(ctx: &Ctx) -> Outcome {
         map.set(0, 1, 77);
         let ended = job.finish().what("stop")?;
         check_eq!(ended.error, None, "error of the command");
-        match fine {
-            true => check!(during >= 900, "only {during} seen while it runs, fine-grained"),
-            false => check_eq!(during, 0, "seen while it runs, coarse-grained"),
+        if fine {
+            check!(during >= 900, "only {during} seen while it runs, fine-grained")
+        } else {
+            check_eq!(during, 0, "seen while it runs, coarse-grained")
         }
         check_eq!(map.get(0, 0), ended.status.rounds, "seen when it has ended, fine: {fine}");
         check_eq!(map.get(0, 1), 77, "the host's own word");

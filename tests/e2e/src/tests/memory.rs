@@ -118,10 +118,7 @@ fn eight_times_the_memory(ctx: &Ctx) -> Outcome {
         let device = ctx.open()?;
         device.set_policy(policy)?;
         let blocks = 8 * mib / 2;
-        let map = match huge_pages {
-            true => huge(blocks, 1)?,
-            false => Mapping::anon_aligned(blocks)?,
-        };
+        let map = if huge_pages { huge(blocks, 1)? } else { Mapping::anon_aligned(blocks)? };
         map.fill(1);
         // One page at a time takes long, so a single pass over all pages is enough there.
         let thorough = policy != Policy::OnePage;

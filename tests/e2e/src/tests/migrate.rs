@@ -144,10 +144,8 @@ fn lone_pages(ctx: &Ctx) -> Outcome {
         map.fill_pages(1, page, 1);
     }
     let lone = |page: usize| [0, 100, 511].contains(&page);
-    let expect = |page: usize, word: usize| match lone(page) {
-        true => pattern::word(1, page, word),
-        false => 0,
-    };
+    let expect =
+        |page: usize, word: usize| if lone(page) { pattern::word(1, page, word) } else { 0 };
     let mut data = vec![0xaa; map.len()];
     let done = device.migrate_to_device(map.addr(), &mut data).what("migrate")?;
     check_eq!(done.cpages, map.pages() as u64, "cpages");

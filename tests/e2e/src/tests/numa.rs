@@ -19,9 +19,10 @@ const TESTS: &[Test] = &[Test::new("numa", "written_device_memory_stays", writte
 
 /// Returns the tests if there are two nodes.
 pub fn tests() -> &'static [Test] {
-    match Path::new("/sys/devices/system/node/node1").exists() {
-        true => TESTS,
-        false => &[],
+    if Path::new("/sys/devices/system/node/node1").exists() {
+        TESTS
+    } else {
+        &[]
     }
 }
 

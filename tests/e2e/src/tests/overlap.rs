@@ -100,15 +100,12 @@ fn time(ctx: &Ctx) -> Outcome {
                 check_eq!(done.moved, pages as u64, "pages that moved");
             }
             let (took, overlapped) = (start.elapsed(), overlaps("isolated")? - before);
-            match by_one {
-                true => {
-                    check!(overlapped > 0, "no block overlapped");
-                    one = one.min(took);
-                }
-                false => {
-                    check_eq!(overlapped, 0, "blocks of calls for one that overlapped");
-                    each = each.min(took);
-                }
+            if by_one {
+                check!(overlapped > 0, "no block overlapped");
+                one = one.min(took);
+            } else {
+                check_eq!(overlapped, 0, "blocks of calls for one that overlapped");
+                each = each.min(took);
             }
             device_sees(&device, &map, 1, "of device memory")?;
             device.migrate(map.addr(), map.pages(), Way::ToSystem)?;
@@ -183,10 +180,7 @@ fn holes(ctx: &Ctx) -> Outcome {
         let (isolated, refused) = (after.0 - before.0, after.1 - before.1);
         check_eq!(
             (isolated, refused),
-            match forbidden {
-                true => (1, 0),
-                false => (0, 1),
-            },
+            if forbidden { (1, 0) } else { (0, 1) },
             "ends of the overlap (forbidden: {forbidden})"
         );
         device_sees_zero(&device, &map, HOLE, 1, "of the hole")?;

@@ -358,9 +358,10 @@ fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
     for pinned in [true, false] {
         let device = ctx.open()?;
         let map = block(1)?;
-        let locked = match pinned {
-            true => Some(owner.lock(map.page_addr(PAGE), PAGE_SIZE, 1, false).what("lock")?),
-            false => None,
+        let locked = if pinned {
+            Some(owner.lock(map.page_addr(PAGE), PAGE_SIZE, 1, false).what("lock")?)
+        } else {
+            None
         };
         let _pipe = files::Pin::of(map.page_addr(PAGE)).what("give the page to a pipe")?;
         let before = device.counters()?;

@@ -61,9 +61,12 @@ fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
         // Delay of each page.
         source.set(Setting::CopyDelay, 100_000_000).what("set the delay")?;
         let (ended, used) = std::thread::scope(|scope| -> Result<_, Stop> {
-            let mover = scope.spawn(|| match pulled {
-                true => device.pull(map.addr(), PAGES, &other).map(|_| ()),
-                false => device.migrate(map.addr(), PAGES, Way::ToDevice).map(|_| ()),
+            let mover = scope.spawn(|| {
+                if pulled {
+                    device.pull(map.addr(), PAGES, &other).map(|_| ())
+                } else {
+                    device.migrate(map.addr(), PAGES, Way::ToDevice).map(|_| ())
+                }
             });
             let patience = Instant::now();
             while device.counters()?.device_pages_used != PAGES as u64 {
@@ -212,10 +215,8 @@ fn unplugged_in_use(ctx: &Ctx) -> Outcome {
             Ok(())
         })?;
         let ended = child.wait_timeout(Duration::from_secs(20));
-        let expected = match lost.contains(&page) {
-            true => Ended::Signal(libc::SIGBUS),
-            false => Ended::Exit(0),
-        };
+        let expected =
+            if lost.contains(&page) { Ended::Signal(libc::SIGBUS) } else { Ended::Exit(0) };
         check_eq!(ended, Some(expected), "a touch of page {page}");
     }
     drop(maps);

@@ -62,9 +62,10 @@ pub const fn made() -> Made {
         loom::Moment::START
     }
     fn now() -> Made {
-        match RUNNING.load(Relaxed) {
-            true => loom::Moment::here(),
-            false => loom::Moment::START,
+        if RUNNING.load(Relaxed) {
+            loom::Moment::here()
+        } else {
+            loom::Moment::START
         }
     }
     // Both create a word with the same behaviour.
@@ -76,14 +77,7 @@ pub const fn made() -> Made {
 pub const fn made() -> Made {}
 
 /// A log entry: execution, thread, word, operation, ordering, value, location.
-type Logged = (
-    usize,
-    usize,
-    &'static str,
-    Kind,
-    u64,
-    &'static Location<'static>,
-);
+type Logged = (usize, usize, &'static str, Kind, u64, &'static Location<'static>);
 
 thread_local! {
     static LOG: RefCell<Vec<Logged>> = const { RefCell::new(Vec::new()) };
@@ -213,9 +207,7 @@ pub fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Threa
     {
         // Objects created before are older than the thread.
         let _ = loom::Moment::now();
-        Thread {
-            handle: loom::thread::spawn(f),
-        }
+        Thread { handle: loom::thread::spawn(f) }
     }
     #[cfg(not(feature = "explore"))]
     {
@@ -410,9 +402,7 @@ pub mod quarantine {
     // SAFETY: Tests run in one thread.
     unsafe impl Sync for Held {}
 
-    static HELD: Held = Held {
-        list: UnsafeCell::new((core::ptr::null_mut(), 0)),
-    };
+    static HELD: Held = Held { list: UnsafeCell::new((core::ptr::null_mut(), 0)) };
     static HOLDS: AtomicBool = AtomicBool::new(false);
 
     /// Enables or disables holding of freed memory; disabling frees all of it.

@@ -161,9 +161,10 @@ fn room() {
     assert_eq!(shared.piece.free.withdraw(0, 7) + shared.piece.free.withdraw(8, 504), 0);
     shared.piece.gains_room(None);
     let hint = Arc::new(Atomic::new(1u64), GFP_KERNEL).unwrap();
-    let change = |hint: &Atomic<u64>, may_have| match may_have {
-        true => set(hint, 1),
-        false => {
+    let change = |hint: &Atomic<u64>, may_have| {
+        if may_have {
+            set(hint, 1)
+        } else {
             clear(hint, 1);
         }
     };

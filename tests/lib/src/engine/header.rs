@@ -238,9 +238,10 @@ fn compile(text: &str) -> Result<(), String> {
     input.write_all(text.as_bytes()).expect("gcc does not listen");
     drop(input);
     let output = gcc.wait_with_output().expect("gcc does not end");
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 }
 

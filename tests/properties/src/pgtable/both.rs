@@ -86,10 +86,7 @@ impl<F: Format> Both<F> {
             }
             let fails = self.fails(Point::Install);
             let mut none = self.table.reader().spares();
-            let spares = match starves {
-                true => &mut none,
-                false => &mut self.spares,
-            };
+            let spares = if starves { &mut none } else { &mut self.spares };
             let batch = self.batch.as_mut().unwrap();
             let result = self.table.install(piece, spares, batch, |addr, entry| {
                 *entry = f(addr / PAGE_SIZE, *entry);
@@ -291,10 +288,7 @@ impl<F: Format> Both<F> {
     pub(super) fn check_shapes(&self) {
         for page in looked_at::<F>() {
             let order = self.table.leaf(page * PAGE_SIZE).map(|leaf| leaf.order);
-            let expected = match self.model.is_huge(page) {
-                true => F::BITS,
-                false => 0,
-            };
+            let expected = if self.model.is_huge(page) { F::BITS } else { 0 };
             let expected = self.model.get(page).is_valid().then_some(expected);
             assert_eq!(order, expected, "order at page {page}");
         }

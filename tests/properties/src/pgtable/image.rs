@@ -178,7 +178,8 @@ impl<F: Decode> Beside<F> {
         for index in 0..=writes.len() {
             while let Some((_, address, bytes)) = told.next_if(|(before, ..)| *before == index) {
                 let (unit, size) = (unit::<F>() as u64, size_of::<F::Word>());
-                let (table, first) = (address & !(unit - 1), (address & (unit - 1)) as usize / size);
+                let (table, first) =
+                    (address & !(unit - 1), (address & (unit - 1)) as usize / size);
                 for slot in first..first + bytes / size {
                     let word = self.device.words.get(&(table, slot)).copied().unwrap_or(0);
                     self.copy.words.insert((table, slot), word);
@@ -207,7 +208,11 @@ impl<F: Decode> Beside<F> {
         self.follow(|_, _| ());
         for page in looked_at::<F>() {
             let found = self.check_page(page).is_some();
-            assert_eq!(found, self.both.model.get(page).is_valid(), "page {page} after all flushes");
+            assert_eq!(
+                found,
+                self.both.model.get(page).is_valid(),
+                "page {page} after all flushes"
+            );
         }
         self.both.end();
     }
@@ -238,12 +243,11 @@ impl<F: Decode> Beside<F> {
                 && entry.is_valid()
                 && all.zip(1..).all(|(other, index)| other == entry.plus(index))
         };
-        let expected = match self.both.model.is_huge(page) {
-            true => F::BITS,
-            false => {
-                let runs = F::LEAVES.iter().copied().filter(|order| *order < F::BITS);
-                runs.filter(|order| is_run(*order)).max().unwrap()
-            }
+        let expected = if self.both.model.is_huge(page) {
+            F::BITS
+        } else {
+            let runs = F::LEAVES.iter().copied().filter(|order| *order < F::BITS);
+            runs.filter(|order| is_run(*order)).max().unwrap()
         };
         assert_eq!(leaf.order, expected, "the size of page {page}");
     }

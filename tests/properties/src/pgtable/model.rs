@@ -48,17 +48,19 @@ impl<F: Format> Model<F> {
         if old.is_outdated_by(new) {
             *self.lost.entry(page).or_default() += 1;
         }
-        match new.is_valid() {
-            true => self.pages.insert(page, new),
-            false => self.pages.remove(&page),
+        if new.is_valid() {
+            self.pages.insert(page, new)
+        } else {
+            self.pages.remove(&page)
         };
     }
 
     /// The entry as the table has it.
     pub(super) fn raw(entry: Entry) -> Entry {
-        match F::DMA && is_system(entry) {
-            true => entry.with_number(entry.number() + crate::bindings::OFFSET),
-            false => entry,
+        if F::DMA && is_system(entry) {
+            entry.with_number(entry.number() + crate::bindings::OFFSET)
+        } else {
+            entry
         }
     }
 

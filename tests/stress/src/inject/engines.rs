@@ -169,8 +169,9 @@ fn outcomes(world: &mut World) -> Result<(), Errno> {
     let (done, each) = world.device.migrate_pages(world.map.addr(), pages, Way::ToDevice)?;
     let moved = each.iter().filter(|outcome| outcome.has_moved()).count();
     let counted = done.moved == moved as u64 && each.len() * PAGE_SIZE == world.map.len();
-    match counted {
-        true => Ok(()),
-        false => Err(Errno::EILSEQ),
+    if counted {
+        Ok(())
+    } else {
+        Err(Errno::EILSEQ)
     }
 }

@@ -124,9 +124,10 @@ fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
             n = following(n, EACH);
         }
     }
-    match modules.is_bound() && without == 0 {
-        true => Err(format!("{failures} failures, and the devices were there each time")),
-        false => Ok(failures),
+    if modules.is_bound() && without == 0 {
+        Err(format!("{failures} failures, and the devices were there each time"))
+    } else {
+        Ok(failures)
     }
 }
 
@@ -243,10 +244,7 @@ fn last_use(modules: &Modules<'_>) -> Result<u64, String> {
         result.map_err(|e| format!("unload, failure {n}: {e}"))?;
         map.check(1).map_err(|mismatch| format!("unload, failure {n}: {mismatch}"))?;
         if !injected {
-            return match kept {
-                true => Ok(n - 1),
-                false => Err("closing needed no memory".to_string()),
-            };
+            return if kept { Ok(n - 1) } else { Err("closing needed no memory".to_string()) };
         }
         n += 1;
     }

@@ -109,8 +109,9 @@ fn main() -> ExitCode {
     if args.mixed != 0 && named(mixed::NAME) {
         mixed::run(&mut tap, args.device, &sources, args.mixed, args.seed);
     }
-    match tap.finish() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    if tap.finish() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }

@@ -276,9 +276,10 @@ fn to_system_ordinary(world: &mut World) -> Result<(), Errno> {
 fn snapshot(world: &mut World) -> Result<(), Errno> {
     let states = world.device.snapshot(world.map.addr(), world.map.pages())?;
     // After a failure the CPU may have read the pages, which migrates them back.
-    match states.iter().all(|state| state.is_local() || state.is_ram()) {
-        true => Ok(()),
-        false => Err(Errno::EILSEQ),
+    if states.iter().all(|state| state.is_local() || state.is_ram()) {
+        Ok(())
+    } else {
+        Err(Errno::EILSEQ)
     }
 }
 
@@ -294,9 +295,10 @@ fn cpu_fault(world: &mut World) -> Result<(), Errno> {
 }
 
 fn cpu_touch(world: &mut World) -> Result<(), Errno> {
-    match world.map.get(0, 3) == pattern::word(OLD, 0, 3) {
-        true => Ok(()),
-        false => Err(Errno::EILSEQ),
+    if world.map.get(0, 3) == pattern::word(OLD, 0, 3) {
+        Ok(())
+    } else {
+        Err(Errno::EILSEQ)
     }
 }
 

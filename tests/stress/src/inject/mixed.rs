@@ -215,9 +215,10 @@ fn all(device: u32, sources: &[Source], seconds: u64, seed: u64) -> Result<Strin
             child.outcome()?;
         }
     }
-    let kernel = match kinds.is_empty() {
-        true => None,
-        false => Some(Kernel::prepare(&kinds, 0).map_err(|error| error.to_string())?),
+    let kernel = if kinds.is_empty() {
+        None
+    } else {
+        Some(Kernel::prepare(&kinds, 0).map_err(|error| error.to_string())?)
     };
     let mut failures = Failures { points, kinds, kernel, board, random: Random(seed) };
     while Instant::now() < deadline {

@@ -72,9 +72,10 @@ fn attributes(world: &mut World) -> Result<(), Errno> {
     // A second range with other attributes, whose end is within the first range.
     world.device.set_attributes(addr + PAGE_SIZE, pages / 2, new.order(None))?;
     let found = world.device.attributes(addr, pages)?;
-    match found.preferred == Preferred::Device as u32 && found.what & Attributes::GRANULARITY == 0 {
-        true => Ok(()),
-        false => Err(Errno::EILSEQ),
+    if found.preferred == Preferred::Device as u32 && found.what & Attributes::GRANULARITY == 0 {
+        Ok(())
+    } else {
+        Err(Errno::EILSEQ)
     }
 }
 
@@ -144,9 +145,10 @@ fn partner_has_it(world: &mut World) -> Result<(), String> {
     let (addr, pages) = (world.map.addr(), world.map.pages());
     let moved = partner.migrate(addr, pages, Way::ToDevice).map_err(step("migrate"))?.moved;
     world.partner = Some(partner);
-    match moved == pages as u64 {
-        true => Ok(()),
-        false => Err(format!("{moved} pages moved to the other device")),
+    if moved == pages as u64 {
+        Ok(())
+    } else {
+        Err(format!("{moved} pages moved to the other device"))
     }
 }
 
@@ -160,9 +162,10 @@ fn all_came(world: &mut World) -> Result<(), String> {
     let states = states.map_err(step("snapshot"))?;
     // Pages that the CPU has read are in system memory. Coherent memory is not migrated by that, so
     // the pages must be on this device.
-    match world.looked && states.iter().all(|state| state.is_ram()) {
-        true => Ok(()),
-        false => all_on_device(world),
+    if world.looked && states.iter().all(|state| state.is_ram()) {
+        Ok(())
+    } else {
+        all_on_device(world)
     }
 }
 
@@ -192,9 +195,10 @@ fn locked(world: &mut World) -> Result<(), Errno> {
     // iteration.
     device.unlock(lock.device_addr).or_else(|_| device.unlock(lock.device_addr))?;
     let found = found?;
-    match (found.addr, found.bytes, found.users) == (addr, len, 1) {
-        true => Ok(()),
-        false => Err(Errno::EILSEQ),
+    if (found.addr, found.bytes, found.users) == (addr, len, 1) {
+        Ok(())
+    } else {
+        Err(Errno::EILSEQ)
     }
 }
 
@@ -298,9 +302,10 @@ fn queue_waits(world: &mut World) -> Result<(), Errno> {
     let after = queue.waits()?;
     // One wait, if the fence was not signalled when the wait began.
     let count = |waits: hmm::queue::Waits| waits.on_host + waits.on_device;
-    match count(before) <= count(after) && count(after) <= 1 {
-        true => Ok(()),
-        false => Err(Errno::EILSEQ),
+    if count(before) <= count(after) && count(after) <= 1 {
+        Ok(())
+    } else {
+        Err(Errno::EILSEQ)
     }
 }
 
@@ -325,9 +330,10 @@ fn events(world: &mut World) -> Result<(), Errno> {
     device.migrate(addr, pages, Way::ToSystem)?;
     let records = device.records()?;
     device.events(0, false)?;
-    match records.iter().any(|record| record.kind == Type::MigrateEnd) {
-        true => Ok(()),
-        false => Err(Errno::EILSEQ),
+    if records.iter().any(|record| record.kind == Type::MigrateEnd) {
+        Ok(())
+    } else {
+        Err(Errno::EILSEQ)
     }
 }
 

@@ -54,9 +54,10 @@ impl Script {
         let each = count.div_ceil(shape.lanes() as u64);
         let lanes = (0..shape.lanes()).map(|lane| {
             let all = Draw::new(shape.seed, lane as u64, shape.devices);
-            match shape.hardware {
-                true => all.filter_map(Op::on_hardware).take(each as usize).collect(),
-                false => all.take(each as usize).collect(),
+            if shape.hardware {
+                all.filter_map(Op::on_hardware).take(each as usize).collect()
+            } else {
+                all.take(each as usize).collect()
             }
         });
         Script { shape, lanes: lanes.collect() }

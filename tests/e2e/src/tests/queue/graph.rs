@@ -200,10 +200,7 @@ fn run(ctx: &Ctx, seed: u64, bad: usize) -> Outcome {
     let fails = failing(&nodes);
     for (index, fence) in fences.iter().enumerate() {
         let checked = fence.sync(Some(Duration::from_secs(120))).what("wait for the end")?;
-        let expected = match fails[index] {
-            true => State::Failed(Errno::EFAULT),
-            false => State::Done,
-        };
+        let expected = if fails[index] { State::Failed(Errno::EFAULT) } else { State::Done };
         check_eq!(checked.state, expected, "seed {seed}: node {index}, {:?}", nodes[index].kind);
         if nodes[index].place.is_some() && checked.began_ns != 0 {
             times.insert(index, (checked.began_ns, checked.ended_ns));

@@ -56,9 +56,10 @@ pub mod ordering {
 
     /// `usual`, or `broken` if row `row` of the table is weakened.
     pub fn pick(row: usize, usual: impl Ordering, broken: impl Ordering) -> Kind {
-        match crate::model::is_broken(row) {
-            true => broken.kind(),
-            false => usual.kind(),
+        if crate::model::is_broken(row) {
+            broken.kind()
+        } else {
+            usual.kind()
         }
     }
 }
@@ -210,10 +211,7 @@ impl<T: AtomicType> Atomic<T> {
     }
 
     fn is_used(&self) -> bool {
-        assert!(
-            !self.dropped.get(),
-            "a word is used after its memory was freed"
-        );
+        assert!(!self.dropped.get(), "a word is used after its memory was freed");
         // SAFETY: One thread runs at a time, and none other is in this function.
         let word = unsafe { &*self.word.get() };
         matches!(word, Some((made_in, _)) if *made_in == model::execution())

@@ -25,10 +25,8 @@ pub fn partner(device: &Device, index: u32) -> Result<Device, Errno> {
 pub fn pull(worker: &mut Worker<'_>) -> Result<(), String> {
     let Worker { device, partner: Some(partner), model, .. } = worker else { return Ok(()) };
     let (first, pages) = model.part(MOST);
-    let (source, target) = match model.random.one_in(2) {
-        true => (&*device, &*partner),
-        false => (&*partner, &*device),
-    };
+    let (source, target) =
+        if model.random.one_in(2) { (&*device, &*partner) } else { (&*partner, &*device) };
     model.attempt("migrate", |map| source.migrate(map.page_addr(first), pages, Way::ToDevice))?;
     model.attempt("pull", |map| target.pull(map.page_addr(first), pages, source))?;
     let reader = if model.random.one_in(2) { source } else { target };

@@ -125,9 +125,10 @@ impl Model<'_> {
         let pages = 1 + self.random.below(most.min(half) as u64) as usize;
         let mut within = |start| start + self.random.below((half - pages + 1) as u64) as usize;
         let parts = [within(0), within(half)];
-        match self.random.one_in(2) {
-            true => ([parts[1], parts[0]], pages),
-            false => (parts, pages),
+        if self.random.one_in(2) {
+            ([parts[1], parts[0]], pages)
+        } else {
+            (parts, pages)
         }
     }
 
@@ -297,9 +298,10 @@ impl Model<'_> {
 
     fn put(&mut self, page: usize, new: Held, done: bool, torn: bool) {
         let held = self.pages[page].held;
-        self.pages[page] = match done {
-            true => Known { held: new, other: None, torn: false },
-            false => Known { held, other: Some(new), torn },
+        self.pages[page] = if done {
+            Known { held: new, other: None, torn: false }
+        } else {
+            Known { held, other: Some(new), torn }
         };
     }
 

@@ -62,9 +62,10 @@ fn was_told(device: &Device, told: &Told) -> Result<(), String> {
         Told::Event(event) => ("eventfd", event.poll(LIMIT).and_then(|_| event.take()) == Ok(1)),
         Told::Poll => ("poll", device.poll_fences(LIMIT) == Ok(true)),
     };
-    match is_told {
-        true => Ok(()),
-        false => Err(format!("the end of a fence is not told by {what}")),
+    if is_told {
+        Ok(())
+    } else {
+        Err(format!("the end of a fence is not told by {what}"))
     }
 }
 
@@ -94,9 +95,10 @@ fn operation(model: &mut Model, may_copy: bool) -> Result<(QueueOp, What), Strin
 /// wait for a host fence.
 fn in_a_queue(device: &Device, model: &mut Model) -> Result<(), String> {
     let Some(queue) = model.attempt("queue", |_| device.queue())? else { return Ok(()) };
-    let gate = match model.random.one_in(2) {
-        true => model.attempt("host fence", |_| device.host_fence())?,
-        false => None,
+    let gate = if model.random.one_in(2) {
+        model.attempt("host fence", |_| device.host_fence())?
+    } else {
+        None
     };
     // The queue as a whole waits for the fence, or each operation depends on it.
     let waits = match (&gate, model.random.one_in(2)) {

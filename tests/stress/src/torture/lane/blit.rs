@@ -93,10 +93,7 @@ fn submit(
     slow: bool,
 ) -> Result<Result<Ended, Errno>, Fail> {
     let queue = there.queue().map_err(text)?;
-    let delay = match slow {
-        true => Some(here.set(Setting::CopyDelay, SLOW).map_err(text)?),
-        false => None,
-    };
+    let delay = if slow { Some(here.set(Setting::CopyDelay, SLOW).map_err(text)?) } else { None };
     let fence = here.blit(to, from, bytes, &[]);
     let ended = fence.map(|fence| -> Result<Ended, Fail> {
         let file = fence.export().map_err(text)?;

@@ -67,9 +67,12 @@ impl Lane<'_> {
         let good = self.allowed(at, false).is_ok();
         let mut buffer = vec![0xa5; at.n * PAGE_SIZE];
         let addr = self.addr(at);
-        let result = self.patiently(|lane| match unlocked {
-            true => lane.devices[dev].read_unlocked(addr, &mut buffer),
-            false => lane.devices[dev].read(addr, &mut buffer),
+        let result = self.patiently(|lane| {
+            if unlocked {
+                lane.devices[dev].read_unlocked(addr, &mut buffer)
+            } else {
+                lane.devices[dev].read(addr, &mut buffer)
+            }
         });
         match result {
             Ok(done) if good => {
@@ -196,9 +199,10 @@ impl Lane<'_> {
         outcomes: bool,
     ) -> Result<(), Fail> {
         let addr = self.addr(at);
-        let result = match outcomes {
-            true => self.devices[dev].migrate_pages(addr, at.n, way),
-            false => self.devices[dev].migrate(addr, at.n, way).map(|done| (done, Vec::new())),
+        let result = if outcomes {
+            self.devices[dev].migrate_pages(addr, at.n, way)
+        } else {
+            self.devices[dev].migrate(addr, at.n, way).map(|done| (done, Vec::new()))
         };
         let (done, pages) = match result {
             Ok(done) => done,

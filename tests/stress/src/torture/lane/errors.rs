@@ -14,9 +14,10 @@ impl Lane<'_> {
     pub(super) fn denied(&self, at: Span, write: bool) -> Option<Errno> {
         let page = self.allowed(at, write).err()?;
         let page = &self.regions[at.r].pages[page];
-        match page.mapped && page.rights == Rights::Read {
-            true => Some(Errno::EPERM),
-            false => Some(Errno::EFAULT),
+        if page.mapped && page.rights == Rights::Read {
+            Some(Errno::EPERM)
+        } else {
+            Some(Errno::EFAULT)
         }
     }
 

@@ -72,9 +72,10 @@ fn observe(
         && host_side.sleeps <= host_side.looks
         && (device_side.on_host, device_side.looks, device_side.sleeps) == (0, 0, 0)
         && device_side.on_device <= 1;
-    match right {
-        true => Ok(Ended { first: ended.state, second: last.state }),
-        false => fail("waits of queues", format!("{host_side:?} and {device_side:?}")),
+    if right {
+        Ok(Ended { first: ended.state, second: last.state })
+    } else {
+        fail("waits of queues", format!("{host_side:?} and {device_side:?}"))
     }
 }
 

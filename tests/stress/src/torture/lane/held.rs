@@ -288,9 +288,10 @@ impl Lane<'_> {
         let own = self.own.get(&(wide, page)).copied().unwrap_or(0);
         let read = Command::new(EngineOp::Read, to + self.own_word() * 8, 8);
         let found = self.run_held(held.dev, read)?;
-        match found == own {
-            true => Ok(()),
-            false => fail("own word in a locked common page", format!("{found:#x}, not {own:#x}")),
+        if found == own {
+            Ok(())
+        } else {
+            fail("own word in a locked common page", format!("{found:#x}, not {own:#x}"))
         }
     }
 }

@@ -183,9 +183,10 @@ pub fn self_test(dev: u32) -> Result<(), Fail> {
     let mut buffer = vec![0; map.len()];
     for there in [true, false] {
         // The migration may fail: other processes may use all device memory.
-        let moved = match there {
-            true => device.migrate_to_device(map.addr(), &mut buffer),
-            false => device.migrate_to_system(map.addr(), map.pages()),
+        let moved = if there {
+            device.migrate_to_device(map.addr(), &mut buffer)
+        } else {
+            device.migrate_to_system(map.addr(), map.pages())
         };
         match moved {
             Ok(_) | Err(Errno::ENOMEM | Errno::ENOENT) => {}

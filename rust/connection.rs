@@ -117,7 +117,9 @@ impl<D: Device> Mirror<D> {
         match self.connection(source) {
             Connection::None => self.pull_through_system(range, source),
             Connection::Migratable => {
-                let (inner, to_device, trigger) = (self.inner(), true, Trigger::Pull);
+                let inner = self.inner();
+                let to_device = true;
+                let trigger = Trigger::Pull;
                 inner.tell(&Event::MigrateBegin {
                     range,
                     to_device,

@@ -172,7 +172,8 @@ impl FromStr for Setting {
 
 impl Writer for State {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (left, period) = (self.left.load(Relaxed), self.period.load(Relaxed));
+        let left = self.left.load(Relaxed);
+        let period = self.period.load(Relaxed);
         writeln!(f, "{left} {period} {}", self.failures.load(Relaxed))
     }
 }

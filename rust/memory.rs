@@ -341,7 +341,8 @@ impl<M: MemoryOps> Memory<M> {
     /// Returns a function that does the same as [`Self::entry_number`], and is faster for page
     /// frames that are close together.
     pub(crate) fn numbers(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
-        let (first, mut find) = (self.pages().first(), self.pages().finder());
+        let first = self.pages().first();
+        let mut find = self.pages().finder();
         move |pfn| Some(first + find(pfn)?)
     }
 

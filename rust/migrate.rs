@@ -152,14 +152,16 @@ impl<'m, D: Device> Migrate<'m, D> {
         // recursively.
         reentry::may_wait()?;
         let inner = self.mirror.inner();
-        let (to_device, trigger) = (target == Target::Device, self.trigger);
+        let to_device = target == Target::Device;
+        let trigger = self.trigger;
         inner.tell(&Event::MigrateBegin {
             range: self.range,
             to_device,
             trigger,
         });
         self.mirror.stats().add(Counter::Migrations, 1);
-        let (mut total, mut gathered) = (Outcome::default(), Outcome::default());
+        let mut total = Outcome::default();
+        let mut gathered = Outcome::default();
         // Only requests gather pages of other tiles. A device fault handles them by their
         // connection.
         let result = if target == Target::Device && self.trigger == Trigger::Request {

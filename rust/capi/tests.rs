@@ -149,7 +149,8 @@ impl Driver {
         if self.reenter.load(Relaxed) == 0 {
             return;
         }
-        let (mirror, end) = (self.mirror(), PAGE_SIZE);
+        let mirror = self.mirror();
+        let end = PAGE_SIZE;
         let how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         let mut said = said();
         // SAFETY: The objects are not destroyed before `detach`. A refused call has no effect.
@@ -212,7 +213,8 @@ unsafe extern "C" fn flush_wait(data: *mut ffi::c_void, flush: ffi::c_ulong) {
 }
 
 fn transfer(driver: &Driver, job: &rust_hmm_copy_job) -> Result {
-    let (from, to) = (&job.source, &job.destination);
+    let from = &job.source;
+    let to = &job.destination;
     let at = |place: &rust_hmm_place| place.first * PAGE_SIZE;
     match (from.kind, to.kind) {
         (bindings::rust_hmm_where_RUST_HMM_NOWHERE, bindings::rust_hmm_where_RUST_HMM_DEVICE) => {

@@ -92,7 +92,8 @@ pub(crate) struct Report;
 impl Writer for Report {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, account) in NAMES.iter().zip(&ACCOUNTS) {
-            let (count, ns) = (account.count.load(Relaxed), account.ns.load(Relaxed));
+            let count = account.count.load(Relaxed);
+            let ns = account.ns.load(Relaxed);
             writeln!(f, "{name} {count} {ns}")?;
         }
         Ok(())

@@ -100,7 +100,8 @@ impl Who {
 
     /// Emits the tracepoint of a device fault that was handled or has failed.
     fn device_fault(&self, range: PageRange, write: bool, result: Result) {
-        let (start, pages) = (range.start(), range.pages());
+        let start = range.start();
+        let pages = range.pages();
         // SAFETY: Takes numbers only, and may be called in any context.
         unsafe {
             bindings::rust_hmm_trace_device_fault(
@@ -116,7 +117,8 @@ impl Who {
 
     /// Emits the tracepoint of a device fault that is retried.
     fn retry(&self, range: PageRange, why: Again) {
-        let (start, pages) = (range.start(), range.pages());
+        let start = range.start();
+        let pages = range.pages();
         // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those
         // of the C side.
         unsafe { bindings::rust_hmm_trace_retry(self.pid, self.mirror, start, pages, why as i32) };
@@ -125,7 +127,9 @@ impl Who {
     /// Emits the tracepoint of a device fault on memory that thrashes. The fault is delayed by `ms`
     /// ms; for `None` the memory is mapped in place.
     fn thrash(&self, range: PageRange, ms: Option<u64>) {
-        let (start, pages, stays) = (range.start(), range.pages(), ms.is_none());
+        let start = range.start();
+        let pages = range.pages();
+        let stays = ms.is_none();
         let ms = ms.map_or(0, |ms| usize::try_from(ms).unwrap_or(usize::MAX));
         // SAFETY: Takes numbers only, and may be called in any context.
         unsafe { bindings::rust_hmm_trace_thrash(self.pid, self.mirror, start, pages, stays, ms) };
@@ -133,7 +137,8 @@ impl Who {
 
     /// Emits the tracepoint of an invalidation.
     fn invalidate(&self, range: PageRange, event: u32, changed: usize) {
-        let (start, pages) = (range.start(), range.pages());
+        let start = range.start();
+        let pages = range.pages();
         // SAFETY: Takes numbers only, and may be called in any context. CAST: A small number.
         unsafe {
             bindings::rust_hmm_trace_invalidate(
@@ -149,7 +154,8 @@ impl Who {
 
     /// Emits the tracepoint of the begin of a migration.
     fn migrate_begin(&self, range: PageRange, to_device: bool, trigger: Trigger) {
-        let (start, pages) = (range.start(), range.pages());
+        let start = range.start();
+        let pages = range.pages();
         // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those
         // of the C side.
         unsafe {

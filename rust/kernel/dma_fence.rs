@@ -269,8 +269,10 @@ mod tests {
 
     #[test]
     fn its_kind_passes_to_the_fence_that_stands_for_it() -> Result {
-        let (mine, other) = (1u8, 2u8);
-        let (mine, other) = (FenceType::of(&mine), FenceType::of(&other));
+        let mine = 1u8;
+        let other = 2u8;
+        let mine = FenceType::of(&mine);
+        let other = FenceType::of(&other);
         let pending = pending(mine)?;
         let fence = Fence::of(&pending.fence())?;
         assert!(fence.is_of(mine) && !fence.is_of(other));

@@ -351,8 +351,10 @@ mod tests {
 
     #[test]
     fn a_fence_is_signalled_once_with_its_result() -> Result {
-        let (good, bad) = (pending()?, pending()?);
-        let (fence, failed) = (good.fence(), bad.fence());
+        let good = pending()?;
+        let bad = pending()?;
+        let fence = good.fence();
+        let failed = bad.fence();
         assert_eq!(fence.check(), Status::NotDone);
         good.signal(Ok(()));
         bad.signal(Err(EIO));
@@ -393,8 +395,10 @@ mod tests {
 
     #[test]
     fn its_kind_is_that_of_the_device_that_signals_it() -> Result {
-        let (mine, other) = (1u8, 2u8);
-        let (mine, other) = (FenceType::of(&mine), FenceType::of(&other));
+        let mine = 1u8;
+        let other = 2u8;
+        let mine = FenceType::of(&mine);
+        let other = FenceType::of(&other);
         let pending = Pending::new(mine)?;
         let fence = pending.fence();
         assert!(fence.is_of(mine) && !fence.is_of(other) && !fence.is_of(FenceType::NONE));

@@ -168,10 +168,8 @@ mod tests {
     #[test]
     fn a_watched_fence_counts_from_its_signal_until_it_is_dropped() -> Result {
         let watch = Watch::new()?;
-        let (one, two) = (
-            Pending::new(FenceType::NONE)?,
-            Pending::new(FenceType::NONE)?,
-        );
+        let one = Pending::new(FenceType::NONE)?;
+        let two = Pending::new(FenceType::NONE)?;
         let first = Watched::new(one.fence(), watch.clone())?;
         let second = Watched::new(two.fence(), watch.clone())?;
         assert!(!watch.is_ready());
@@ -193,7 +191,8 @@ mod tests {
     #[test]
     fn a_signal_calls_few_at_a_time_with_interrupts_off() -> Result {
         const COUNT: usize = 1000;
-        let (watch, pending) = (Watch::new()?, Pending::new(FenceType::NONE)?);
+        let watch = Watch::new()?;
+        let pending = Pending::new(FenceType::NONE)?;
         let mut watched = KVec::with_capacity(COUNT, GFP_KERNEL)?;
         for _ in 0..COUNT {
             let one = Watched::new(pending.fence(), watch.clone())?;

@@ -309,7 +309,9 @@ mod tests {
         // Numbers of lookups that found an object, and of those that found none.
         let counts = Arc::new([Atomic::new(0usize), Atomic::new(0)], GFP_KERNEL)?;
         let stop = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
-        let (finder, seen, ends) = (map.clone(), counts.clone(), stop.clone());
+        let finder = map.clone();
+        let seen = counts.clone();
+        let ends = stop.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
             let [found, missed] = &*seen;
             while ends.load(Relaxed) == 0 {

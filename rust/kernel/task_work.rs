@@ -105,7 +105,8 @@ mod tests {
     fn a_kernel_thread_is_refused() -> Result {
         // A kernel thread never returns to user mode, so that its task work would never run.
         let bell = Arc::pin_init(Bell::new(), GFP_KERNEL)?;
-        let (theirs, answer) = (bell.clone(), Arc::new(Atomic::new(0i32), GFP_KERNEL)?);
+        let theirs = bell.clone();
+        let answer = Arc::new(Atomic::new(0i32), GFP_KERNEL)?;
         let told = answer.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
             let refused = sleep_before_return(theirs.clone()) == Err(ESRCH);

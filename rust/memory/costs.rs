@@ -41,7 +41,8 @@ mod tests {
 
     #[test]
     fn victim_search_costs_the_same_for_1_gib_and_16_tib() -> Result {
-        let (small, large) = (search(1 << 9, 1)?, search(1 << 23, 64)?);
+        let small = search(1 << 9, 1)?;
+        let large = search(1 << 23, 64)?;
         pr_info!("cost: victim search: 1 GiB {small} ns, 16 TiB {large} ns\n");
         // This bound holds for any clock. The precise bound is 10 %, see Documentation/memory.rst.
         assert!(large <= small + small / 2);

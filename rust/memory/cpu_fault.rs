@@ -66,7 +66,8 @@ fn serve_huge<M: MemoryOps>(
     let number = pages.lookup(fault.pfn()).ok_or(FaultError::Lost)?;
     let splits = &pages.data().splits;
     let can_sleep = fault.is_user();
-    let (mut is_last, mut is_visit) = (false, false);
+    let mut is_last = false;
+    let mut is_visit = false;
     match splits.meet(number, can_sleep) {
         Met::Nothing => {}
         Met::GaveUp => is_last = true,

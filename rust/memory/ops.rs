@@ -171,7 +171,8 @@ impl<M: MemoryOps> Ops<M> {
                         self.driver.copy_to(&other.data().driver, job);
                     }
                     None => {
-                        let (index, pages) = (entry.index, entry.pages);
+                        let index = entry.index;
+                        let pages = entry.pages;
                         batch.hand_out(&self.driver, index, pages, source, destination);
                     }
                 }

@@ -139,14 +139,17 @@ mod tests {
         let mut first = Some(add(&peers)?);
         let others = [add(&peers)?, add(&peers)?, add(&peers)?];
         let new = Arc::new(SetOnce::new(), GFP_KERNEL)?;
-        let (mut seen, mut thread) = (0, None);
+        let mut seen = 0;
+        let mut thread = None;
         peers.for_each(|peer| {
             peer.forget();
             seen += 1;
             if seen == 2 {
                 // Remove a mirror that the walk has passed, and add one. Another task does it,
                 // because this one holds the lock of a mirror.
-                let (first, peers, added) = (first.take(), peers.clone(), new.clone());
+                let first = first.take();
+                let peers = peers.clone();
+                let added = new.clone();
                 thread = Some(Thread::spawn(c"hmm-test", move || {
                     drop(first);
                     added.populate(add(&peers));

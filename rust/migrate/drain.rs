@@ -86,7 +86,9 @@ impl<D: Device> Mirror<D> {
         let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;
         let tally = Tally::new(all, None);
         let mut step = Step::new(self, Target::System, false, false, None, tally)?;
-        let (inner, to_device, trigger) = (self.inner(), false, Trigger::Close);
+        let inner = self.inner();
+        let to_device = false;
+        let trigger = Trigger::Close;
         inner.tell(&Event::MigrateBegin {
             range: all,
             to_device,

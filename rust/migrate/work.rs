@@ -307,7 +307,8 @@ fn fill<M: MemoryOps, R>(
             });
         }
         None => {
-            let (asked, refused) = (memory.allocator(0), &mut *pages);
+            let asked = memory.allocator(0);
+            let refused = &mut *pages;
             let left = isolated.fill_small(Some(vma), move |index| {
                 let fails = asked.fails_allocation();
                 if let Some(page) = refused.get_mut(index).filter(|_| fails) {
@@ -386,7 +387,8 @@ pub(super) fn submit<'a, 'm, D: Device>(
     if huge && !compound && memory.fails_allocation() {
         return Ok(Submitted::NoHuge);
     }
-    let (vma, target) = (movable.vma(), movable.target());
+    let vma = movable.vma();
+    let target = movable.target();
     let rest = Rest {
         arrival: None,
         _departure: (target == Target::System).then(|| memory.depart()),

@@ -414,7 +414,8 @@ impl<D: Device> Inner<D> {
                 self.taken.add(changed, Relaxed);
             }
         }
-        let (range, reason) = (event.range, event.reason);
+        let range = event.range;
+        let reason = event.reason;
         self.tell(&Told::Invalidate {
             range,
             reason,

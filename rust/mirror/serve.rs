@@ -220,7 +220,8 @@ impl<D: Device> Mirror<D> {
         policy: &dyn Policy,
         (all, evict): (PageRange, bool),
     ) -> Result<Served> {
-        let (mut few, mut many) = ([PageOutcome::None; FEW], KVVec::new());
+        let mut few = [PageOutcome::None; FEW];
+        let mut many = KVVec::new();
         let pages = match few.get_mut(..all.pages()) {
             Some(few) => few,
             None => {
@@ -400,7 +401,8 @@ impl<D: Device> Mirror<D> {
         };
         let inner = self.inner();
         inner.each_at_home(block, |index, pages| mask.add(index..index + pages));
-        let (device, here) = (Some(inner.device_name()), self.place_in_space());
+        let device = Some(inner.device_name());
+        let here = self.place_in_space();
         let others = inner.space.mirrors().entered_of(device, here);
         others.for_each(|mirror| mirror.add_at_home(inner.home(), block, &mut mask));
         mask

@@ -312,7 +312,9 @@ pub(super) fn switch_present<D: Device>(
     let own = transactions.get(name, piece.start());
     // Recheck under the table lock, see `Inner::elsewhere`.
     let memory = home.or(tile.filter(|tile| !tile.is_gone()));
-    let (mut switched, mut later, mut all) = (0, Mask::EMPTY, Mask::EMPTY);
+    let mut switched = 0;
+    let mut later = Mask::EMPTY;
+    let mut all = Mask::EMPTY;
     all.add(0..piece.pages());
     let mut unwritten = None;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {

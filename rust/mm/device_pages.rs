@@ -396,7 +396,8 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Returns a function like [`Self::lookup`] that is faster for frames of the same piece.
     pub(crate) fn finder(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
         // First frame and first number of the piece of the previous lookup.
-        let (mut base, mut first) = (usize::MAX, 0);
+        let mut base = usize::MAX;
+        let mut first = 0;
         move |pfn| {
             if let Some(index) = pfn.checked_sub(base).filter(|index| *index < PIECE_PAGES) {
                 return Some(first + index);

@@ -470,7 +470,8 @@ impl DmaMapping {
         };
         let coherent = device.is_coherent();
         for pfn in frames {
-            let (pfn, mut address) = (pfn?, 0);
+            let pfn = pfn?;
+            let mut address = 0;
             let fails = fails(Point::Dma);
             // SAFETY: The page is pinned, and `_open` keeps the device registered.
             to_result(unsafe {

@@ -280,7 +280,8 @@ impl<'a, R> Isolated<'a, R> {
             return left;
         }
         let vma = vma.map_or(ptr::null_mut(), |vma| vma.as_ptr());
-        let (dst, pages) = (self.pages.0.batch.dst.as_mut_ptr(), self.pages.0.pages);
+        let dst = self.pages.0.batch.dst.as_mut_ptr();
+        let pages = self.pages.0.pages;
         // SAFETY: The array is that long; `vma` is null or valid, with its mmap lock held.
         let filled = unsafe { bindings::rust_hmm_fill_marked(vma, dst, pages, marked) };
         left || !filled

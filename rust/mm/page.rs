@@ -425,7 +425,8 @@ impl SharedBytes {
         if core::ptr::eq(self, other) {
             return Err(EINVAL);
         }
-        let (dst, src) = (self.pointer(offset, len)?, other.pointer(from, len)?);
+        let dst = self.pointer(offset, len)?;
+        let src = other.pointer(from, len)?;
         // SAFETY: `pointer` has checked both lengths, and the buffers are different.
         unsafe { bindings::rust_hmm_copy_bytes(dst.cast(), src.cast(), len) };
         Ok(())

@@ -86,7 +86,8 @@ impl PciMemory {
         let raw =
             unsafe { bindings::rust_hmm_pci_function(this.as_ptr(), function & 7, &mut error) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::from_errno(error))?;
-        let (mut start, mut size) = (0, 0);
+        let mut start = 0;
+        let mut size = 0;
         // SAFETY: We have a reference of the function, and it is bound.
         let claimed = to_result(unsafe {
             bindings::rust_hmm_pci_claim(raw.as_ptr(), bar, &mut start, &mut size)

@@ -106,7 +106,8 @@ impl RangeMap {
         if from > to {
             return None;
         }
-        let (mut first, mut last) = (0, 0);
+        let mut first = 0;
+        let mut last = 0;
         // SAFETY: The tree is initialized by the type invariant. `first` and `last` may be written.
         let value = unsafe {
             bindings::rust_hmm_ranges_find(self.tree.get(), from, to, &mut first, &mut last)
@@ -118,7 +119,8 @@ impl RangeMap {
     /// Returns the value at `number`, and a range around `number` in which all indices have this
     /// value, or none has a value. The range extends at least to the next stored range.
     pub fn at(&self, number: usize) -> (RangeInclusive<usize>, Option<NonZeroU64>) {
-        let (mut first, mut last) = (0, 0);
+        let mut first = 0;
+        let mut last = 0;
         // SAFETY: The tree is initialized by the type invariant. `first` and `last` may be written.
         let value =
             unsafe { bindings::rust_hmm_ranges_at(self.tree.get(), number, &mut first, &mut last) };

@@ -300,7 +300,8 @@ impl Pieces {
 impl Drop for Pieces {
     fn drop(&mut self) {
         for piece in &self.list {
-            let (memory, bytes) = (piece.memory.as_ptr(), self.bytes);
+            let memory = piece.memory.as_ptr();
+            let bytes = self.bytes;
             match &self.kind {
                 Kind::None => {}
                 // SAFETY: `rust_hmm_dma_buffer` allocated the memory for this device with this

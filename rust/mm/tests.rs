@@ -41,10 +41,8 @@ mod suite {
         }
         // The VM runner reserves this region. On other machines it does not exist, or is in use.
         let start = 0x1_4000_0000;
-        let (first, second) = (
-            device(Kind::Coherent { start })?,
-            device(Kind::Coherent { start })?,
-        );
+        let first = device(Kind::Coherent { start })?;
+        let second = device(Kind::Coherent { start })?;
         let got = first.grow(1);
         assert!(got.is_ok() || got == Err(EBUSY));
         assert_eq!(second.grow(1), Err(EBUSY));

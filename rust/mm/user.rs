@@ -201,7 +201,8 @@ mod tests {
         // Not aligned, and no whole words.
         assert_eq!(block.read_to_user(3, user.part(5, 0x801)?)?, 0x801);
         assert_eq!(back.write_from_user(0, user.part(5, 0x801)?)?, 0x801);
-        let (mut from, mut to) = ([0u8; 32], [0u8; 32]);
+        let mut from = [0u8; 32];
+        let mut to = [0u8; 32];
         for at in (0..0x7e0).step_by(32) {
             block.read(3 + at, &mut from)?;
             back.read(at, &mut to)?;

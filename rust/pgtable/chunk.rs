@@ -162,7 +162,8 @@ impl<'p, F: Format> Page<'p, F> {
     /// Widens the bounds to include the slots from `first` to `last`.
     pub(super) fn widen(&self, first: usize, last: usize) {
         let (low, high) = self.bounds();
-        let (low, high) = (low.min(first), high.max(last));
+        let low = low.min(first);
+        let high = high.max(last);
         // CAST: A table has at most 1024 slots.
         store_u32(&self.meta.bounds, (low as u32) << 16 | high as u32);
     }

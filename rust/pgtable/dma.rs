@@ -193,7 +193,8 @@ impl<'t, F: Format> Translator<'t, F> {
         let cursor = self.cursor.as_mut().ok_or(ENODEV)?;
         let mut first = 0;
         for index in 0..span.pages() {
-            let (addr, frame) = (span.address(index), new.number().wrapping_add(index));
+            let addr = span.address(index);
+            let frame = new.number().wrapping_add(index);
             let (address, is_fresh) = cursor.map(addr, frame)?;
             if let Some(word) = fresh.pages.get_mut(index / 64).filter(|_| is_fresh) {
                 *word |= 1 << (index % 64);

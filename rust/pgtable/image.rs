@@ -393,7 +393,8 @@ impl<F: Format> Reader<F> {
     pub(crate) fn image_word(&self, addr: usize, address: u64) -> Option<u64> {
         // CAST: A table has at most 8 KiB.
         let bytes = unit::<F>() as u64;
-        let (base, slot) = (address & !(bytes - 1), (address & (bytes - 1)) / 8);
+        let base = address & !(bytes - 1);
+        let slot = (address & (bytes - 1)) / 8;
         let mut index = self.root;
         let guard = rcu::read_lock();
         for level in (0..F::LEVELS).rev() {

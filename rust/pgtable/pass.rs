@@ -90,7 +90,9 @@ where
     ) -> u32 {
         let size = 1usize << shift::<F>(level);
         let mut removed = 0u32;
-        let (mut outdated, mut first, mut last) = (0usize, usize::MAX, 0);
+        let mut outdated = 0usize;
+        let mut first = usize::MAX;
+        let mut last = 0;
         for cell in cells {
             let end = start | (size - 1);
             if let (Slot::Leaf(raw), Some(span)) =
@@ -167,7 +169,8 @@ impl<C: FnMut(Entry, usize)> Remove<C> {
         changes: &mut Changes,
         dma: &mut Translator<'_, F>,
     ) -> u32 {
-        let (shift, pages) = (shift::<F>(level), 1usize << (F::BITS * level));
+        let shift = shift::<F>(level);
+        let pages = 1usize << (F::BITS * level);
         let start_of = |index: usize| start.wrapping_add(index << shift);
         let end_from = |start: usize| start | ((1 << shift) - 1);
         let is_used = |cell: &Cell| tree::load(cell) != tree::EMPTY;
@@ -219,7 +222,8 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
     /// Most ranges lie within one table. The tables above it are only read on the way down.
     pub(super) fn tree(&mut self, root: u32, first: usize, last: usize) {
         let guard = rcu::read_lock();
-        let (mut level, mut index) = (F::LEVELS - 1, root);
+        let mut level = F::LEVELS - 1;
+        let mut index = root;
         while level != 0 && span_of::<F>(level, first).1 >= last {
             let word = self.pool.load(&guard, index, slot_of::<F>(level, first));
             match tree::decode(word) {
@@ -334,7 +338,8 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
                 }
                 Slot::Leaf(_) => {
                     let one = slice::from_ref(cell);
-                    let (changes, dma) = (&mut self.changes, &mut self.dma);
+                    let changes = &mut self.changes;
+                    let dma = &mut self.dma;
                     if self.visitor.leaves(level, one, start, changes, dma) != 0 {
                         used -= 1;
                         pool.count_huge(-1);
@@ -355,7 +360,8 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
         let to = slot_of::<F>(0, last).min(high) + 1;
         let cells = page.cells.get(from..to).unwrap_or_default();
         let start = span_of::<F>(1, first).0 + (from << PAGE_SHIFT);
-        let (changes, dma) = (&mut self.changes, &mut self.dma);
+        let changes = &mut self.changes;
+        let dma = &mut self.dma;
         let used = page.used() - self.visitor.leaves(0, cells, start, changes, dma);
         page.set_used(used);
         self.pool.publish(index, 0, first, from..to, self.batch);

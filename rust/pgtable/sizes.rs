@@ -269,7 +269,8 @@ impl<F: Format> Table<F> {
     /// Writes the current entries of `unwritten`, whose flush has ended.
     pub(crate) fn write_sizes(&mut self, unwritten: Unwritten, batch: &mut FlushBatch<F>) {
         let Unwritten { range, time } = unwritten;
-        let (first, last) = (range.start(), range.end() - 1);
+        let first = range.start();
+        let last = range.end() - 1;
         self.pool.each_image(
             self.root,
             F::LEVELS - 1,

@@ -154,7 +154,8 @@ impl Density {
             } else {
                 Mask::EMPTY
             };
-            let (now, by) = (wanted.now, &self.parameters);
+            let now = wanted.now;
+            let by = &self.parameters;
             if wanted.bounces.comes_along(piece, &there, now, by) {
                 calm = calm.hull(&piece);
                 continue;
@@ -182,7 +183,8 @@ impl Policy for Density {
         } else {
             Mask::EMPTY
         };
-        let (full, by) = (wanted.free < PMD_PAGES, &self.parameters);
+        let full = wanted.free < PMD_PAGES;
+        let by = &self.parameters;
         let bounces = wanted.bounces;
         let verdict = bounces.fault(wanted.range, &there, full, wanted.now, by);
         let stay = || {
@@ -271,10 +273,8 @@ mod tests {
             let mut plain = [false; PMD_PAGES];
             for _ in 0..20 {
                 random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
-                let (at, len) = (
-                    (random >> 33) as usize % PMD_PAGES,
-                    (random >> 50) as usize % 40,
-                );
+                let at = (random >> 33) as usize % PMD_PAGES;
+                let len = (random >> 50) as usize % 40;
                 used.add(at..at + len);
                 plain
                     .iter_mut()
@@ -326,9 +326,11 @@ mod tests {
     #[test]
     fn a_stream_needs_a_fault_per_block_or_less() -> Result {
         const BLOCKS: usize = 64;
-        let (policy, bounces) = (Density::new(Parameters::DEFAULT)?, bounces()?);
+        let policy = Density::new(Parameters::DEFAULT)?;
+        let bounces = bounces()?;
         let all = PageRange::from_pages(0x4000_0000, BLOCKS * PMD_PAGES)?;
-        let (mut faults, mut next) = (0, all.start());
+        let mut faults = 0;
+        let mut next = all.start();
         let none = |_| Mask::EMPTY;
         while next < all.end() {
             let mut wanted = wanted(PageRange::from_pages(next, 1)?, &none, &bounces);
@@ -409,7 +411,8 @@ mod tests {
 
     #[test]
     fn limits_and_granularity_hold() -> Result {
-        let (policy, bounces) = (Density::new(Parameters::DEFAULT)?, bounces()?);
+        let policy = Density::new(Parameters::DEFAULT)?;
+        let bounces = bounces()?;
         let none = |_| Mask::EMPTY;
         let mut fault = wanted(PageRange::from_pages(0x4000_5000, 1)?, &none, &bounces);
         fault.limits = PageRange::from_pages(0x4000_3000, 4)?;

@@ -53,7 +53,8 @@ mod suite {
     #[test]
     fn operations_run_in_their_order_and_after_their_fences() -> Result {
         let kind = FenceType::of(&STATIC);
-        let (one, two) = (Queue::new(kind, 8)?, Queue::new(kind, 8)?);
+        let one = Queue::new(kind, 8)?;
+        let two = Queue::new(kind, 8)?;
         let log = Log::new()?;
         let gate = gate(kind)?;
         let first = one.submit(of(&gate.fence())?, log.note(1))?;

@@ -47,7 +47,8 @@ pub(crate) fn alloc(client: &Arc<Client>, user: usize) -> Result {
     }
     // Look up the queue and reserve the number before memory is mapped, so that a failure needs no
     // cleanup.
-    let (queue, number) = (client.queues.queue(queue)?, client.queues.number()?);
+    let queue = client.queues.queue(queue)?;
+    let number = client.queues.number()?;
     let memory = managed::allocate(&FILE_OPS, fd, bytes, flags)?;
     let id = number.allocated(client, &queue, memory)?;
     raw.addr = memory.range().start() as u64;

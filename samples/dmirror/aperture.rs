@@ -138,7 +138,8 @@ impl Aperture {
 
     /// Performs `action` at `addr`. `EFAULT` if it is not locked for this device.
     pub(crate) fn access(&self, mirror: &Mirror<View>, addr: usize, action: Action<'_>) -> Result {
-        let (address, at) = (addr & !(PAGE_SIZE - 1), addr % PAGE_SIZE);
+        let address = addr & !(PAGE_SIZE - 1);
+        let at = addr % PAGE_SIZE;
         let region = mirror.locked(address).ok_or(EFAULT)?;
         region.dma(&self.device, address).ok_or(EFAULT)?;
         if region.grain() == Grain::Fine {

@@ -273,7 +273,8 @@ impl BlitEngine {
             fences.push(Fence::of(fence)?, GFP_KERNEL_ACCOUNT)?;
         }
         // Each blit has a fence context of its own, because blits need not signal in order.
-        let (room, fence) = (DmaFenceRoom::new()?, FenceRoom::new()?);
+        let room = DmaFenceRoom::new()?;
+        let fence = FenceRoom::new()?;
         let end = room.make(&Timeline::new(), kind);
         let dma = end.fence();
         let fence = fence.follow(&dma);

@@ -221,7 +221,8 @@ impl FaultThreads {
             tags: KVec::with_capacity(threads, GFP_KERNEL)?,
             stop: false,
         };
-        let (buffer, clients) = (Buffer::new()?, Clients::new()?);
+        let buffer = Buffer::new()?;
+        let clients = Clients::new()?;
         let shared = Arc::pin_init(
             pin_init!(Shared {
                 buffer,

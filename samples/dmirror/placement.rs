@@ -106,7 +106,8 @@ pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
 fn set_attributes(client: &Client, user: usize) -> Result {
     let raw = Structure::<arguments::Attributes>::read(user, 40)?;
     no_flags(raw.flags)?;
-    let (what, values) = (raw.what, raw.values);
+    let what = raw.what;
+    let values = raw.values;
     no_flags(what & !(PREFERRED | ACCESSED_BY | READ_MOSTLY | NEVER_MIGRATE | GRANULARITY))?;
     no_flags(values & !(ACCESSED_BY | READ_MOSTLY | NEVER_MIGRATE))?;
     let preferred = match raw.preferred {
@@ -132,7 +133,8 @@ fn get_attributes(client: &Client, user: usize) -> Result {
     no_flags(raw.flags)?;
     let range = range(raw.addr, raw.npages)?;
     let common = client.mirror().attributes(range)?;
-    let (mut what, mut values) = (0, 0);
+    let mut what = 0;
+    let mut values = 0;
     let flags = [
         (ACCESSED_BY, common.accessed_by),
         (READ_MOSTLY, common.read_mostly),

@@ -346,7 +346,8 @@ impl Queues {
 
     /// Creates a fence that is signalled when all queued operations are completed.
     pub(crate) fn record(&self, number: u32) -> Result<u64> {
-        let (queue, id) = (self.queue(number)?, self.number()?);
+        let queue = self.queue(number)?;
+        let id = self.number()?;
         Ok(id.name(queue.record()?.into()))
     }
 
@@ -358,7 +359,8 @@ impl Queues {
         after: KVec<Fence>,
         work: Work,
     ) -> Result<u64> {
-        let (queue, id) = (self.queue(number)?, self.number()?);
+        let queue = self.queue(number)?;
+        let id = self.number()?;
         let report = &id.findings.report;
         let owner = client.clone();
         let fence = match work {
@@ -422,7 +424,8 @@ impl Number<'_> {
         queue: &Queue,
         memory: Allocation,
     ) -> Result<u64> {
-        let (after, owner) = (KVec::new(), client.clone());
+        let after = KVec::new();
+        let owner = client.clone();
         let fence = allocated_later(queue, after, owner, memory, &self.findings.report)?;
         Ok(self.name(fence.into()))
     }

@@ -109,7 +109,8 @@ impl Device for View {
 /// Adds `value` to the word at `addr` by a translation from the TLB or the page table. Returns
 /// `None` if no translation permits the write, which is a device fault.
 fn try_add(mirror: &Mirror<View>, engine: usize, addr: usize, value: u64) -> Result<Option<u64>> {
-    let (page, offset) = (addr & PAGE_MASK, addr % PAGE_SIZE);
+    let page = addr & PAGE_MASK;
+    let offset = addr % PAGE_SIZE;
     // No invalidation returns before the section has ended, so the page remains valid until then.
     let mut section = mirror.enter(engine)?;
     let leaf = match section.data().lookup(page) {

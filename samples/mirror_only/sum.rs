@@ -57,7 +57,8 @@ impl<D: Hardware> Client<D> {
     /// Adds the words of `range` up to the first page without an entry. Returns the number of pages
     /// and the sum.
     fn add(&self, range: PageRange, page: &mut [u8]) -> Result<(usize, u64)> {
-        let (mut pages, mut sum) = (0, 0u64);
+        let mut pages = 0;
+        let mut sum = 0u64;
         let table = self.mirror.lock_table()?;
         while pages < range.pages() {
             let Some(Place::Cpu(contents)) = table.readable(range.address(pages)) else {
@@ -77,7 +78,8 @@ impl<D: Hardware> Client<D> {
     /// Returns the sum of the words of `range`, as the device reads them.
     fn sum(&self, range: PageRange, stop: &Stop) -> Result<u64> {
         let mut page = KVec::from_elem(0, PAGE_SIZE, GFP_KERNEL)?;
-        let (mut total, mut tries) = (0u64, 0);
+        let mut total = 0u64;
+        let mut tries = 0;
         let mut rest = Some(range);
         while let Some(left) = rest {
             stop.check()?;
@@ -136,7 +138,8 @@ impl<D: Hardware> Sums<D> {
             }
         }
         let sum = Arc::new(Atomic::new(0u64), GFP_KERNEL)?;
-        let (client, result) = (self.client.clone(), sum.clone());
+        let client = self.client.clone();
+        let result = sum.clone();
         let done = self.queue.submit(fences, move |stop| {
             result.store(client.sum(range, stop)?, Relaxed);
             Ok(())

@@ -134,7 +134,9 @@ impl pci::Driver for Driver {
         _info: Info<'bound>,
     ) -> impl PinInit<Bound, Error> + 'bound {
         pin_init::pin_init_scope(move || {
-            let (mut node, mut gpu, mut name) = (None, None, None);
+            let mut node = None;
+            let mut gpu = None;
+            let mut name = None;
             if engine::is_edu(pdev) {
                 let taken = Name::take()?;
                 let new = Gpu::new(pdev)?;

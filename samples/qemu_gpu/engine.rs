@@ -416,7 +416,8 @@ impl Hardware {
 
     /// Walks the device page table of `mirror`. Returns `None` if the access faults.
     fn translate(&self, mirror: &Mirror<View>, access: &Access) -> Option<Translation> {
-        let (root, addr) = (mirror.table_root()?, u64::try_from(access.addr).ok()?);
+        let root = mirror.table_root()?;
+        let addr = u64::try_from(access.addr).ok()?;
         let found = walk::Format::Radix4.walk(&TableBus(&self.tables), root, addr);
         found.ok().filter(|found| found.writable || !access.write)
     }

@@ -113,7 +113,8 @@ impl OpenFile for File {
 
 impl File {
     fn serve(&self, command: u32, request: &mut Command) -> Result {
-        let (mirror, memory) = (&self.0.mirror, &self.0.device().memory);
+        let mirror = &self.0.mirror;
+        let memory = &self.0.device().memory;
         match command {
             uapi::READ => self.read(request, Some(range_fault::Access::Read)),
             uapi::READ_UNLOCKED => self.read(request, Some(range_fault::Access::ReadUnlocked)),
@@ -197,7 +198,8 @@ impl File {
         mut user: User,
         missing: Option<range_fault::Access>,
     ) -> Result {
-        let (mirror, total) = (&self.0.mirror, request.range.pages());
+        let mirror = &self.0.mirror;
+        let total = request.range.pages();
         let there = |piece: PageRange| -> Result<bool> {
             Ok(mirror.lock_table()?.present(piece) == piece.pages())
         };

@@ -205,7 +205,8 @@ impl Log {
         let task = self.task(line);
         // The flush of the event's first window covers all of its windows.
         others.retain(|number| task.flushes.iter().all(|flush| flush.number != *number));
-        let (mirror, window) = (number, line.window());
+        let mirror = number;
+        let window = line.window();
         task.serving.push(Serving { mirror, window, others, has_flushed: false });
         if lost {
             self.count("event takes marks");

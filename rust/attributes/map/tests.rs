@@ -305,7 +305,8 @@ mod suite {
     #[test]
     fn what_one_device_prefers_is_elsewhere_for_the_other() -> Result {
         let map = new()?;
-        let (all, home) = (range(1000, 10)?, home(1000));
+        let all = range(1000, 10)?;
+        let home = home(1000);
         map.change(all, home, &prefer(To::Device), device(FIRST))?;
         map.change(all, home, &access(true), device(SECOND))?;
         let seen = |number| map.common(all, device(number));
@@ -413,7 +414,8 @@ mod suite {
     #[test]
     fn a_device_that_closes_takes_its_part_along() -> Result {
         let map = new()?;
-        let (all, home) = (range(1000, 10)?, home(1000));
+        let all = range(1000, 10)?;
+        let home = home(1000);
         map.change(all, home, &prefer(To::Device), device(FIRST))?;
         map.change(all, home, &access(true), device(FIRST))?;
         map.change(all, home, &access(true), device(SECOND))?;
@@ -438,7 +440,9 @@ mod suite {
             let common = map.common(range(first, 5)?, device(number));
             Ok::<_, Error>((common.preferred, common.accessed_by, common.read_mostly))
         };
-        let (any, no, yes) = (Some(To::Any), Some(false), Some(true));
+        let any = Some(To::Any);
+        let no = Some(false);
+        let yes = Some(true);
         assert_eq!(seen(FIRST, 1000)?, (any, no, yes));
         assert_eq!(seen(SECOND, 1000)?, (any, yes, yes));
         assert_eq!(seen(SECOND, 5005)?, (any, yes, no));
@@ -466,7 +470,8 @@ mod suite {
 
     /// Sets unique attributes for page `number`, for numbers below 1280.
     fn set_distinct(map: &Map, number: usize) -> Result {
-        let (page, home) = (range(number, 1)?, home(0));
+        let page = range(number, 1)?;
+        let home = home(0);
         map.change(page, home, &distinct(number % 80 + 8), device(FIRST))?;
         for bit in 0..4 {
             let name = device(0x1000 * (bit + 1));
@@ -509,7 +514,8 @@ mod suite {
     #[test]
     fn devices_are_bounded() -> Result {
         let map = new()?;
-        let (all, home) = (range(1000, 1)?, home(1000));
+        let all = range(1000, 1)?;
+        let home = home(1000);
         for number in 1..=Sets::DEVICES {
             map.change(all, home, &access(true), device(number << 12))?;
         }

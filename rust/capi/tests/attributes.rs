@@ -11,7 +11,9 @@ mod tests {
     #[test]
     fn attributes_are_told_as_they_were_set() -> Result {
         let (range, driver) = attached(2)?;
-        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let mirror = driver.mirror();
+        let start = range.start();
+        let end = range.end();
         let mut got = said();
         for (preferred, flag, granularity) in [
             (RUST_HMM_PREFER_DEVICE, 1, 3),
@@ -59,7 +61,8 @@ mod tests {
     fn what_another_device_prefers_is_told() -> Result {
         let (range, driver) = attached(2)?;
         let (_, other) = attached(1)?;
-        let (start, end) = (range.start(), range.end());
+        let start = range.start();
+        let end = range.end();
         let set = rust_hmm_attributes {
             valid: RUST_HMM_HAS_PREFERRED | RUST_HMM_HAS_ACCESSED_BY,
             preferred: RUST_HMM_PREFER_DEVICE as u8,
@@ -96,7 +99,9 @@ mod tests {
     #[test]
     fn what_no_attribute_can_be_is_refused() -> Result {
         let (range, driver) = attached(1)?;
-        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let mirror = driver.mirror();
+        let start = range.start();
+        let end = range.end();
         let refused = |change: fn(&mut rust_hmm_attributes)| {
             let mut set = said();
             change(&mut set);

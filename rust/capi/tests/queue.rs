@@ -25,7 +25,8 @@ mod tests {
         for index in 0..4 {
             store(range.address(index), 70 + index as u64)?;
         }
-        let (queue, data) = (driver.queue(), driver.data());
+        let queue = driver.queue();
+        let data = driver.data();
         let submit = || {
             // SAFETY: The objects are not destroyed before `detach`.
             unsafe { rust_hmm_queue_submit(queue, null(), 0, Some(migrates), Some(release), data) }
@@ -71,7 +72,8 @@ mod tests {
     #[test]
     fn a_queue_releases_what_it_was_given_once() -> Result {
         let (_range, driver) = attached(1)?;
-        let (queue, data) = (driver.queue(), driver.data());
+        let queue = driver.queue();
+        let data = driver.data();
         let count = |what: &Atomic<usize>| what.load(Relaxed);
         // SAFETY: The objects are valid until they are destroyed here or in `detach`. The test has
         // the references to the fences, and drops each once.

@@ -14,7 +14,9 @@ mod tests {
         for index in 0..4 {
             store(range.address(index), 50 + index as u64)?;
         }
-        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let mirror = driver.mirror();
+        let start = range.start();
+        let end = range.end();
         let mut place = place();
         let mut outcomes = [0xffu8; 8];
         let mut how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
@@ -123,7 +125,8 @@ mod tests {
         for index in 0..range.pages() {
             store(range.address(index), index as u64)?;
         }
-        let (mirror, border) = (driver.mirror(), range.address(PAGES));
+        let mirror = driver.mirror();
+        let border = range.address(PAGES);
         let mut how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         let migrate = |start, end, how: &rust_hmm_migration| {
             let mut outcome = outcome();
@@ -159,7 +162,9 @@ mod tests {
     fn calls_within_callbacks_are_refused() -> Result {
         let (range, driver) = attached(2)?;
         store(range.start(), 1)?;
-        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let mirror = driver.mirror();
+        let start = range.start();
+        let end = range.end();
         let how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         driver.reenter.store(1, Relaxed);
         // SAFETY: The objects are not destroyed before `detach`.
@@ -181,11 +186,15 @@ mod tests {
     #[test]
     fn the_table_lock_belongs_to_its_task() -> Result {
         let (range, driver) = attached(1)?;
-        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
-        let (busy, not_ours) = (reentry::deadlock().to_errno(), EPERM.to_errno());
+        let mirror = driver.mirror();
+        let start = range.start();
+        let end = range.end();
+        let busy = reentry::deadlock().to_errno();
+        let not_ours = EPERM.to_errno();
         let mut place = place();
         // The thread is created first, because memory cannot be allocated with the table lock held.
-        let (seen, theirs) = (driver.clone(), mirror as usize);
+        let seen = driver.clone();
+        let theirs = mirror as usize;
         let thread = Thread::spawn(c"hmm-test", move || {
             while seen.kicks.load(Relaxed) == 0 {
                 fsleep(Delta::from_millis(1));
@@ -231,8 +240,10 @@ mod tests {
         let is = |pointer: *mut ffi::c_void, errno: ffi::c_int| {
             assert_eq!(pointer as isize, errno as isize);
         };
-        let (data, end) = (driver.data(), range.end());
-        let (mirror, start) = (driver.mirror(), range.start());
+        let data = driver.data();
+        let end = range.end();
+        let mirror = driver.mirror();
+        let start = range.start();
         // SAFETY: Refused calls have no effect.
         unsafe {
             let memory = |ops: rust_hmm_memory_ops, pages| {
@@ -301,7 +312,9 @@ mod tests {
     fn what_a_fault_did_is_told() -> Result {
         let (range, driver) = attached(3)?;
         store(range.start(), 8)?;
-        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let mirror = driver.mirror();
+        let start = range.start();
+        let end = range.end();
         let mut served = rust_hmm_served {
             moved: 9,
             in_place: 9,
@@ -358,7 +371,9 @@ mod tests {
     fn what_is_unplugged_is_gone() -> Result {
         let (range, driver) = attached(2)?;
         store(range.start(), 9)?;
-        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let mirror = driver.mirror();
+        let start = range.start();
+        let end = range.end();
         let how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         let gone = ENODEV.to_errno();
         // SAFETY: The objects are not destroyed before `detach`.
@@ -379,7 +394,9 @@ mod tests {
         let (range, driver) = attached(2)?;
         let other = attach()?;
         store(range.start(), 4)?;
-        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let mirror = driver.mirror();
+        let start = range.start();
+        let end = range.end();
         let second = range.address(1);
         let how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         let mut states = [residency(), residency()];

@@ -199,7 +199,8 @@ mod tests {
 
     /// Returns the numbers of all objects, in the order of a walk.
     fn walk(list: &List, kind: Kind) -> Result<KVec<u32>> {
-        let (mut numbers, mut from) = (KVec::new(), 0);
+        let mut numbers = KVec::new();
+        let mut from = 0;
         while let Some(place) = list.next(kind, from) {
             numbers.push(place.number, GFP_KERNEL)?;
             from = position(place.number) + 1;
@@ -241,7 +242,8 @@ mod tests {
         let mut least = i64::MAX;
         for _ in 0..5 {
             let start = Instant::<Monotonic>::now();
-            let (mut seen, mut from) = (0, 0);
+            let mut seen = 0;
+            let mut from = 0;
             while let Some(place) = list.next(Kind::Mirror, from) {
                 from = position(place.number) + 1;
                 seen += 1;
@@ -256,7 +258,8 @@ mod tests {
     /// each step visited all objects, it would take 256 times as long.
     #[test]
     fn a_step_does_not_look_at_all_of_them() -> Result {
-        let (few, many) = (cost(512)?, cost(8192)?);
+        let few = cost(512)?;
+        let many = cost(8192)?;
         assert!(many / few < 100);
         Ok(())
     }

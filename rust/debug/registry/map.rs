@@ -92,7 +92,10 @@ impl Lines {
         };
         let access = if run.entry.is_writable() { "rw" } else { "r" };
         let size = if run.huge { "huge" } else { "small" };
-        let (mirror, pid, start, pages) = (self.mirror, self.pid, run.start, run.pages);
+        let mirror = self.mirror;
+        let pid = self.pid;
+        let start = run.start;
+        let pages = run.pages;
         // Cannot fail: `add` has ensured that there is room for the longest line.
         let _fits = writeln!(
             self,

@@ -283,7 +283,8 @@ mod tests {
     }
 
     fn giver(pages: usize) -> Result<(Arc<Owner>, Arc<Giver>, Registration)> {
-        let (pages, asked) = (Atomic::new(pages), Atomic::new(0));
+        let pages = Atomic::new(pages);
+        let asked = Atomic::new(0);
         let giver = Arc::new(Giver { pages, asked }, GFP_KERNEL)?;
         let owner = Owner::new()?;
         let registration = Owner::register(&owner, giver.clone())?;
@@ -304,7 +305,9 @@ mod tests {
 
     #[test]
     fn owners_with_objects_on_the_list_are_asked_in_turn() -> Result {
-        let (first, second, idle) = (giver(ALL)?, giver(ALL)?, giver(ALL)?);
+        let first = giver(ALL)?;
+        let second = giver(ALL)?;
+        let idle = giver(ALL)?;
         let objects = [
             Reclaimable::new(&first.0)?,
             Reclaimable::new(&second.0)?,

@@ -79,7 +79,8 @@ impl<'s> Search<'s> {
         let Some(bounds) = self.bounds(level, index) else {
             return NEVER;
         };
-        let (lru, bound) = (self.lru, bounds.of(self.tree));
+        let lru = self.lru;
+        let bound = bounds.of(self.tree);
         lru.bounds.renew(bound, || match level {
             0 => self.scan(index),
             _ => self.descend(level, index),
@@ -88,7 +89,8 @@ impl<'s> Search<'s> {
 
     /// Searches below the children of a node, those with the lowest bounds first.
     fn descend(&mut self, level: usize, index: usize) -> u64 {
-        let (mut seen, mut least) = (0u64, NEVER);
+        let mut seen = 0u64;
+        let mut least = NEVER;
         loop {
             let (next, lowest) = self.lowest_child(level, index, seen);
             if lowest == NEVER || !self.wants(lowest) || self.nodes == 0 {
@@ -127,7 +129,8 @@ impl<'s> Search<'s> {
         let mut left = node.blocks.of(self.tree).load(Relaxed);
         let mut least = NEVER;
         loop {
-            let (mut next, mut last) = (0, NEVER);
+            let mut next = 0;
+            let mut last = NEVER;
             let mut bits = left;
             while bits != 0 {
                 let bit = bits.trailing_zeros() as usize;

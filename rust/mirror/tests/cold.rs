@@ -135,7 +135,9 @@ mod suite {
             let (pages, shared, mirror) = sparse()?;
             let page = *pages.get(block).ok_or(EINVAL)?;
             let left = Arc::new(Atomic::new(0), GFP_KERNEL)?;
-            let (during, seen, addr) = (mirror.clone(), left.clone(), page.start());
+            let during = mirror.clone();
+            let seen = left.clone();
+            let addr = page.start();
             let memory = shared.memory.driver();
             *memory.at_copy.lock() = Some(Arc::new(
                 move || {

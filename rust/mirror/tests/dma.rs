@@ -217,7 +217,8 @@ mod suite {
                 mirror.discard(PageRange::from_pages(range.address(index), 1)?)?;
                 concurrent += usize::from(closing.load(Relaxed));
                 if index == 500 {
-                    let (device, closing) = (dma.clone(), closing.clone());
+                    let device = dma.clone();
+                    let closing = closing.clone();
                     thread = Some(Thread::spawn(c"hmm-test", move || {
                         closing.store(true, Release);
                         device.close();

@@ -176,7 +176,8 @@ fn cargo(ends: &Arc<Ends>) -> Result<Cargo> {
     let mm = current.mm().ok_or(EINVAL)?;
     let mirror = crate::new_mirror!(mm, Plain(counted()))?;
     // The last reference to a pinned range is dropped, too. That takes the mmap lock.
-    let (range, agent) = (map(1)?, DmaDevice::software(c"hmm-dropped")?);
+    let range = map(1)?;
+    let agent = DmaDevice::software(c"hmm-dropped")?;
     let locked = mirror.lock(range, &[agent.clone()], Grain::Coarse);
     let address = locked.map_err(|_| EBUSY)?.device_address;
     let region = mirror.locked(address).ok_or(ENOENT)?;
@@ -311,8 +312,10 @@ mod suite {
         drop(table);
         assert_eq!(ends.finish(), Some(COUNTED));
 
-        let (ends, walkers) = (Ends::new()?, &mirror.device().0.probe.walkers);
-        let (all, section) = (cargo(&ends)?, mirror.enter(0)?);
+        let ends = Ends::new()?;
+        let walkers = &mirror.device().0.probe.walkers;
+        let all = cargo(&ends)?;
+        let section = mirror.enter(0)?;
         drop(all);
         drop(section);
         assert_eq!(ends.finish(), Some(COUNTED));
@@ -323,7 +326,8 @@ mod suite {
         assert_eq!(ends.finish(), Some(COUNTED));
 
         let ends = Ends::new()?;
-        let (all, current) = (cargo(&ends)?, current!());
+        let all = cargo(&ends)?;
+        let current = current!();
         let mmap = MmapGuard::lock(current.mm().ok_or(EINVAL)?)?;
         drop(all);
         drop(mmap);
@@ -340,7 +344,8 @@ mod suite {
     fn a_thread_by_its_own_closure() -> Result {
         let ends = Ends::new()?;
         let own = Arc::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?;
-        let (ours, inner) = (Counted::new(&ends), own.clone());
+        let ours = Counted::new(&ends);
+        let inner = own.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
             let taken: Option<Thread> = {
                 ours.0.wait_for(|| inner.lock().is_some());
@@ -359,7 +364,8 @@ mod suite {
         let ends = Ends::new()?;
         let own = Arc::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?;
         let queue = Queue::new(FenceType::NONE, 4)?;
-        let (ours, inner) = (Counted::new(&ends), own.clone());
+        let ours = Counted::new(&ends);
+        let inner = own.clone();
         queue.submit(KVec::new(), move |_| {
             ours.0.wait_for(|| inner.lock().is_some());
             let taken: Option<Queue> = inner.lock().take();

@@ -130,7 +130,8 @@ mod suite {
     fn a_second_mirror_keeps_its_entries() -> Result {
         let range = map(2)?;
         let shared = shared()?;
-        let (first, second) = (mirror(&shared)?, mirror(&shared)?);
+        let first = mirror(&shared)?;
+        let second = mirror(&shared)?;
         store(range.start(), 9)?;
         first.fault(range, Access::Read)?;
         assert_eq!(device_load(&first, range.start())?, Some(9));
@@ -183,7 +184,8 @@ mod suite {
     fn flushes_of_several_devices_overlap() -> Result {
         let range = map(1)?;
         let shared = shared()?;
-        let (first, second) = (mirror(&shared)?, mirror(&shared)?);
+        let first = mirror(&shared)?;
+        let second = mirror(&shared)?;
         store(range.start(), 1)?;
         first.fault(range, Access::Read)?;
         second.fault(range, Access::Read)?;
@@ -201,7 +203,8 @@ mod suite {
         let (range, _shared, mirror) = attached(2)?;
         store(range.start(), 1)?;
         mirror.fault(range, Access::Write)?;
-        let (addr, inner) = (range.start(), mirror.inner());
+        let addr = range.start();
+        let inner = mirror.inner();
         let kept = mirror.enter(0)?.walk(addr).ok_or(EINVAL)?;
         assert!(mirror.enter(0)?.resolve(addr, &kept).is_ok());
         assert!(mirror.enter(0)?.resolve_mut(addr, &kept).is_ok());
@@ -260,7 +263,8 @@ mod suite {
                 left: Atomic::new(0),
             };
             let told = Arc::new(told, GFP_KERNEL)?;
-            let (engine, other) = (mirror.clone(), told.clone());
+            let engine = mirror.clone();
+            let other = told.clone();
             let thread = Thread::spawn(c"hmm-test", move || {
                 if let Ok(section) = engine.enter(0) {
                     other.entered.store(1, Release);

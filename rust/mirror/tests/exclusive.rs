@@ -39,14 +39,17 @@ mod suite {
         let result = Arc::new(SetOnce::new(), GFP_KERNEL)?;
         let goes = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
         let exclusive = {
-            let (mirror, begun, result) = (mirror.clone(), begun.clone(), result.clone());
+            let mirror = mirror.clone();
+            let begun = begun.clone();
+            let result = result.clone();
             Thread::spawn(c"hmm-test", move || {
                 begun.wait_for_completion();
                 result.populate(mirror.make_exclusive(first));
             })?
         };
         let unplug = {
-            let (shared, goes) = (shared.clone(), goes.clone());
+            let shared = shared.clone();
+            let goes = goes.clone();
             Thread::spawn(c"hmm-test", move || {
                 goes.wait_for_completion();
                 assert_eq!(shared.memory.unplug(), Ok((0, 0)));

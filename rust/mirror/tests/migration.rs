@@ -73,7 +73,8 @@ mod suite {
         for to_device in [true, false] {
             mirror.fault(range, Access::Write)?;
             let seen = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
-            let (inside, counted) = (mirror.clone(), seen.clone());
+            let inside = mirror.clone();
+            let counted = seen.clone();
             let hook = move || {
                 let entry = |index| {
                     let leaf = inside.inner().reader.walk(range.address(index));
@@ -359,7 +360,8 @@ mod suite {
         });
         // The third page is copied, abandoned, and gets another destination, which is not filled.
         for index in [1, 2] {
-            let (from, to) = (isolated.source(index), isolated.destination(index));
+            let from = isolated.source(index);
+            let to = isolated.destination(index);
             let mut word = [0; 8];
             from.ok_or(EINVAL)?.read(0, &mut word)?;
             to.ok_or(EINVAL)?.write(0, &word)?;
@@ -389,7 +391,9 @@ mod suite {
         }
         assert_eq!(mirror.migrate(range).to_device()?.moved, 4);
         let memory = &shared.memory;
-        let (space, mut batch, mut copies) = (mirror.space()?, Batch::new()?, Copies::new(true)?);
+        let space = mirror.space()?;
+        let mut batch = Batch::new()?;
+        let mut copies = Copies::new(true)?;
         let request = Request {
             name: MigrationId::of(&range),
             identity: Identity::current(memory.owner()),
@@ -428,7 +432,8 @@ mod suite {
         // The migration has ended, so that the device can fault on the pages again.
         mirror.fault(range, Access::Read)?;
         for index in 0..4 {
-            let (addr, value) = (range.address(index), 80 + index as u64);
+            let addr = range.address(index);
+            let value = 80 + index as u64;
             assert_eq!(load(addr)?, value);
             assert_eq!(device_load(&mirror, addr)?, Some(value));
         }

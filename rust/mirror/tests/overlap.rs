@@ -88,9 +88,11 @@ struct Engine {
 impl Engine {
     fn new(shared: &Arc<Shared>) -> Result<Self> {
         let stop = Arc::new(AtomicFlag::new(false), GFP_KERNEL)?;
-        let (its, device) = (stop.clone(), shared.clone());
+        let its = stop.clone();
+        let device = shared.clone();
         let thread = Thread::spawn(c"overlap", move || {
-            let (mut seen, mut looks) = (0, 0);
+            let mut seen = 0;
+            let mut looks = 0;
             while !its.load(Relaxed) {
                 fsleep(NAP);
                 let memory = device.memory.driver();

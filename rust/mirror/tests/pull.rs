@@ -138,7 +138,8 @@ mod suite {
         let isolated = copying.into_isolated();
         let migrated = isolated.migrate();
         let moved = migrated.moved().entries().count();
-        let (copied, there) = (failed.is_empty(), entries());
+        let copied = failed.is_empty();
+        let there = entries();
         drop(migrated);
         drop(mmap);
         assert_eq!((copied, moved, there?), (true, 4, (4, 4)));
@@ -161,7 +162,8 @@ mod suite {
         store(range.start(), 7)?;
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
-        let (shared, other) = (super::super::shared()?, super::super::shared()?);
+        let shared = super::super::shared()?;
+        let other = super::super::shared()?;
         let one = crate::new_mirror!(mm, TightDevice(shared.clone()))?;
         let two = crate::new_mirror!(mm, TightDevice(other.clone()))?;
         for shared in [&shared, &other] {
@@ -190,7 +192,8 @@ mod suite {
     #[test]
     fn both_drivers_are_asked_once_and_the_lesser_counts() -> Result {
         let (_range, [(shared, one), (other, two)]) = two(1, Connection::Unified)?;
-        let (here, there) = (shared.memory.driver(), other.memory.driver());
+        let here = shared.memory.driver();
+        let there = other.memory.driver();
         // Access in place requires memory that the CPU can address.
         assert_eq!(one.connection(&two), Connection::Migratable);
         assert_eq!(two.connection(&one), Connection::Migratable);

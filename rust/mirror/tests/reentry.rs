@@ -94,7 +94,8 @@ mod suite {
         let (mirror, _) = nosy(2)?;
         store(range.start(), 1)?;
         assert_eq!(source.migrate(range).to_device()?.moved, 2);
-        let (here, there) = (Armed::new(&mirror, range), Armed::new(&source, range));
+        let here = Armed::new(&mirror, range);
+        let there = Armed::new(&source, range);
         assert_eq!(mirror.pull(range, &source)?.moved, 2);
         assert!(here.0.was_refused(From::Connection) && there.0.was_refused(From::Connection));
         assert!(there.0.was_refused(From::CopyTo) && here.0.was_refused(From::Choose));

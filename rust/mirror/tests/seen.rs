@@ -77,7 +77,8 @@ mod suite {
 
     #[test]
     fn only_what_the_tree_has_is_reached() -> Result {
-        let (range, shared) = (map(2)?, shared()?);
+        let range = map(2)?;
+        let shared = shared()?;
         let mirror = mirror_of(&shared)?;
         let addr = range.start();
         assert_eq!(walk(&mirror, addr)?, None);
@@ -119,8 +120,10 @@ mod suite {
 
     #[test]
     fn pages_of_the_device_are_found_at_their_address() -> Result {
-        let (range, shared) = (map(1)?, shared()?);
-        let (mirror, addr) = (mirror_of(&shared)?, range.start());
+        let range = map(1)?;
+        let shared = shared()?;
+        let mirror = mirror_of(&shared)?;
+        let addr = range.start();
         store(addr, 1)?;
         mirror.migrate(range).to_device()?;
         mirror.fault(range, Access::Read)?;
@@ -141,8 +144,10 @@ mod suite {
 
     #[test]
     fn only_tables_on_the_way_are_read() -> Result {
-        let (range, shared) = (map(1)?, shared()?);
-        let (mirror, addr) = (mirror_of(&shared)?, range.start());
+        let range = map(1)?;
+        let shared = shared()?;
+        let mirror = mirror_of(&shared)?;
+        let addr = range.start();
         store(addr, 1)?;
         mirror.fault(range, Access::Read)?;
         let seen = walk(&mirror, addr)?.ok_or(ENOENT)?;

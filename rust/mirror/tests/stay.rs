@@ -215,7 +215,9 @@ mod suite {
             let before = shared.memory.turn();
             let rounds = Arc::new(Atomic::new(0), GFP_KERNEL)?;
             let made = Arc::new(Atomic::new(0), GFP_KERNEL)?;
-            let (other, seen, calls) = (shared.clone(), rounds.clone(), made.clone());
+            let other = shared.clone();
+            let seen = rounds.clone();
+            let calls = made.clone();
             let memory = shared.memory.driver();
             *memory.at_copy.lock() = Some(Arc::new(
                 move || {
@@ -273,7 +275,8 @@ mod suite {
         assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
         let (_, total) = shared.memory.usage();
         let made = Arc::new(Atomic::new(0), GFP_KERNEL)?;
-        let (other, result) = (shared.clone(), made.clone());
+        let other = shared.clone();
+        let result = made.clone();
         let thread = Arc::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?;
         let started = thread.clone();
         let memory = shared.memory.driver();
@@ -283,7 +286,8 @@ mod suite {
                 if started.is_some() {
                     return;
                 }
-                let (other, result) = (other.clone(), result.clone());
+                let other = other.clone();
+                let result = result.clone();
                 *started = Thread::spawn(c"hmm-test", move || {
                     let before = other.memory.turn();
                     if other.memory.make_room(total, before) == Ok(true) {

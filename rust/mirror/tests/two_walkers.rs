@@ -29,7 +29,8 @@ mod suite {
         let ready = Arc::new([const { Atomic::new(0u32) }; 2], GFP_KERNEL)?;
         let mut threads = KVec::new();
         for own in 0..2usize {
-            let (walkers, ready) = (walkers.clone(), ready.clone());
+            let walkers = walkers.clone();
+            let ready = ready.clone();
             let thread = Thread::spawn(c"hmm-test", move || {
                 walkers.with(own, |seen| {
                     seen.inside = 1;

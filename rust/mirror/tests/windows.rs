@@ -126,7 +126,8 @@ mod suite {
     fn mirrors_of_a_process_share_windows() -> Result {
         let range = map(2)?;
         let shared = shared()?;
-        let (first, second) = (mirror(&shared)?, mirror(&shared)?);
+        let first = mirror(&shared)?;
+        let second = mirror(&shared)?;
         store(range.start(), 9)?;
         first.fault(range, Access::Read)?;
         second.fault(range, Access::Read)?;

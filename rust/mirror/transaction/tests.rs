@@ -15,8 +15,10 @@ mod suite {
 
     #[test]
     fn foreign_events_take_pages_away() -> Result {
-        let (mine, other) = (0u8, 0u8);
-        let (mine, other) = (MigrationId::of(&mine), MigrationId::of(&other));
+        let mine = 0u8;
+        let other = 0u8;
+        let mine = MigrationId::of(&mine);
+        let other = MigrationId::of(&other);
         let mut running = Transactions::new();
         let range = PageRange::from_pages(0x20_0000, 512)?;
         let request = |name, range| Request {
@@ -143,7 +145,8 @@ mod suite {
     #[test]
     fn a_page_belongs_to_one_migration() -> Result {
         let names = [0u8; 2];
-        let (first, second) = (MigrationId::of(&names[0]), MigrationId::of(&names[1]));
+        let first = MigrationId::of(&names[0]);
+        let second = MigrationId::of(&names[1]);
         let mut running = Transactions::new();
         let request = |name, start, pages| {
             Ok::<_, Error>(Request {
@@ -214,7 +217,8 @@ mod suite {
         let event = Event::for_test(Reason::Migrate, range, there);
         assert_eq!(running.note(&event), Some(there));
         let page = |addr| PageRange::from_pages(addr, 1);
-        let (device, system) = (Entry::device(1, false), Entry::system(1, false));
+        let device = Entry::device(1, false);
+        let system = Entry::system(1, false);
         assert!(!running.owns(back, 0x1000) && !running.keeps(there, page(0x1000)?, device));
         assert!(running.keeps(there, page(0x3000)?, device));
         assert!(!running.keeps(there, page(0x3000)?, system));

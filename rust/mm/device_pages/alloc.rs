@@ -146,7 +146,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         let first = range.first / PIECE_PAGES;
         for piece in (first..self.pieces.made()).map_while(|index| self.pieces.get(index)) {
             let base = piece.index * PIECE_PAGES;
-            let (from, to) = (range.first.max(base), end.min(base + piece.free.len()));
+            let from = range.first.max(base);
+            let to = end.min(base + piece.free.len());
             if from >= to {
                 break;
             }

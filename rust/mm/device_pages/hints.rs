@@ -225,7 +225,8 @@ impl Hints {
             _ => (0, from),
         };
         loop {
-            let (index, bit) = (at / BITS, at % BITS);
+            let index = at / BITS;
+            let bit = at % BITS;
             let word = self.word(class, level, index).map_or(0, load_u64);
             let left = word & (u64::MAX << bit);
             if left != 0 {

@@ -138,7 +138,8 @@ impl<T: DevicePageOps> DevicePages<T> {
     ) {
         let first = first - first % PMD_PAGES;
         let mut seen = Pages::default();
-        let (mut next, mut skip) = (0, 1);
+        let mut next = 0;
+        let mut skip = 1;
         while next < PMD_PAGES {
             let index = next;
             next += 1;
@@ -158,7 +159,8 @@ impl<T: DevicePageOps> DevicePages<T> {
                     continue;
                 };
                 is_stalled = false;
-                let (frames, addr) = (&users.frames, user.addr);
+                let frames = &users.frames;
+                let addr = user.addr;
                 let found = self.isolate_run(&mmap, addr, frames, &mut seen, batch, &mut take);
                 if found == Ok(true) {
                     break;
@@ -233,7 +235,8 @@ impl<T: DevicePageOps> DevicePages<T> {
             let Ok(mmap) = user.lock(locks) else {
                 continue;
             };
-            let (frames, addr) = (&users.frames, user.addr);
+            let frames = &users.frames;
+            let addr = user.addr;
             let answer = self.visit_user(&mmap, addr, frames, compound, batch, &mut take);
             if let Ok(Some(answer)) = answer {
                 return Some(answer);
@@ -333,7 +336,8 @@ impl Vma<'_> {
     /// Returns the range around `addr`, at most 512 pages, whose pages all map page frames of
     /// `frames`; `None` if `addr` maps none of them. Sets the bits of these page frames in `seen`.
     fn run(&self, addr: usize, frames: &Range<usize>, seen: &mut Pages) -> Option<PageRange> {
-        let (mut start, mut end) = (0, 0);
+        let mut start = 0;
+        let mut end = 0;
         let last = frames.end.min(frames.start + PMD_PAGES);
         // SAFETY: The VMA is valid and contains `addr`, the mmap lock is held, and `seen` has one
         // bit for each of the at most 512 page frames.

@@ -301,7 +301,8 @@ impl<T: DevicePageOps> Piece<T> {
     /// Called by the core for a folio of a piece of this type, after its last reference was
     /// dropped.
     unsafe extern "C" fn folio_free(folio: *mut bindings::folio) {
-        let (mut order, mut pgmap) = (0, null_mut());
+        let mut order = 0;
+        let mut pgmap = null_mut();
         // SAFETY: The folio has no references and cannot be allocated before `give_back()`, so that
         // it is ours. `order` and `pgmap` may be written.
         let pfn = unsafe { bindings::rust_hmm_device_folio_reset(folio, &mut order, &mut pgmap) };

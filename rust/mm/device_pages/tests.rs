@@ -206,7 +206,8 @@ mod suite {
             hints.set(Class::Room(0), pieces - 1);
             Ok(cost(|| hints.find(Class::Room(0), 0) == Some(pieces - 1)))
         };
-        let (small, large) = (alone(4)?, alone(1 << 16)?);
+        let small = alone(4)?;
+        let large = alone(1 << 16)?;
         pr_info!("cost: piece with room: 1 GiB {small} ns, 16 TiB {large} ns\n");
         // Exactly: within 10 %, see Documentation/memory.rst. This is for any clock.
         assert!(large <= small + small / 2);
@@ -215,7 +216,8 @@ mod suite {
             device.grow(1)?;
             Ok(cost(|| device.alloc(0).is_some()))
         };
-        let (small, large) = (page(1 << 18)?, page(1 << 32)?);
+        let small = page(1 << 18)?;
+        let large = page(1 << 32)?;
         pr_info!("cost: page taken and freed: 1 GiB {small} ns, 16 TiB {large} ns\n");
         assert!(large <= small + small / 2);
         Ok(())
@@ -227,13 +229,15 @@ mod suite {
         let pages = DevicePages::new(Kind::Private, PIECE_PAGES, NoFaults);
         let device = Arc::pin_init(pages, GFP_KERNEL)?;
         let removed = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
-        let (theirs, count) = (device.clone(), removed.clone());
+        let theirs = device.clone();
+        let count = removed.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
             while count.load(Relaxed) < REMOVALS {
                 count.fetch_add(theirs.shrink(1), Relaxed);
             }
         })?;
-        let (mut grown, mut result) = (0, Ok(()));
+        let mut grown = 0;
+        let mut result = Ok(());
         // The thread ends only if memory comes again, so that errors do not end this.
         while removed.load(Relaxed) < REMOVALS {
             let growing = device.grow(1);

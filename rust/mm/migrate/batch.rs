@@ -154,7 +154,8 @@ impl Inner<'_> {
     /// their number, and whether any entry that is not a hole remains without a destination.
     #[inline]
     pub(super) fn mark_small(&mut self, mut wanted: impl FnMut(usize) -> bool) -> (usize, bool) {
-        let (mut marked, mut left) = (0, false);
+        let mut marked = 0;
+        let mut left = false;
         let places = self.places();
         let Batch { src, dst, .. } = &mut *self.batch;
         let both = src.iter().zip(dst.iter_mut()).take(places);

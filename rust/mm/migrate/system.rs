@@ -183,7 +183,8 @@ impl<'a> Vma<'a> {
         {
             return Err(EINVAL);
         }
-        let (mut kind, mut folios) = (0, 0);
+        let mut kind = 0;
+        let mut folios = 0;
         // SAFETY: The VMA is valid and contains the range, which one page table covers. The mmap
         // lock is held.
         let pages = unsafe {

@@ -47,7 +47,8 @@ impl<'a> Whole<'a> {
         tile: MemoryId,
         fault: Option<&CpuFault<'_>>,
     ) -> Found<'a> {
-        let (addr, locked) = (range.start(), fault.is_none());
+        let addr = range.start();
+        let locked = fault.is_none();
         let page = fault.map_or(ptr::null_mut(), CpuFault::page);
         let mut pfn = MaybeUninit::uninit();
         // SAFETY: The mmap lock is held for `'a`, and the faulting page is locked and referenced.

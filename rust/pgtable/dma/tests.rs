@@ -158,7 +158,8 @@ mod suite {
     fn a_flush_unmaps_what_was_removed_before_it_only() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 2)?;
-        let (one, other) = (pages(0, 1)?, pages(1, 1)?);
+        let one = pages(0, 1)?;
+        let other = pages(1, 1)?;
         fixture.windows.prepare(range)?;
         fixture.install(range, system)?;
         let first = fixture.remove(one);
@@ -213,7 +214,8 @@ mod suite {
     #[test]
     fn what_does_not_become_huge_is_unmapped_and_mapped_page_by_page() -> Result {
         let mut fixture = Fixture::new()?;
-        let (range, one) = (pages(0, PMD_PAGES)?, pages(7, 1)?);
+        let range = pages(0, PMD_PAGES)?;
+        let one = pages(7, 1)?;
         let frame = |index| Entry::system(FRAME + index, true);
         fixture.windows.prepare(range)?;
         fixture.install(one, |_| frame(7))?;
@@ -354,7 +356,8 @@ mod suite {
     #[test]
     fn what_waits_for_its_flush_goes_with_the_device_and_counts_as_gone() -> Result {
         let mut fixture = Fixture::new()?;
-        let (range, part) = (pages(0, 4)?, pages(0, 2)?);
+        let range = pages(0, 4)?;
+        let part = pages(0, 2)?;
         fixture.windows.prepare(range)?;
         fixture.install(range, system)?;
         let tick = fixture.remove(part);

@@ -284,7 +284,8 @@ pub(super) fn order<F: Walked>(table: &Table<F>, addr: usize) -> Option<u32> {
 /// Fails the test that calls the function, as `assert_eq!` does within a test itself.
 macro_rules! expect_eq {
     ($found:expr, $expected:expr) => {
-        let (found, expected) = (&$found, &$expected);
+        let found = &$found;
+        let expected = &$expected;
         if found != expected {
             pr_err!("line {}: {found:?}, not {expected:?}\n", line!());
             return Err(EINVAL);

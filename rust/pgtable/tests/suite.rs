@@ -140,7 +140,8 @@ mod tests {
         assert!((table.pool.pages() - before) * PAGE_SIZE <= 1024 * 64);
         // The preallocated pages are not refilled: some leaves are split, the others are removed
         // whole.
-        let (mut split, mut whole) = (0, 0);
+        let mut split = 0;
+        let mut whole = 0;
         for index in 0..64 {
             let page = PageRange::from_pages(index * PMD_SIZE + PAGE_SIZE, 1)?;
             let huge = PageRange::from_pages(index * PMD_SIZE, PMD_PAGES)?;
@@ -193,12 +194,15 @@ mod tests {
 
     #[test]
     fn spares_and_batches_of_another_table_are_refused() -> Result {
-        let (mut table, other) = (Table::<Radix4>::new()?, Table::<Radix4>::new()?);
+        let mut table = Table::<Radix4>::new()?;
+        let other = Table::<Radix4>::new()?;
         let range = PageRange::from_pages(0x1000, 1)?;
-        let (mut own, mut foreign) = (table.reader().spares(), other.reader().spares());
+        let mut own = table.reader().spares();
+        let mut foreign = other.reader().spares();
         own.refill()?;
         foreign.refill()?;
-        let (mut batch, mut wrong) = (table.batch(), other.batch());
+        let mut batch = table.batch();
+        let mut wrong = other.batch();
         let set = |_: usize, entry: &mut Entry| *entry = Entry::system(1, false);
         assert_eq!(
             table.install(range, &mut foreign, &mut batch, set),
@@ -391,7 +395,8 @@ mod tests {
             assert_eq!((entry.is_valid(), entry.number()), (true, 16 + index));
             clear(&mut table, at(index)?);
         }
-        let (count, before) = (table.pool.count(), table.pool.pages());
+        let count = table.pool.count();
+        let before = table.pool.pages();
         assert!(count > 256);
         let mut given = 0;
         while table.pool.count() != 0 {

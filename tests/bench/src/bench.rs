@@ -121,7 +121,8 @@ impl Bench {
     pub fn check(&self, map: &Mapping, seed: u64) -> Result<()> {
         for page in 0..map.pages() {
             for word in (0..WORDS).step_by(STEP) {
-                let (found, expected) = (map.get(page, word), pattern::word(seed, page, word));
+                let found = map.get(page, word);
+                let expected = pattern::word(seed, page, word);
                 anyhow::ensure!(
                     found == expected,
                     "page {page} word {word}: found {found:#x}, expected {expected:#x}"

@@ -21,12 +21,14 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
     let fault = ["collect", "switch"];
     let migration = ["collect", "unmap", "allocate", "switch", "finalize"];
     bench.row("DMA: device read fault, without the engine", "page", pages, |bench| {
-        let (device, map) = (Device::open(0)?, bench.small()?);
+        let device = Device::open(0)?;
+        let map = bench.small()?;
         bench.fill(&map, 1);
         spent(&fault, || Ok(device.read(map.addr(), buffer.pages(pages)).map(drop)?))
     })?;
     bench.row("DMA: munmap of mapped pages", "page", pages, |bench| {
-        let (device, map) = (Device::open(0)?, bench.small()?);
+        let device = Device::open(0)?;
+        let map = bench.small()?;
         bench.fill(&map, 1);
         device.read(map.addr(), buffer.pages(pages))?;
         let before = hmm::dma::account()?;
@@ -36,7 +38,8 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
         Ok(cost)
     })?;
     bench.row("DMA: RAM to device, without the engine", "page", pages, |bench| {
-        let (device, map) = (Device::open(0)?, bench.small()?);
+        let device = Device::open(0)?;
+        let map = bench.small()?;
         bench.fill(&map, 1);
         device.read(map.addr(), buffer.pages(pages))?;
         spent(&migration, || {
@@ -49,7 +52,8 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
         spent(&migration, || Ok(device.migrate_to_system(map.addr(), pages).map(drop)?))
     })?;
     bench.row("DMA: host memory, lock and unlock", "page", pages, |bench| {
-        let (device, map) = (Device::open(0)?, bench.small()?);
+        let device = Device::open(0)?;
+        let map = bench.small()?;
         bench.fill(&map, 1);
         crate::bench::timed(|| {
             let locked = device.lock(map.addr(), pages * PAGE_SIZE, 1, false)?;

@@ -16,7 +16,8 @@ const MOST: usize = 64 * 256;
 
 /// Opens the device and fills memory by the CPU.
 fn filled(bench: &Bench) -> Result<(Device, Mapping)> {
-    let (device, map) = (Device::open(0)?, bench.small()?);
+    let device = Device::open(0)?;
+    let map = bench.small()?;
     bench.fill(&map, 1);
     Ok((device, map))
 }
@@ -46,7 +47,8 @@ fn queues(bench: &mut Bench) -> Result<()> {
     })?;
     bench.row("queue: operations that depend on each other", "operation", CALLS, |bench| {
         let (device, map) = filled(bench)?;
-        let (one, two) = (device.queue()?, device.queue()?);
+        let one = device.queue()?;
+        let two = device.queue()?;
         let read = QueueOp::engine(EngineOp::Read, map.addr(), 8);
         one.submit(read, &[])?.done()?;
         timed(|| {
@@ -123,7 +125,8 @@ fn locks(bench: &mut Bench) -> Result<()> {
 }
 
 fn managed(bench: &mut Bench) -> Result<()> {
-    let (pages, plain) = (bench.pages(), ManagedFlags::default());
+    let pages = bench.pages();
+    let plain = ManagedFlags::default();
     let populate = ManagedFlags { populate: true, ..plain };
     bench.row("managed memory: allocation, populated", "page", pages, |bench| {
         let device = Device::open(0)?;

@@ -28,7 +28,8 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
         ("engine in order, read-mostly", Policy::Default, true),
     ] {
         bench.row(name, "page", pages, |bench| {
-            let (device, map) = (Device::open(0)?, bench.small()?);
+            let device = Device::open(0)?;
+            let map = bench.small()?;
             bench.fill(&map, 1);
             device.set_policy(policy)?;
             if read_mostly {
@@ -75,7 +76,8 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
         Ok(space::fill(SPACE, false)?.1 as u64)
     })?;
     bench.row("attributes set and asked for", "call", 200, |bench| {
-        let (device, map) = (Device::open(0)?, bench.small()?);
+        let device = Device::open(0)?;
+        let map = bench.small()?;
         bench.fill(&map, 1);
         timed(|| {
             for call in 0..100 {

@@ -17,7 +17,8 @@ pub fn faultless(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
     let mut row = |name, faultless: bool| {
         bench.row(name, "page moved", 2 * pages, |bench| {
-            let (device, map) = (Device::open(0)?, bench.small()?);
+            let device = Device::open(0)?;
+            let map = bench.small()?;
             bench.fill(&map, 1);
             let reader = Command::new(EngineOp::Checksum, map.addr(), map.len());
             // All pages have device PTEs before the measurement begins.

@@ -16,7 +16,9 @@ static SPENT: Mutex<Phases> = Mutex::new(Phases(BTreeMap::new()));
 fn parse(text: &str) -> Phases {
     let line = |line: &str| {
         let mut words = line.split_whitespace();
-        let (name, _count, ns) = (words.next()?, words.next()?, words.next()?);
+        let name = words.next()?;
+        let _count = words.next()?;
+        let ns = words.next()?;
         Some((name.to_string(), ns.parse().ok()?))
     };
     Phases(text.lines().filter_map(line).collect())

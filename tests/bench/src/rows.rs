@@ -43,18 +43,21 @@ pub fn faults(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
     let mut buffer = Buffer::new(bench);
     bench.row("device read fault, populated", PAGE, pages, |bench| {
-        let (device, map) = (Device::open(0)?, bench.small()?);
+        let device = Device::open(0)?;
+        let map = bench.small()?;
         bench.fill(&map, 1);
         bench.chunks(&map, &mut buffer, Some(1), read(&device))
     })?;
     bench.row("device re-read", PAGE, pages, |bench| {
-        let (device, map) = (Device::open(0)?, bench.small()?);
+        let device = Device::open(0)?;
+        let map = bench.small()?;
         bench.fill(&map, 1);
         bench.untimed(&map, &mut buffer, None, read(&device))?;
         bench.chunks(&map, &mut buffer, Some(1), read(&device))
     })?;
     bench.row("device read of one mapped page", CALL, 100, |_| {
-        let (device, map) = (Device::open(0)?, Mapping::anon(1)?);
+        let device = Device::open(0)?;
+        let map = Mapping::anon(1)?;
         map.fill(1);
         let page = buffer.pages(1);
         device.read(map.addr(), page)?;
@@ -73,7 +76,8 @@ pub fn faults(bench: &mut Bench) -> Result<()> {
         })
     })?;
     bench.row("device write fault, unpopulated", PAGE, pages, |bench| {
-        let (device, map) = (Device::open(0)?, bench.small()?);
+        let device = Device::open(0)?;
+        let map = bench.small()?;
         let data = bench.small()?;
         bench.fill(&data, 2);
         // The device reads the data from one mapping and then writes it to another, which only the
@@ -171,7 +175,8 @@ pub fn invalidations(bench: &mut Bench) -> Result<()> {
     let mut buffer = Buffer::new(bench);
     let mut row = |name, mirrored: bool, change: fn(&Mapping) -> Result<()>| {
         bench.row(name, PAGE, pages, |bench| {
-            let (device, map) = (Device::open(0)?, bench.small()?);
+            let device = Device::open(0)?;
+            let map = bench.small()?;
             bench.fill(&map, 1);
             if mirrored {
                 bench.untimed(&map, &mut buffer, Some(1), read(&device))?;
@@ -218,7 +223,8 @@ pub fn sparse(bench: &mut Bench) -> Result<()> {
     const TIMES: usize = 16;
     let mut row = |name, bytes: usize, mirrored: bool| {
         let once = || {
-            let (device, map) = (Device::open(0)?, Mapping::reserve(bytes, Prot::ReadWrite)?);
+            let device = Device::open(0)?;
+            let map = Mapping::reserve(bytes, Prot::ReadWrite)?;
             let first = map.pages() / 2;
             map.fill_pages(1, first, PAGES);
             if mirrored {

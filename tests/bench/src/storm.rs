@@ -50,12 +50,14 @@ fn beside<T>(
     step: impl Fn(&Mapping) -> Result<(), Errno> + Sync,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<(T, u64)> {
-    let (stop, begun) = (AtomicBool::new(false), Barrier::new(threads + 1));
+    let stop = AtomicBool::new(false);
+    let begun = Barrier::new(threads + 1);
     thread::scope(|scope| {
         let run = || {
             let page = Mapping::reserve(PAGE_SIZE, Prot::ReadWrite);
             begun.wait();
-            let (page, mut times) = (page?, 0);
+            let page = page?;
+            let mut times = 0;
             while !stop.load(Relaxed) {
                 step(&page)?;
                 times += 1;
@@ -77,7 +79,8 @@ fn beside<T>(
 /// Measures the processor time of device reads that fault while a high-priority thread interrupts
 /// them continuously and runs `step`. The time of that thread is not counted.
 fn interrupted(step: fn(&Mapping) -> Result<(), Errno>) -> Result<u64> {
-    let (device, map) = (Device::open(0)?, memory(INTERRUPTED)?);
+    let device = Device::open(0)?;
+    let map = memory(INTERRUPTED)?;
     let mut buffer = vec![0; PAGES * PAGE_SIZE];
     let begun = AtomicBool::new(false);
     let interrupt = |page: &Mapping| {
@@ -104,7 +107,8 @@ fn interrupted(step: fn(&Mapping) -> Result<(), Errno>) -> Result<u64> {
 /// Measures the median time of device reads that fault, while `meanwhile` threads invalidate. If
 /// `before` is not 0, so many threads invalidate during an earlier run of the reads.
 fn median(before: usize, meanwhile: usize) -> Result<u64> {
-    let (device, map) = (Device::open(0)?, memory(READS)?);
+    let device = Device::open(0)?;
+    let map = memory(READS)?;
     let mut buffer = vec![0; PAGES * PAGE_SIZE];
     let mut read = |times: usize| {
         let mut costs = Vec::with_capacity(times);

@@ -111,7 +111,9 @@ fn protect() -> Result<u64> {
 }
 
 fn copy_on_write() -> Result<u64> {
-    let (map, ready, gate) = (memory()?, Gate::new()?, Gate::new()?);
+    let map = memory()?;
+    let ready = Gate::new()?;
+    let gate = Gate::new()?;
     let child = Child::spawn(|| ready.open().and_then(|()| gate.wait()))?;
     // The start of the child must not be measured.
     ready.wait()?;

@@ -64,7 +64,8 @@ macro_rules! check {
 #[macro_export]
 macro_rules! check_eq {
     ($found:expr, $expected:expr, $($what:tt)+) => {{
-        let (found, expected) = (&$found, &$expected);
+        let found = &$found;
+        let expected = &$expected;
         if found != expected {
             let what = format!($($what)+);
             let why = format!("{what}: found {found:?}, expected {expected:?}");
@@ -150,9 +151,15 @@ pub struct Test {
 impl Test {
     /// A test for every driver and every kind of device memory.
     pub const fn new(group: &'static str, name: &'static str, run: fn(&Ctx) -> Outcome) -> Test {
-        let (defect, only_rust, alarm) = (None, None, None);
-        let (hw, only_hw, private) = (false, false, false);
-        let (skips_flushes, timed, seconds) = (false, false, 60);
+        let defect = None;
+        let only_rust = None;
+        let alarm = None;
+        let hw = false;
+        let only_hw = false;
+        let private = false;
+        let skips_flushes = false;
+        let timed = false;
+        let seconds = 60;
         Test {
             group,
             name,
@@ -332,7 +339,8 @@ fn traces() -> Result<Vec<Trace>, String> {
 /// allowed only if the test `skips_flushes`.
 fn broken(before: &[Trace], after: &[Trace], skips_flushes: bool) -> Option<String> {
     let indices = |traces: &[Trace]| traces.iter().map(|trace| trace.index).collect::<Vec<_>>();
-    let (had, has) = (indices(before), indices(after));
+    let had = indices(before);
+    let has = indices(after);
     if had != has {
         return Some(format!("devices {had:?} existed before the test, {has:?} after it"));
     }
@@ -369,7 +377,8 @@ pub fn run(tests: &[Test], ctx: &Ctx, scale: u64) -> bool {
     println!("TAP version 13");
     println!("1..{}", tests.len());
     for (index, test) in tests.iter().enumerate() {
-        let (number, name) = (index + 1, test.full_name());
+        let number = index + 1;
+        let name = test.full_name();
         let start = Instant::now();
         let alarms = Alarms::begin(test.alarm);
         let mut verdict = match ctx.driver {

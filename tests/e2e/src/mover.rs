@@ -213,7 +213,8 @@ impl Board {
 
     /// Waits until `pages` more pages have moved.
     pub fn wait_for(&self, pages: u64) -> Outcome {
-        let (before, begin) = (self.moved(), Instant::now());
+        let before = self.moved();
+        let begin = Instant::now();
         while self.moved() < before + pages {
             if begin.elapsed() > PATIENCE * 3 {
                 return Err(Stop::Fail(format!("nothing moves: {}", self.peek())));
@@ -228,7 +229,8 @@ impl Board {
     pub fn wait_for_copies(&self, copied: impl Fn() -> Result<u64, Stop>) -> Outcome {
         let begin = Instant::now();
         loop {
-            let (calls, before) = (self.word(Word::Calls).load(SeqCst), copied()?);
+            let calls = self.word(Word::Calls).load(SeqCst);
+            let before = copied()?;
             let in_flight = || {
                 let returned = self.word(Word::Calls).load(SeqCst);
                 returned == calls && self.word(Word::Begun).load(SeqCst) > calls
@@ -248,7 +250,8 @@ impl Board {
     /// Waits until all calls that have begun have returned, because their pages are counted only
     /// then.
     pub fn wait_for_calls(&self) -> Outcome {
-        let (begun, begin) = (self.word(Word::Begun).load(SeqCst), Instant::now());
+        let begun = self.word(Word::Begun).load(SeqCst);
+        let begin = Instant::now();
         while self.word(Word::Calls).load(SeqCst) < begun {
             if begin.elapsed() > PATIENCE {
                 return Err(Stop::Fail(format!("a call does not return: {}", self.peek())));
@@ -308,7 +311,8 @@ impl Mover {
     /// Starts a mover that counts on `board`, which another process reads.
     pub fn spawn(board: &Board, device: &Device, map: &Mapping, rest: bool) -> Result<Child, Stop> {
         map.advise(libc::MADV_DONTFORK)?;
-        let (addr, pages) = (map.addr(), map.pages());
+        let addr = map.addr();
+        let pages = map.pages();
         let child = Child::spawn(|| -> Result<(), Errno> {
             board.run(device, addr, pages, rest);
             Ok(())
@@ -349,7 +353,8 @@ impl Mover {
     /// Kills the mover, possibly during a migration. Fails if no page moved during the events.
     pub fn end(mut self) -> Outcome {
         let board = self.board()?;
-        let (calls, begin) = (board.peek().calls, Instant::now());
+        let calls = board.peek().calls;
+        let begin = Instant::now();
         // The call that overlaps with the last event may be the only one, and has not returned yet.
         while board.peek().during == 0 && board.peek().calls < calls + 2 {
             if begin.elapsed() > PATIENCE {

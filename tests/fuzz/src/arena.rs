@@ -130,7 +130,8 @@ pub fn build_kept() -> Result<(), String> {
     must("buffer", sys::mmap(BUFFER, BUFFER_LEN, RW, ANON, -1, 0))?;
     let fd = memfd(THREADS * PAGE_SIZE)?;
     for thread in 0..THREADS {
-        let (shared, offset) = (libc::MAP_SHARED | FIXED, thread * PAGE_SIZE);
+        let shared = libc::MAP_SHARED | FIXED;
+        let offset = thread * PAGE_SIZE;
         must("arguments", sys::mmap(arguments(thread), PAGE_SIZE, RW, shared, fd, offset))?;
         let alias = read_only_alias(thread);
         must("alias", sys::mmap(alias, PAGE_SIZE, libc::PROT_READ, shared, fd, offset))?;

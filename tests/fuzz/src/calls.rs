@@ -244,7 +244,8 @@ impl Caller {
         }
         let op = self.drawn.draw(&mut self.rng);
         if self.rng.one_in(8) {
-            let (addr, write) = (arena::page(&mut self.rng), self.rng.one_in(2));
+            let addr = arena::page(&mut self.rng);
+            let write = self.rng.one_in(2);
             arena::touch(addr, 64, write);
         }
         self.call(op);
@@ -444,8 +445,10 @@ impl Caller {
             0 => crate::mutate::border(rng) as usize,
             _ => rng.below(3 * PAGE_SIZE),
         };
-        let (choice, number) = (rng.below_u64(9), crate::mutate::border(rng) as usize);
-        let (fd, socket) = (fd as usize, self.sockets[0]);
+        let choice = rng.below_u64(9);
+        let number = crate::mutate::border(rng) as usize;
+        let fd = fd as usize;
+        let socket = self.sockets[0];
         let words = [fd as u64, addr as u64, len as u64, choice, number as u64, 0, 0, 0, 0, 0];
         self.measure(op, words, false, || match op {
             Op::Poll => {

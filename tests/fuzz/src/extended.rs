@@ -109,7 +109,8 @@ pub fn fill(op: Op, rng: &mut Rng, words: &mut [u64]) {
     match op {
         Op::SetAttributes | Op::GetAttributes => {
             (words[1], words[2]) = (page, pages);
-            let (what, preferred) = (rng.below_u64(32), rng.below_u64(3));
+            let what = rng.below_u64(32);
+            let preferred = rng.below_u64(3);
             words[3] = two(what, preferred);
             words[4] = two(rng.below_u64(32) & what, rng.below_u64(12));
         }

@@ -138,21 +138,24 @@ fn wait(gate: &Gate) -> Result<(), String> {
 
 fn read(gate: &Gate) -> Result<(), String> {
     let device = node()?;
-    let (addr, to) = (sparse(64 * GIB, READ)?, buffer(2 * GIB)?);
+    let addr = sparse(64 * GIB, READ)?;
+    let to = buffer(2 * GIB)?;
     ready(gate)?;
     old(&device, Op::Read, addr, to, 64 * GIB / PAGE_SIZE)
 }
 
 fn read_unlocked(gate: &Gate) -> Result<(), String> {
     let device = node()?;
-    let (addr, to) = (sparse(64 * GIB, READ)?, buffer(2 * GIB)?);
+    let addr = sparse(64 * GIB, READ)?;
+    let to = buffer(2 * GIB)?;
     ready(gate)?;
     old(&device, Op::ReadUnlocked, addr, to, 64 * GIB / PAGE_SIZE)
 }
 
 fn write(gate: &Gate) -> Result<(), String> {
     let device = node()?;
-    let (addr, from) = (sparse(GIB, WRITE)?, buffer(GIB)?);
+    let addr = sparse(GIB, WRITE)?;
+    let from = buffer(GIB)?;
     ready(gate)?;
     old(&device, Op::Write, addr, from, GIB / PAGE_SIZE)
 }
@@ -198,13 +201,15 @@ fn filled(mib: usize) -> Result<Mapping, String> {
 }
 
 fn migrate_slow(gate: &Gate) -> Result<(), String> {
-    let (device, map) = (node()?, filled(4)?);
+    let device = node()?;
+    let map = filled(4)?;
     ready(gate)?;
     over(device.migrate(map.addr(), map.pages(), Way::ToDevice))
 }
 
 fn migrate_to_dev(gate: &Gate) -> Result<(), String> {
-    let (device, map) = (node()?, filled(4)?);
+    let device = node()?;
+    let map = filled(4)?;
     ready(gate)?;
     old(&device, Op::MigrateToDev, map.addr(), 0, map.pages())
 }
@@ -284,7 +289,8 @@ fn events(gate: &Gate) -> Result<(), String> {
 fn mmap(gate: &Gate) -> Result<(), String> {
     let device = node()?;
     ready(gate)?;
-    let (flags, len) = (libc::MAP_PRIVATE | libc::MAP_NORESERVE, 64 * GIB);
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+    let len = 64 * GIB;
     let result = sys::mmap(0, len, WRITE, flags, device.fd(), 0);
     over::<isize>(if result < 0 { Err(Errno(-result as i32)) } else { Ok(result) })
 }
@@ -306,7 +312,8 @@ fn commands(gate: &Gate) -> Result<(), String> {
 }
 
 fn command_in_fault(gate: &Gate) -> Result<(), String> {
-    let (device, map) = (node()?, filled(2)?);
+    let device = node()?;
+    let map = filled(2)?;
     let writes = Command::new(EngineOp::Fill, map.addr(), map.len()).rounds(0);
     device.submit(writes).map_err(name)?;
     std::thread::sleep(Duration::from_millis(100));
@@ -381,7 +388,9 @@ pub fn run(filter: &[String], rounds: u32, limit: Duration, node: u32, json: boo
         if died.wrong.is_none() && died.max_ms > limit.as_secs_f64() * 1e3 {
             died.wrong = Some(format!("longer than {} s", limit.as_secs_f64()));
         }
-        let (number, call, ms) = (all.len() + 1, died.call, died.max_ms);
+        let number = all.len() + 1;
+        let call = died.call;
+        let ms = died.max_ms;
         if !json {
             match &died.wrong {
                 None => println!("ok {number} killed in {call} # dies in {ms:.1} ms"),

@@ -104,7 +104,8 @@ impl Drop for Permissions {
 
 /// Ticks of the TSC per ms.
 fn ticks_per_ms() -> f64 {
-    let (time, ticks) = (Instant::now(), sys::ticks());
+    let time = Instant::now();
+    let ticks = sys::ticks();
     std::thread::sleep(Duration::from_millis(100));
     (sys::ticks() - ticks) as f64 / (time.elapsed().as_secs_f64() * 1e3)
 }
@@ -301,7 +302,8 @@ fn run(args: &Args) -> Result<report::Report, String> {
     if ended_killed != kills {
         return Err(format!("{ended_killed} processes were killed, {kills} of them on purpose"));
     }
-    let (leaks, damages) = (shared.leaks.load(Relaxed), shared.damages.load(Relaxed));
+    let leaks = shared.leaks.load(Relaxed);
+    let damages = shared.damages.load(Relaxed);
     if leaks + damages != 0 {
         return Err(format!(
             "another process's memory: {leaks} words were read, {damages} changed"
@@ -313,7 +315,8 @@ fn run(args: &Args) -> Result<report::Report, String> {
         return Err(format!("these never succeeded, so that nothing was tested: {never:?}"));
     }
     if report.checks == 0 || report.moved == 0 {
-        let (checks, moved) = (report.checks, report.moved);
+        let checks = report.checks;
+        let moved = report.moved;
         return Err(format!("the other process: {checks} checks, {moved} pages moved"));
     }
     Ok(report)

@@ -18,7 +18,8 @@ fn wrong_words(map: &Mapping) -> (u64, usize) {
     let mut bytes = vec![0u64; map.len() / 8];
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: map.len() };
     let remote = libc::iovec { iov_base: map.addr() as *mut _, iov_len: map.len() };
-    let (local, remote) = (std::ptr::addr_of!(local), std::ptr::addr_of!(remote));
+    let local = std::ptr::addr_of!(local);
+    let remote = std::ptr::addr_of!(remote);
     let pid = std::process::id() as usize;
     let read =
         sys::call(libc::SYS_process_vm_readv, [pid, local as usize, 1, remote as usize, 1, 0]);

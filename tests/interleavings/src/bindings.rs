@@ -46,18 +46,9 @@ pub mod frames {
 
     /// Must be called at the start of each execution.
     pub fn reset() {
-        let frame = |_| Frame {
-            there: Memory::new(0),
-            contents: Memory::new(0),
-        };
+        let frame = |_| Frame { there: Memory::new(0), contents: Memory::new(0) };
         let frames = (0..WATCHED * REGIONS).map(frame).collect();
-        STATE.with(|state| {
-            *state = Some(State {
-                frames,
-                mapped: [None; REGIONS],
-                regions: 0,
-            })
-        });
+        STATE.with(|state| *state = Some(State { frames, mapped: [None; REGIONS], regions: 0 }));
     }
 
     /// First page frame number of a region.
@@ -66,17 +57,13 @@ pub mod frames {
     }
 
     fn frame(pfn: usize) -> Option<&'static Frame> {
-        let (region, index) = ((pfn >> 20) - 1, pfn & 0xfffff);
+        let region = (pfn >> 20) - 1;
+        let index = pfn & 0xfffff;
         state(|state| {
-            assert!(
-                state.mapped[region].is_some(),
-                "page frame {pfn:#x} is not there"
-            );
+            assert!(state.mapped[region].is_some(), "page frame {pfn:#x} is not there");
             let frame = state.frames.get(region * WATCHED + index);
             // SAFETY: The frames exist until the next execution.
-            frame
-                .filter(|_| index < WATCHED)
-                .map(|frame| unsafe { &*core::ptr::from_ref(frame) })
+            frame.filter(|_| index < WATCHED).map(|frame| unsafe { &*core::ptr::from_ref(frame) })
         })
     }
 
@@ -207,10 +194,7 @@ impl Default for dev_pagemap {
 }
 
 pub unsafe fn memremap_pages(pgmap: *mut dev_pagemap, _node: ffi::c_int) -> *mut ffi::c_void {
-    frames::map(
-        unsafe { (*pgmap).__bindgen_anon_1.range.0.start },
-        pgmap as usize,
-    );
+    frames::map(unsafe { (*pgmap).__bindgen_anon_1.range.0.start }, pgmap as usize);
     pgmap.cast()
 }
 
@@ -334,11 +318,7 @@ pub unsafe fn rust_hmm_dma_window_map(
 ) -> ffi::c_int {
     let place = unsafe { &(*window).places[index as usize] };
     let before = place.read();
-    assert_eq!(
-        before,
-        if fresh { 0 } else { pfn as u64 },
-        "a place is mapped twice"
-    );
+    assert_eq!(before, if fresh { 0 } else { pfn as u64 }, "a place is mapped twice");
     if fresh {
         place.write(pfn as u64);
     }

@@ -14,26 +14,19 @@ pub(crate) struct Test {
 
 /// A test that explores all interleavings.
 pub(crate) const fn full(name: &'static str, run: fn()) -> Test {
-    Test {
-        name,
-        preemptions: None,
-        run,
-    }
+    Test { name, preemptions: None, run }
 }
 
 /// A test that explores interleavings with at most `preemptions` preemptions.
 pub(crate) const fn bounded(name: &'static str, preemptions: usize, run: fn()) -> Test {
-    Test {
-        name,
-        preemptions: Some(preemptions),
-        run,
-    }
+    Test { name, preemptions: Some(preemptions), run }
 }
 
 /// Runs the tests named by the arguments.
 pub(crate) fn main(all: &[&[Test]]) {
     let mut arguments = std::env::args().skip(1);
-    let (mut name, mut preemptions) = (None, None);
+    let mut name = None;
+    let mut preemptions = None;
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--list" => {
@@ -60,9 +53,7 @@ pub(crate) fn main(all: &[&[Test]]) {
     let name = name.expect("the name of a test");
     let test = all.iter().copied().flatten().find(|test| test.name == name);
     let test = test.expect("no such test");
-    let bounds = Bounds {
-        preemptions: preemptions.unwrap_or(test.preemptions),
-    };
+    let bounds = Bounds { preemptions: preemptions.unwrap_or(test.preemptions) };
     let count = explore(bounds, test.run);
     if count == 1 {
         // With a single interleaving the order of the threads has no effect, so that the test

@@ -61,7 +61,8 @@ fn judge(
 ) -> Result<(), String> {
     // The counts restart at 0 when the library is loaded again.
     let raised = |name: &str| {
-        let (old, new) = (before.get(name), after.get(name).copied().unwrap_or(0));
+        let old = before.get(name);
+        let new = after.get(name).copied().unwrap_or(0);
         new.checked_sub(old.copied().unwrap_or(0)).unwrap_or(new)
     };
     let others = after.keys().filter(|name| expected != Some(name.as_str()) && raised(name) != 0);

@@ -289,7 +289,8 @@ mod tests {
 
     #[test]
     fn gates_carry_numbers_both_ways() {
-        let (there, back) = (Gate::new().unwrap(), Gate::new().unwrap());
+        let there = Gate::new().unwrap();
+        let back = Gate::new().unwrap();
         let child = Child::spawn(|| back.send(there.receive()? + 1));
         let child = child.unwrap();
         there.send(41).unwrap();

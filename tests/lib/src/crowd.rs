@@ -119,7 +119,8 @@ mod tests {
     #[test]
     fn start_waits_for_all_children() {
         let (marks, mark) = child::pipe().unwrap();
-        let (mut marks, mark) = (File::from(marks), File::from(mark));
+        let mut marks = File::from(marks);
+        let mark = File::from(mark);
         let mut crowd = Crowd::new(3, || Ok((&mark).write_all(b"x")?)).unwrap();
         crowd.start().unwrap();
         drop(mark);

@@ -28,7 +28,8 @@ pub fn temp_file(dir: &str, seed: u64, npages: usize) -> io::Result<File> {
 /// Punches a hole of `npages` pages into a file, whose size stays the same.
 pub fn punch(file: &File, first: usize, npages: usize) -> Result<(), Errno> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    let (at, len) = ((first * PAGE_SIZE) as libc::off_t, (npages * PAGE_SIZE) as libc::off_t);
+    let at = (first * PAGE_SIZE) as libc::off_t;
+    let len = (npages * PAGE_SIZE) as libc::off_t;
     // SAFETY: plain numbers.
     Errno::check(unsafe { libc::fallocate(file.as_raw_fd(), mode, at, len) }.into()).map(|_| ())
 }

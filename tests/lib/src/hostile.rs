@@ -84,7 +84,8 @@ impl Group {
         let top = PathBuf::from("/sys/fs/cgroup");
         let control = top.join("cgroup.subtree_control");
         if !control.exists() {
-            let (kind, place) = (c"cgroup2".as_ptr(), c"/sys/fs/cgroup".as_ptr());
+            let kind = c"cgroup2".as_ptr();
+            let place = c"/sys/fs/cgroup".as_ptr();
             // SAFETY: strings that outlive the call.
             let ret = unsafe { libc::mount(kind, place, kind, 0, std::ptr::null()) };
             if ret != 0 {

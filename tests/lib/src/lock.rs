@@ -61,7 +61,9 @@ impl Device {
         agents: u64,
         fine: bool,
     ) -> Result<Locked, Errno> {
-        let (flags, addr, bytes) = (fine.into(), addr as u64, bytes as u64);
+        let flags = fine.into();
+        let addr = addr as u64;
+        let bytes = bytes as u64;
         let mut raw = RawLock { flags, addr, bytes, agents, ..RawLock::default() };
         self.lock_call(0x70, &mut raw)?;
         Ok(Locked { device_addr: raw.device_addr as usize, fine: raw.fine != 0 })

@@ -162,7 +162,8 @@ impl Drop for Managed {
 impl Device {
     fn alloc_call(&self, bytes: usize, flags: u32, queue: u32) -> Result<RawAlloc, Errno> {
         let size = size_of::<RawAlloc>() as u32;
-        let (fd, bytes) = (self.fd(), bytes as u64);
+        let fd = self.fd();
+        let bytes = bytes as u64;
         let mut raw = RawAlloc { size, flags, fd, queue, bytes, ..RawAlloc::default() };
         self.extension(0x79, &mut raw).map(|()| raw)
     }
@@ -183,7 +184,8 @@ impl Device {
     ) -> Result<(Managed, Fence<'d>), Errno> {
         let raw = self.alloc_call(bytes, flags.bits(), queue.number())?;
         let unit = if flags.huge { crate::abi::HUGE_SIZE } else { PAGE_SIZE };
-        let (addr, len) = (raw.addr as usize, bytes.next_multiple_of(unit));
+        let addr = raw.addr as usize;
+        let len = bytes.next_multiple_of(unit);
         let managed = Managed { addr, len, reserved: false };
         Ok((managed, self.fence(raw.fence)))
     }
@@ -208,7 +210,8 @@ impl Device {
         flags: ManagedFlags,
     ) -> Result<Managed, Errno> {
         assert!(npages <= area.pages(), "the area is too small");
-        let (addr, len) = (area.addr(), npages * PAGE_SIZE);
+        let addr = area.addr();
+        let len = npages * PAGE_SIZE;
         let managed = self.map_managed_at(addr, len, flags);
         // A failed call may have unmapped the range: dropping this reserves it again.
         let reserved = Managed { addr, len, reserved: true };

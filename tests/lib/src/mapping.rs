@@ -199,19 +199,22 @@ impl Mapping {
 
     /// A shared mapping of a file.
     pub fn file_shared(file: &File, npages: usize) -> Result<Self, Errno> {
-        let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
+        let len = npages * PAGE_SIZE;
+        let fd = file.as_raw_fd();
         Self::create(len, PAGE_SIZE, libc::MAP_SHARED, Prot::ReadWrite, fd)
     }
 
     /// A private mapping of a file.
     pub fn file_private(file: &File, npages: usize) -> Result<Self, Errno> {
-        let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
+        let len = npages * PAGE_SIZE;
+        let fd = file.as_raw_fd();
         Self::create(len, PAGE_SIZE, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
     }
 
     /// A private mapping of a file that begins `offset` pages after a multiple of 2 MiB.
     pub fn file_private_at(file: &File, npages: usize, offset: usize) -> Result<Self, Errno> {
-        let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
+        let len = npages * PAGE_SIZE;
+        let fd = file.as_raw_fd();
         let place = (HUGE_SIZE, offset * PAGE_SIZE);
         Self::create_at(0, len, place, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
     }
@@ -336,7 +339,8 @@ impl Mapping {
         file: Option<(&File, bool)>,
     ) -> Result<(), Errno> {
         let (ptr, len) = self.range(first, npages);
-        let (start, end) = (ptr as usize, ptr as usize + len);
+        let start = ptr as usize;
+        let end = ptr as usize + len;
         let mut holes = self.holes.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(without(start, end, &holes).is_empty(), "something is mapped there");
         let (flags, fd) = match file {
@@ -426,7 +430,8 @@ mod tests {
 
     #[test]
     fn move_keeps_contents() {
-        let (from, to) = (Mapping::anon(4).unwrap(), Mapping::anon(4).unwrap());
+        let from = Mapping::anon(4).unwrap();
+        let to = Mapping::anon(4).unwrap();
         from.fill(1);
         from.move_pages(0, 4, &to, 0).unwrap();
         assert_eq!(to.check(1), Ok(()));

@@ -169,13 +169,15 @@ impl UnplugRaw {
 impl Device {
     /// Sets the attributes selected by `new` for some pages.
     pub fn set_attributes(&self, addr: usize, npages: usize, new: Attributes) -> Result<(), Errno> {
-        let (addr, npages) = (addr as u64, npages as u64);
+        let addr = addr as u64;
+        let npages = npages as u64;
         self.extension(0x50, &mut Attributes { size: 40, flags: 0, addr, npages, ..new })
     }
 
     /// Attributes that are uniform for some pages.
     pub fn attributes(&self, addr: usize, npages: usize) -> Result<Attributes, Errno> {
-        let (addr, npages) = (addr as u64, npages as u64);
+        let addr = addr as u64;
+        let npages = npages as u64;
         let mut raw = Attributes { size: 40, addr, npages, ..Attributes::default() };
         self.extension(0x51, &mut raw)?;
         Ok(Attributes { size: 0, flags: 0, addr: 0, npages: 0, ..raw })
@@ -196,7 +198,8 @@ impl Device {
     /// Takes device pages out of use, or brings them back. Returns the number of pages that are
     /// still in use.
     pub fn resize(&self, first: usize, count: usize, restore: bool) -> Result<u64, Errno> {
-        let (first, count) = (first as u64, count as u64);
+        let first = first as u64;
+        let count = count as u64;
         let mut raw = MemoryRaw { size: 32, flags: restore.into(), first, count, left: 0 };
         self.extension(0x54, &mut raw).map(|()| raw.left)
     }
@@ -204,7 +207,8 @@ impl Device {
     /// Unplugs the device and discards the contents of some pages. Returns the number of pages
     /// saved and lost.
     pub fn unplug(&self, addr: usize, npages: usize) -> Result<(u64, u64), Errno> {
-        let (addr, npages) = (addr as u64, npages as u64);
+        let addr = addr as u64;
+        let npages = npages as u64;
         let flags = UnplugRaw::SURE;
         let mut raw = UnplugRaw { size: 40, flags, addr, npages, ..UnplugRaw::default() };
         self.extension(0x55, &mut raw).map(|()| (raw.saved, raw.lost))

@@ -20,7 +20,8 @@ pub struct Terminal {
 impl Terminal {
     /// Runs `command` on a terminal of this size.
     pub fn run(mut command: Command, columns: u16, rows: u16) -> io::Result<Terminal> {
-        let (mut master, mut slave) = (-1, -1);
+        let mut master = -1;
+        let mut slave = -1;
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the descriptors and the size are valid; a name and settings are not asked for.
         let opened = unsafe {

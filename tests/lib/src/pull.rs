@@ -72,7 +72,8 @@ impl Device {
 
     /// Migrates pages from `other` to this device.
     pub fn pull(&self, addr: usize, npages: usize, other: &Device) -> Result<Pulled, Errno> {
-        let (addr, npages) = (addr as u64, npages as u64);
+        let addr = addr as u64;
+        let npages = npages as u64;
         self.pull_call(RawPull { addr, npages, ..RawPull::default() }, other)
     }
 }

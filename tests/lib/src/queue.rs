@@ -231,8 +231,11 @@ impl Device {
         after: &[&Fence<'_>],
     ) -> Result<Fence<'_>, Errno> {
         let ids: Vec<u64> = after.iter().map(|fence| fence.id).collect();
-        let (after, nafter) = (ids.as_ptr() as u64, ids.len() as u64);
-        let (addr, src, bytes) = (to as u64, from as u64, bytes as u64);
+        let after = ids.as_ptr() as u64;
+        let nafter = ids.len() as u64;
+        let addr = to as u64;
+        let src = from as u64;
+        let bytes = bytes as u64;
         let mut raw = RawQueue { addr, src, bytes, after, nafter, ..RawQueue::default() };
         self.queue_call(0x6e, &mut raw)?;
         Ok(Fence { device: self, id: raw.fence })
@@ -253,7 +256,8 @@ impl<'d> Queue<'d> {
     /// Submits an operation that starts after all fences in `after`.
     pub fn submit(&self, op: QueueOp, after: &[&Fence<'_>]) -> Result<Fence<'d>, Errno> {
         let ids: Vec<u64> = after.iter().map(|fence| fence.id).collect();
-        let (after, nafter) = (ids.as_ptr() as u64, ids.len() as u64);
+        let after = ids.as_ptr() as u64;
+        let nafter = ids.len() as u64;
         let mut raw = RawQueue { queue: self.number, after, nafter, ..op.0 };
         self.device.queue_call(0x62, &mut raw)?;
         Ok(Fence { device: self.device, id: raw.fence })

@@ -106,7 +106,8 @@ mod tests {
 
     #[test]
     fn snapshot_and_pagemap_are_combined() {
-        let (none, swap) = (Entry(0), Entry(1 << 62));
+        let none = Entry(0);
+        let swap = Entry(1 << 62);
         let of = |state, entry| Place::of(PageState(state), entry).char();
         assert_eq!(of(0x00, none), '.');
         assert_eq!(of(0x00, swap), 'x');

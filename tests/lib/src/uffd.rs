@@ -109,7 +109,8 @@ fn register(map: &Mapping, mode: u64, features: u64) -> Result<File, Errno> {
     let mut api = Api { api: 0xaa, features, ioctls: 0 };
     // SAFETY: the structure that this request takes.
     Errno::check(unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_API as _, &mut api) }.into())?;
-    let (start, len) = (map.addr() as u64, map.len() as u64);
+    let start = map.addr() as u64;
+    let len = map.len() as u64;
     let mut register = Register { start, len, mode, ioctls: 0 };
     // SAFETY: the structure that this request takes.
     let ret = unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_REGISTER as _, &mut register) };
@@ -132,7 +133,8 @@ impl WriteProtect {
 
     /// Enables or disables the write protection of some pages of `map`.
     pub fn set(&self, map: &Mapping, first: usize, npages: usize, yes: bool) -> Result<(), Errno> {
-        let (start, len) = (map.page_addr(first) as u64, (npages * PAGE_SIZE) as u64);
+        let start = map.page_addr(first) as u64;
+        let len = (npages * PAGE_SIZE) as u64;
         loop {
             let mode = if yes { PROTECT_WP } else { 0 };
             let mut protect = Protect { start, len, mode };

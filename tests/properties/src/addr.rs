@@ -65,7 +65,8 @@ fn refused(trial: &Trial<'_>) {
     let pages = prop_oneof![0usize..3, 0usize..2000, any::<usize>()];
     trial.run((address(), address(), pages), 1..4, |cases| {
         for (first, second, pages) in cases {
-            let (start, end) = (*first as u128, *second as u128);
+            let start = *first as u128;
+            let end = *second as u128;
             let range = PageRange::new(*first, *second);
             assert_eq!(range.ok().map(ends), made(start, end));
             let range = PageRange::from_pages(*first, *pages);
@@ -73,7 +74,8 @@ fn refused(trial: &Trial<'_>) {
             assert_eq!(range.ok().map(ends), made(start, end));
             // The smallest range that contains both. Pages at the very end of the address space
             // cannot be mapped.
-            let (low, high) = (first.min(second), first.max(second));
+            let low = first.min(second);
+            let high = first.max(second);
             if low < high {
                 let start = *low as u128 / 4096 * 4096;
                 let last = usize::MAX as u128 / 4096 * 4096;

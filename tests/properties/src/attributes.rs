@@ -288,7 +288,8 @@ fn moves(trial: &Trial<'_>) {
                     let mut moved = Vec::new();
                     for (start, count, offset) in mappings {
                         let end = start + count;
-                        let (low, high) = (first.max(start), (first + pages).min(end));
+                        let low = first.max(start);
+                        let high = (first + pages).min(end);
                         if low >= high {
                             rest.push((start, count, offset));
                             continue;

@@ -162,11 +162,13 @@ fn each<const BLOCKS: usize>(
                     }
                 }
                 Op::Withdraw(page, count) => {
-                    let (index, count) = (page % pages, count.min(pages - page % pages));
+                    let index = page % pages;
+                    let count = count.min(pages - page % pages);
                     assert_eq!(map.withdraw(index, count), model.withdraw(index, count));
                 }
                 Op::Restore(page, count) => {
-                    let (index, count) = (page % pages, count.min(pages - page % pages));
+                    let index = page % pages;
+                    let count = count.min(pages - page % pages);
                     map.restore(index, count);
                     model.restore(index, count);
                 }

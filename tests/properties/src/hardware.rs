@@ -353,7 +353,8 @@ fn accesses(trial: &Trial<'_>) {
     trial.run(step(), 1..60, |steps| {
         let mut machine = Machine::new();
         let context = Context::new(1, Some((Format::Radix4, UPPER[0])), false);
-        let (engine, file) = (Counters::new(), Counters::new());
+        let engine = Counters::new();
+        let file = Counters::new();
         let mut accesses = 0;
         for step in steps {
             match *step {
@@ -397,7 +398,8 @@ fn access(
     write: bool,
 ) {
     let permits = |page: Page| page.is_some_and(|(_, writable)| writable || !write);
-    let (old, new) = (machine.before.page(index), machine.tree.page(index));
+    let old = machine.before.page(index);
+    let new = machine.tree.page(index);
     let mut bytes = [0; 8];
     let mut action = if write { Action::Write(&[1; 8]) } else { Action::Read(&mut bytes) };
     let [engine, file] = counters;

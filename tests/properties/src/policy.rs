@@ -221,7 +221,8 @@ fn streams(trial: &Trial<'_>) {
     ];
     trial.run_with(0usize..10, step, 1..40, |ahead, steps| {
         let mut stream = Stream::new();
-        let (mut next, mut far) = (1 << 20, 1 << 24);
+        let mut next = 1 << 20;
+        let mut far = 1 << 24;
         // Number of faults since the start, as long as all are sequential.
         let mut length = Some(0);
         // Ends of all accessed or prefetched ranges.

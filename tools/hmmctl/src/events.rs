@@ -116,7 +116,8 @@ fn range_of(event: &Event) -> Option<(u64, u64)> {
     if let Some(address) = event.number("address") {
         return Some((address as u64, address as u64 + 1));
     }
-    let (start, pages) = (event.number("start")? as u64, event.number("pages")? as u64);
+    let start = event.number("start")? as u64;
+    let pages = event.number("pages")? as u64;
     Some((start, start.saturating_add(pages.saturating_mul(4096))))
 }
 
@@ -153,7 +154,8 @@ impl Filter {
 }
 
 fn span(event: &Event) -> String {
-    let (start, pages) = (event.number("start").unwrap_or(0), event.number("pages").unwrap_or(0));
+    let start = event.number("start").unwrap_or(0);
+    let pages = event.number("pages").unwrap_or(0);
     let plural = if pages == 1 { "" } else { "s" };
     match pages {
         // The whole address space.

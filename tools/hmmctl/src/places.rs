@@ -84,7 +84,8 @@ impl Run {
 
     /// The part of the run in `start..end`.
     fn cut(&self, start: u64, end: u64) -> Option<Run> {
-        let (start, end) = (self.start.max(start), self.end().min(end));
+        let start = self.start.max(start);
+        let end = self.end().min(end);
         (start < end).then(|| Run { start, pages: (end - start) / PAGE, ..self.clone() })
     }
 
@@ -107,7 +108,8 @@ impl Run {
             "system" => Place::System,
             _ => return None,
         };
-        let (writable, huge) = (words.next()? == "rw", words.next()? == "huge");
+        let writable = words.next()? == "rw";
+        let huge = words.next()? == "huge";
         Some(Run { start, pages, place, mirror: Some(mirror), device, writable, huge })
     }
 }

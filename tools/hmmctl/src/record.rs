@@ -219,7 +219,8 @@ pub fn run(args: &Args) -> Result<()> {
     let lost = instance.lost();
     writer.write(&Line::End { lost })?;
     writer.out.flush().map_err(|error| Problem::io("write", &args.output, error))?;
-    let (samples, events) = (writer.samples, writer.events);
+    let samples = writer.samples;
+    let events = writer.events;
     if args.json {
         let text = serde_json::json!({
             "file": args.output, "samples": samples, "events": events, "lost": lost, "head": head,

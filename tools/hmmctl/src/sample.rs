@@ -246,7 +246,8 @@ impl Between {
     /// Increase of a phase.
     pub fn phase(&self, name: &str) -> Phase {
         let of = |sample: &Sample| sample.phases.get(name).copied().unwrap_or_default();
-        let (before, now) = (of(&self.before), of(&self.now));
+        let before = of(&self.before);
+        let now = of(&self.now);
         Phase {
             count: now.count.saturating_sub(before.count),
             ns: now.ns.saturating_sub(before.ns),

@@ -61,7 +61,8 @@ fn mirrors(between: &Between) -> Table<'static> {
         let Mirror {
             pid, comm, mirror, device, system_pages, device_pages, exclusive_pages, ..
         } = row.mirror;
-        let (own, system) = (*device_pages, system_pages + exclusive_pages);
+        let own = *device_pages;
+        let system = system_pages + exclusive_pages;
         let name = if row.mirror.alive { comm.clone() } else { "(gone)".to_string() };
         Row::new(vec![
             right(pid.to_string()),
@@ -145,7 +146,8 @@ pub fn draw(frame: &mut Frame, between: &Between) {
     };
     let number =
         |count: usize, name: &str| format!("{count} {name}{}", if count == 1 { "" } else { "s" });
-    let (mirrors_here, devices_here) = (between.now.mirrors.len(), between.now.devices.len());
+    let mirrors_here = between.now.mirrors.len();
+    let devices_here = between.now.devices.len();
     let summary = format!(
         "hmmctl top: {}, {}{phase}",
         number(mirrors_here, "mirror"),

@@ -14,7 +14,8 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Row>> {
     let row = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         if words.len() != names.len() {
-            let (found, wanted) = (words.len(), names.len());
+            let found = words.len();
+            let wanted = names.len();
             return Err(Problem::Format(format!(
                 "{file}: {found} words for {wanted} columns: '{line}'"
             )));

@@ -86,7 +86,8 @@ pub fn rows(between: &Between) -> (Vec<MirrorRow<'_>>, Vec<DeviceRow<'_>>) {
 /// A bar of `width` characters: `parts` of `whole`, each with its character.
 pub fn bar(parts: &[(u64, char)], whole: u64, width: usize) -> String {
     let mut text = String::new();
-    let (mut sum, mut drawn) = (0u64, 0);
+    let mut sum = 0u64;
+    let mut drawn = 0;
     for (part, char) in parts {
         sum += part;
         // Draw at least one character for each non-zero part, if there is space.
@@ -126,7 +127,8 @@ fn plain(between: &Between) -> String {
         let Mirror {
             pid, comm, mirror, device, system_pages, device_pages, exclusive_pages, ..
         } = row.mirror;
-        let (system, own) = (system_pages + exclusive_pages, *device_pages);
+        let system = system_pages + exclusive_pages;
+        let own = *device_pages;
         lines.push(vec![
             pid.to_string(),
             if row.mirror.alive { comm.replace(' ', "_") } else { "(gone)".to_string() },

@@ -75,7 +75,8 @@ impl Bench {
         let begin = Instant::now();
         let moved = match self.how {
             How::Call => {
-                let (addr, pages) = (self.map.addr(), self.map.pages());
+                let addr = self.map.addr();
+                let pages = self.map.pages();
                 self.device.migrate(addr, pages, Way::ToDevice).context("migrate")?.moved
             }
             How::Queue => {
@@ -131,7 +132,8 @@ fn measure_how(args: &Args, how: How) -> Result<bool> {
     // The first migration adds device memory.
     bench.once(Duration::ZERO)?;
     let cpu = bench.best(Duration::ZERO, args.runs)?;
-    let (name, work) = (how.name(), cpu.as_micros());
+    let name = how.name();
+    let work = cpu.as_micros();
     println!("{blocks} blocks of 2 MiB by {name}; the CPU's work is {work} us");
     println!(
         "{:>12} {:>12} {:>12} {:>12} {:>10}",

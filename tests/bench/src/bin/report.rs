@@ -202,7 +202,8 @@ fn compare(
     slack: f64,
     peer: Option<(&PathBuf, &PathBuf)>,
 ) -> Result<()> {
-    let (base, new) = (Results::load(base)?, Results::load(new)?);
+    let base = Results::load(base)?;
+    let new = Results::load(new)?;
     let peer = match peer {
         Some((base, new)) => Some((Results::load(base)?, Results::load(new)?)),
         None => None,
@@ -238,7 +239,8 @@ fn compare(
 
 fn keep_bounds(new: &PathBuf) -> Result<()> {
     let new = Results::load(new)?;
-    let (mut kept, mut exceeded) = (0, 0);
+    let mut kept = 0;
+    let mut exceeded = 0;
     for size in &new.sizes {
         for row in bounds::judge(size, &[]) {
             let (Some(ratio), Some(target)) = (row.ratio, row.target) else {
@@ -290,7 +292,8 @@ fn pairs(runs: &[PathBuf], json: bool) -> Result<()> {
             }
             ratios.sort_by(f64::total_cmp);
             let median = ratios[ratios.len() / 2];
-            let (low, high) = (ratios[0], ratios[ratios.len() - 1]);
+            let low = ratios[0];
+            let high = ratios[ratios.len() - 1];
             if !json {
                 println!(
                     "{:>5} MiB  {:<53} {median:>6.3}  ({low:.3} to {high:.3}, {} pairs)",

@@ -154,7 +154,8 @@ fn unmapped(ctx: &Ctx) -> Outcome {
 fn moved(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     for touched in [false, true] {
-        let (map, target) = (Mapping::anon(64)?, Mapping::anon(64)?);
+        let map = Mapping::anon(64)?;
+        let target = Mapping::anon(64)?;
         if touched {
             map.fill(1);
         }
@@ -181,7 +182,9 @@ fn moved(ctx: &Ctx) -> Outcome {
 /// Attributes follow memory that is moved to a place far from all attributes, and are removed when
 /// the memory is unmapped there.
 fn moved_far(ctx: &Ctx) -> Outcome {
-    let (device, map, to) = (ctx.open()?, Mapping::anon(6 * 16)?, Mapping::anon(6 << 15)?);
+    let device = ctx.open()?;
+    let map = Mapping::anon(6 * 16)?;
+    let to = Mapping::anon(6 << 15)?;
     map.fill(1);
     set(&device, &map, 0, map.pages(), DEVICE)?;
     // The notifier covers 64 MiB around attributes. The last destination is the nearest one and is
@@ -300,7 +303,8 @@ const READ_MOSTLY: Attributes =
 
 /// Checks that an engine reads the pattern and that no page has moved to the device.
 fn reads_in_place(device: &Device, map: &Mapping, seed: u64, when: &str) -> Outcome {
-    let (moved, used) = (device.placement()?.moved, device.counters()?.device_pages_used);
+    let moved = device.placement()?.moved;
+    let used = device.counters()?.device_pages_used;
     let read = Command::new(EngineOp::Checksum, map.addr(), map.len())
         .verify(checksum_of_pattern(seed, map.pages()));
     check_eq!(device.run(read).what("engine")?.error, None, "an engine's read {when}");

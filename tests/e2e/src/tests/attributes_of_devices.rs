@@ -62,7 +62,8 @@ fn attracted_by_two(ctx: &Ctx) -> Outcome {
     println!("# {rounds:?} rounds");
     // Both must make steady progress: tens of thousands of rounds in practice, and about as many
     // each.
-    let (least, most) = (rounds.iter().min().unwrap_or(&0), rounds.iter().max().unwrap_or(&0));
+    let least = rounds.iter().min().unwrap_or(&0);
+    let most = rounds.iter().max().unwrap_or(&0);
     check!(*least >= 1000 && *most <= 3 * least, "rounds of the devices: {rounds:?}");
     check_eq!(map.get(0, 0), rounds.iter().sum::<u64>(), "the sum");
     Ok(())
@@ -71,7 +72,8 @@ fn attracted_by_two(ctx: &Ctx) -> Outcome {
 /// One device prefers memory. The other device maps the pages in place, whatever its policy is, and
 /// migrates none.
 fn by_another(ctx: &Ctx) -> Outcome {
-    let (device, other) = (ctx.open()?, open_second(ctx)?);
+    let device = ctx.open()?;
+    let other = open_second(ctx)?;
     let map = Mapping::anon(64)?;
     map.fill(1);
     other.set_policy(Policy::Default)?;
@@ -114,7 +116,8 @@ fn by_another(ctx: &Ctx) -> Outcome {
 }
 
 fn accessed_by_each(ctx: &Ctx) -> Outcome {
-    let (device, other) = (ctx.open()?, open_second(ctx)?);
+    let device = ctx.open()?;
+    let other = open_second(ctx)?;
     let map = Mapping::anon(64)?;
     map.fill(1);
     set(&device, &map, 0, 64, ACCESSED)?;
@@ -134,7 +137,8 @@ fn accessed_by_each(ctx: &Ctx) -> Outcome {
 }
 
 fn two_opens(ctx: &Ctx) -> Outcome {
-    let (device, again) = (ctx.open()?, ctx.open()?);
+    let device = ctx.open()?;
+    let again = ctx.open()?;
     let map = Mapping::anon(64)?;
     map.fill(1);
     set(&device, &map, 0, 64, DEVICE)?;
@@ -159,7 +163,8 @@ fn two_opens(ctx: &Ctx) -> Outcome {
 }
 
 fn closed(ctx: &Ctx) -> Outcome {
-    let (device, other) = (ctx.open()?, open_second(ctx)?);
+    let device = ctx.open()?;
+    let other = open_second(ctx)?;
     let map = Mapping::anon(64)?;
     map.fill(1);
     let never = none().flag(Attributes::NEVER_MIGRATE, true).order(Some(3));
@@ -182,8 +187,10 @@ fn closed(ctx: &Ctx) -> Outcome {
 }
 
 fn moved(ctx: &Ctx) -> Outcome {
-    let (device, other) = (ctx.open()?, open_second(ctx)?);
-    let (map, target) = (Mapping::anon(64)?, Mapping::anon(64)?);
+    let device = ctx.open()?;
+    let other = open_second(ctx)?;
+    let map = Mapping::anon(64)?;
+    let target = Mapping::anon(64)?;
     map.fill(1);
     set(&device, &map, 0, 64, DEVICE)?;
     set(&other, &map, 0, 64, ACCESSED)?;
@@ -211,7 +218,8 @@ fn at_once(ctx: &Ctx) -> Outcome {
         set(&device, &map, page, 1, none().order(Some(page as u32 % 2)))?;
     }
     let flags = [Attributes::READ_MOSTLY, Attributes::NEVER_MIGRATE];
-    let (begin, end) = (Barrier::new(flags.len() + 1), Barrier::new(flags.len() + 1));
+    let begin = Barrier::new(flags.len() + 1);
+    let end = Barrier::new(flags.len() + 1);
     let change = |flag: u32| {
         let mut result = Ok(());
         for round in 0..ROUNDS {

@@ -145,7 +145,8 @@ fn unmapped(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(3);
     map.unmap_pages(PAGES / 2, PAGES / 2)?;
-    let (addr, pages) = (map.addr() as u64, PAGES as u64);
+    let addr = map.addr() as u64;
+    let pages = PAGES as u64;
     room.fails(Op::Read, addr, pages, Errno::EFAULT, "half unmapped memory")?;
     room.fails(Op::MigrateToDev, addr, pages, Errno::EINVAL, "half unmapped memory")?;
     map.check_pages(3, 0, PAGES / 2).what("CPU read of the mapped half")?;
@@ -187,7 +188,8 @@ fn read_only(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(5);
     map.protect(Prot::Read)?;
-    let (addr, pages) = (map.addr() as u64, PAGES as u64);
+    let addr = map.addr() as u64;
+    let pages = PAGES as u64;
     room.fails(Op::Write, addr, pages, Errno::EPERM, "read-only memory")?;
     room.fails(Op::Exclusive, addr, pages, Errno::EFAULT, "read-only memory")?;
     cpu_sees(&map, 5, "after a refused write")?;
@@ -238,7 +240,8 @@ fn pfn_mapping(ctx: &Ctx) -> Outcome {
 /// Buffers that the kernel cannot access.
 fn user_buffer(ctx: &Ctx) -> Outcome {
     let room = Room::new(ctx)?;
-    let (addr, pages) = (room.map.addr() as u64, PAGES as u64);
+    let addr = room.map.addr() as u64;
+    let pages = PAGES as u64;
     for op in [Op::Read, Op::Write, Op::MigrateToDev, Op::Snapshot, Op::Exclusive] {
         for null in [false, true] {
             let ptr = if null { Ptr::Null } else { Ptr::Guard(&room.answer) };

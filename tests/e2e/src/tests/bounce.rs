@@ -39,7 +39,8 @@ fn bouncing_page(ctx: &Ctx) -> Outcome {
     let begin = Instant::now();
     let jobs = std::thread::scope(|scope| -> Result<Vec<u64>, Stop> {
         for count in &added {
-            let (stop, map) = (&stop, &map);
+            let stop = &stop;
+            let map = &map;
             scope.spawn(move || {
                 while !stop.load(Relaxed) {
                     map.atomic(0, 0).fetch_add(1, Relaxed);
@@ -163,9 +164,11 @@ fn who_waits(ctx: &Ctx) -> Outcome {
                 device.submit(engine).what("submit")?;
             }
             ready.open()?;
-            let (begin, used) = (Instant::now(), procfs::thread_time());
+            let begin = Instant::now();
+            let used = procfs::thread_time();
             device_fills(&device, &map, 2, "when it bounces")?;
-            let (waited, used) = (begin.elapsed(), procfs::thread_time() - used);
+            let waited = begin.elapsed();
+            let used = procfs::thread_time() - used;
             let least = Duration::from_millis(nap * 9 / 10);
             check!(waited >= least, "it waited {waited:?} only");
             check!(used < waited / 4, "it used the CPU for {used:?} of {waited:?}");

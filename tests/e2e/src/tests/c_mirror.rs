@@ -154,7 +154,8 @@ fn forks(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(5);
     to_device(&device, &map)?;
-    let (go, seen) = (Gate::new()?, Gate::new()?);
+    let go = Gate::new()?;
+    let seen = Gate::new()?;
     let child = Child::spawn(|| {
         go.wait().what("gate")?;
         cpu_sees(&map, 5, "by the child, of what was there at the fork")?;
@@ -235,7 +236,8 @@ fn attributes(ctx: &Ctx) -> Outcome {
     device_reads(&device, &plain, 8, "with no attributes")?;
     check_eq!(device.resident(&plain)?, 0, "pages that moved with no attributes");
     let map = Mapping::anon(PAGES)?;
-    let (addr, half) = (map.addr(), PAGES / 2);
+    let addr = map.addr();
+    let half = PAGES / 2;
     let none = device.said(addr, PAGES).what("attributes")?;
     check_eq!(none, Said { valid: 31, granularity: -1, ..Said::default() }, "at first");
     let wanted = Said { valid: Said::PREFERRED, preferred: 1, ..Said::default() };
@@ -280,7 +282,8 @@ fn fences(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(10);
     to_device(&device, &map)?;
-    let (from, to) = (Locked::new(ctx, &other, 1, 1)?, Locked::new(ctx, &other, 1, 2)?);
+    let from = Locked::new(ctx, &other, 1, 1)?;
+    let to = Locked::new(ctx, &other, 1, 2)?;
     let held = slow_file(&from, to.address, false)?;
     let none: Option<&SyncFile> = None;
     let addr = map.addr();
@@ -316,7 +319,8 @@ fn failed_fence(ctx: &Ctx) -> Outcome {
     let device = CMirror::open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(11);
-    let (from, to) = (Locked::new(ctx, &other, 1, 1)?, Locked::new(ctx, &other, 1, 2)?);
+    let from = Locked::new(ctx, &other, 1, 1)?;
+    let to = Locked::new(ctx, &other, 1, 2)?;
     let held = slow_file(&from, to.address, true)?;
     let none: Option<&SyncFile> = None;
     let first = device.fill_after(map.addr(), PAGES, 1, Some(&held)).what("queue")?;
@@ -345,7 +349,8 @@ fn cancels(ctx: &Ctx) -> Outcome {
     map.fill(12);
     // The blits run one after the other, a second each.
     other.set(Setting::CopyDelay, 1_000_000_000).what("set the delay")?;
-    let (from, to) = (Locked::new(ctx, &other, 1, 1)?, Locked::new(ctx, &other, 1, 2)?);
+    let from = Locked::new(ctx, &other, 1, 1)?;
+    let to = Locked::new(ctx, &other, 1, 2)?;
     let blits = (0..8).map(|_| from.copy(&to, &[])).collect::<Result<Vec<_>, _>>().what("blits")?;
     let held = blits[7].export().what("export")?;
     let queued = device.fill_after(map.addr(), PAGES, 1, Some(&held)).what("queue")?;

@@ -43,7 +43,8 @@ pub(super) struct Pair {
 
 /// Opens two devices with a connection over which pages are copied directly.
 pub(super) fn pair(ctx: &Ctx, connection: Connection) -> Result<Pair, Stop> {
-    let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
+    let one = ctx.open()?;
+    let two = Device::open(ctx.second).what("open the second device")?;
     for device in [&one, &two] {
         device.set(Setting::Connection, connection as u64).what("set the connection")?;
     }
@@ -94,7 +95,8 @@ fn moves(ctx: &Ctx) -> Outcome {
     for (map, seed) in [(&small, 3), (&large, 4)] {
         migrate(&one, map, seed)?;
         device_fills_pages(&one, map, seed + 10, 0, map.pages(), "on the first device")?;
-        let (delta, other) = (Delta::start(ctx, &one)?, Delta::start(ctx, &two)?);
+        let delta = Delta::start(ctx, &one)?;
+        let other = Delta::start(ctx, &two)?;
         let pulled = two.pull(map.addr(), map.pages(), &one).what("pull")?;
         check_eq!(pulled.connection, Connection::Migratable, "connection");
         check_eq!((pulled.moved, pulled.copy_failed), (map.pages() as u64, 0), "pages that moved");
@@ -137,7 +139,8 @@ fn seen_by_the_other(ctx: &Ctx) -> Outcome {
 
 fn in_parts(ctx: &Ctx) -> Outcome {
     let Pair { one, two } = pair(ctx, Connection::Migratable)?;
-    let (map, other) = (huge(1, 5)?, huge(1, 6)?);
+    let map = huge(1, 5)?;
+    let other = huge(1, 6)?;
     migrate(&one, &map, 5)?;
     migrate(&one, &other, 6)?;
     let pull = |map: &Mapping, setting| {
@@ -250,7 +253,8 @@ fn readers(ctx: &Ctx) -> Outcome {
             pulled
         });
         until("the copy", || Ok(one.counters()?.bytes_copied > before))?;
-        let (begin, mut after) = (job.poll(Duration::ZERO).what("poll")?.1.rounds, None);
+        let begin = job.poll(Duration::ZERO).what("poll")?.1.rounds;
+        let mut after = None;
         until("a round of the reader during the copy", || {
             let status = job.poll(Duration::ZERO).what("poll")?.1;
             // The poll preceded this check, so its status is from before the end of the copy.
@@ -283,7 +287,8 @@ fn source_first(ctx: &Ctx) -> Outcome {
     let before = Device::open(device)?;
     let Pair { one, two } = pair(&Ctx { device, second, ..ctx.clone() }, Connection::Migratable)?;
     before.set(Setting::FlushDelay, 10_000_000).what("set the delay")?;
-    let (mut round, mut during) = (0, 0);
+    let mut round = 0;
+    let mut during = 0;
     while during < 5 {
         round += 1;
         check!(round < 500, "{during} of {round} writes began before the end of their pull");
@@ -393,7 +398,8 @@ fn fight(ctx: &Ctx) -> Outcome {
     map.fill(0);
     (0..64).for_each(|page| map.set(page, 0, 0));
     let sums = || -> Result<[u64; 2], Stop> {
-        let (one, two) = (one.counters()?, two.counters()?);
+        let one = one.counters()?;
+        let two = two.counters()?;
         let faults = one.engine_faults_write + two.engine_faults_write;
         Ok([faults, one.migrated_to_device + two.migrated_to_device])
     };
@@ -402,7 +408,8 @@ fn fight(ctx: &Ctx) -> Outcome {
     // milliseconds. Meanwhile the other device continues. For a second or two one device may be ten
     // times as fast. So both continue until neither has more than three times as many rounds as the
     // other, for at least two seconds and at most 60.
-    let (begin, rounds) = (Instant::now(), [AtomicU64::new(0), AtomicU64::new(0)]);
+    let begin = Instant::now();
+    let rounds = [AtomicU64::new(0), AtomicU64::new(0)];
     let fair = AtomicBool::new(false);
     let over = || {
         let [mine, theirs] = [0, 1].map(|index: usize| rounds[index].load(Ordering::Relaxed));
@@ -414,7 +421,8 @@ fn fight(ctx: &Ctx) -> Outcome {
         fair.load(Ordering::Relaxed) || seconds >= 60
     };
     let fighter = |index: usize, mine: &Device, other: &Device| -> Result<(u64, u64), Errno> {
-        let (mut adds, mut moved) = (0, 0);
+        let mut adds = 0;
+        let mut moved = 0;
         while !over() {
             moved += mine.pull(map.addr(), 64, other)?.moved;
             moved += mine.migrate(map.addr(), 64, Way::ToDevice)?.moved;
@@ -442,7 +450,8 @@ fn fight(ctx: &Ctx) -> Outcome {
     // Each move removes the PTE of a page from each device at most once, and each fault migrates or
     // maps the page. So the numbers of faults and moves for one addition are bounded.
     let [faults, moves] = sums()?;
-    let (faults, moves) = (faults - before[0], moves - before[1]);
+    let faults = faults - before[0];
+    let moves = moves - before[1];
     println!("# {adds} and {others} rounds, {moves} pages moved, {faults} write faults");
     check!(faults <= moves + moves / 2 + 128, "{faults} write faults of {moves} pages that moved");
     check!(fair.into_inner(), "rounds: {adds} and {others}: unfair");

@@ -36,7 +36,8 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>, Stop> {
 
 /// Reads all of `file` again, in parts that are large enough for every line.
 fn read(file: &mut File, path: &Path) -> Result<String, Stop> {
-    let (mut text, mut part) = (Vec::new(), [0; 4096]);
+    let mut text = Vec::new();
+    let mut part = [0; 4096];
     file.rewind().what("rewind")?;
     loop {
         let bytes = file.read(&mut part).what(&format!("read {}", path.display()))?;

@@ -50,7 +50,8 @@ fn words(map: &Mapping, seed: u64) -> impl Iterator<Item = u64> {
 }
 
 fn every_operation(device: &Device, map: &Mapping) -> Outcome {
-    let (addr, len) = (map.addr(), map.len());
+    let addr = map.addr();
+    let len = map.len();
     map.fill(1);
     let sum = words(map, 1).fold(0u64, u64::wrapping_add);
     let ended = run(device, Command::new(EngineOp::Read, addr, len), "READ")?;
@@ -202,7 +203,8 @@ fn another_runs(ctx: &Ctx) -> Outcome {
     check_eq!(ended.error, None, "end of FILL during the migration");
     check!(ended.status.stalls >= 1, "the write did not wait: {:?}", ended.status);
     check!(ended.status.stall_ns > 20_000_000, "the write waited too short: {:?}", ended.status);
-    let (first, second) = (first.what("rounds")?, second.what("rounds")?);
+    let first = first.what("rounds")?;
+    let second = second.what("rounds")?;
     check!(second > first, "the reader stood still: {first} and {second} rounds");
     runs.finish().what("end of the reader")?;
     check_eq!(map.get(0, 0), 99, "what was written during the migration");
@@ -224,7 +226,8 @@ fn tlb_counts(ctx: &Ctx) -> Outcome {
     check_eq!(after.accesses - before.accesses, 4 * pages, "accesses");
     check_eq!(after.engine_faults_read - before.engine_faults_read, 0, "faults");
     check_eq!(after.bytes_read - before.bytes_read, 4 * map.len() as u64, "bytes");
-    let (hits, misses) = (after.tlb_hits - before.tlb_hits, after.tlb_misses - before.tlb_misses);
+    let hits = after.tlb_hits - before.tlb_hits;
+    let misses = after.tlb_misses - before.tlb_misses;
     check_eq!(hits + misses, 4 * pages, "hits and misses");
     // A direct-mapped TLB: some lines collide.
     check!(hits >= 2 * pages, "{hits} TLB hits of {} accesses", 4 * pages);

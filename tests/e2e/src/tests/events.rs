@@ -377,7 +377,8 @@ fn closed_while_polled(ctx: &Ctx) -> Outcome {
     for round in 0..20 {
         // In every fourth round an event ends the poll before the close. In the other rounds an
         // event may end it, the close itself may cause the last event, or there is none.
-        let (is_woken, is_first) = (round % 2 == 0, round % 4 == 0);
+        let is_woken = round % 2 == 0;
+        let is_first = round % 4 == 0;
         let device = ctx.open()?;
         listen(&device, types)?;
         let fd = device.fd();

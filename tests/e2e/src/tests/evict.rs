@@ -45,7 +45,8 @@ fn unmapped_while_evicted(ctx: &Ctx) -> Outcome {
     let done = device.migrate(map.addr(), 64, Way::ToDevice).what("migrate")?;
     check_eq!(done.moved, 64, "pages that moved");
     let old = device.set(Setting::CopyDelay, 15_000_000)?;
-    let (begin, copied) = (Instant::now(), device.counters()?.bytes_copied);
+    let begin = Instant::now();
+    let copied = device.counters()?.bytes_copied;
     std::thread::scope(|scope| -> Outcome {
         let evictor = scope.spawn(|| device.release());
         until("the first copy", || Ok(device.counters()?.bytes_copied > copied))?;
@@ -107,7 +108,8 @@ fn parts_of_others(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;
     migrate(&device, &map, 1)?;
-    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
         map.unmap_pages(half, half)?;
         ready.open()?;
@@ -128,7 +130,8 @@ fn of_a_child(ctx: &Ctx) -> Outcome {
     for map in [Mapping::anon(32)?, huge(1, 1)?] {
         map.fill(1);
         migrate(&device, &map, 1)?;
-        let (ready, go) = (Gate::new()?, Gate::new()?);
+        let ready = Gate::new()?;
+        let go = Gate::new()?;
         let child = Child::spawn(|| -> Outcome {
             ready.open()?;
             go.wait()?;

@@ -225,7 +225,8 @@ fn counters_grow(ctx: &Ctx) -> Outcome {
     for job in &jobs {
         while job.poll(Duration::from_millis(1))?.1.rounds == 0 {}
     }
-    let (first, begin) = (all_counters(&device)?, Instant::now());
+    let first = all_counters(&device)?;
+    let begin = Instant::now();
     let mut last = first.clone();
     while begin.elapsed() < Duration::from_millis(800) {
         for way in [Way::ToDevice, Way::ToSystemOrdinary] {
@@ -263,7 +264,8 @@ fn counters_grow(ctx: &Ctx) -> Outcome {
     ] {
         check!(grown(name) > 0, "{name} did not grow");
     }
-    let (hits, misses) = (grown("tlb_hits"), grown("tlb_misses"));
+    let hits = grown("tlb_hits");
+    let misses = grown("tlb_misses");
     // An access that finds its translation changing looks it up again. The first counters were read
     // one after the other while both engines ran.
     let accesses = grown("accesses");
@@ -299,7 +301,8 @@ fn idle_time(ctx: &Ctx) -> Outcome {
         std::thread::sleep(Duration::from_millis(50));
         let inner = inner.elapsed().as_nanos() as u64;
         check_eq!(device.run(read)?.error, None, "the command behind");
-        let (after, outer) = (device.engine_counters(0)?, outer.elapsed().as_nanos() as u64);
+        let after = device.engine_counters(0)?;
+        let outer = outer.elapsed().as_nanos() as u64;
         let idle = after.idle_ns - before.idle_ns;
         check!(idle >= inner && idle <= outer, "round {round}: {inner} to {outer} ns, {idle} idle");
         check_eq!(after.wait_ns, before.wait_ns, "time in which commands waited");

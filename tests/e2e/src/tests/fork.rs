@@ -43,7 +43,8 @@ fn device_write_hidden(ctx: &Ctx, map: &Mapping, resident_before: bool) -> Outco
         // Writable device PTEs must not survive the fork.
         device_fills(&device, map, 1, "before the fork").map(|_| ())?;
     }
-    let (looks, seen) = (Gate::new()?, Gate::new()?);
+    let looks = Gate::new()?;
+    let seen = Gate::new()?;
     let child = Child::spawn(|| watcher(map, 1, &looks, &seen))?;
     let delta = Delta::start(ctx, &device)?;
     let done = device_fills(&device, map, 2, "after the fork")?;
@@ -82,7 +83,8 @@ fn child_reads_first(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     migrate(&device, &map, 1)?;
-    let (looks, seen) = (Gate::new()?, Gate::new()?);
+    let looks = Gate::new()?;
+    let seen = Gate::new()?;
     let child = Child::spawn(|| watcher(&map, 1, &looks, &seen))?;
     looks.open().what("gate")?;
     seen.wait().what("the child's first look")?;
@@ -98,7 +100,8 @@ fn child_cpu_write(ctx: &Ctx, map: &Mapping) -> Outcome {
     let device = ctx.open()?;
     map.fill(1);
     migrate(&device, map, 1)?;
-    let (go, done) = (Gate::new()?, Gate::new()?);
+    let go = Gate::new()?;
+    let done = Gate::new()?;
     let child = Child::spawn(|| {
         map.fill(2);
         done.open().what("gate")?;
@@ -130,7 +133,8 @@ fn child_device_write(ctx: &Ctx, map: &Mapping, resident_before: bool) -> Outcom
     } else {
         device_sees(&device, map, 1, "before the fork").map(|_| ())?
     }
-    let (go, done) = (Gate::new()?, Gate::new()?);
+    let go = Gate::new()?;
+    let done = Gate::new()?;
     let child = Child::spawn(|| {
         let own = ctx.open()?;
         device_sees(&own, map, 1, "by the child's device")?;

@@ -96,7 +96,8 @@ fn opener(ctx: &Ctx, told: &Gate, go: &Gate) -> Outcome {
 /// A process that receives the file can read and write the opener's memory with it, but not its
 /// own.
 fn passed_file(ctx: &Ctx) -> Outcome {
-    let (told, go) = (Gate::new()?, Gate::new()?);
+    let told = Gate::new()?;
+    let go = Gate::new()?;
     let child = Child::spawn(|| opener(ctx, &told, &go))?;
     let fd = told.receive().what("the opener's file")? as i32;
     let theirs = told.receive().what("the opener's address")? as usize;
@@ -126,7 +127,8 @@ fn passed_file(ctx: &Ctx) -> Outcome {
 /// After exec() in the opener the file gives no access to the new program. Otherwise a file would
 /// give access to programs with more privileges.
 fn exec_leaves_nothing(ctx: &Ctx) -> Outcome {
-    let (told, go) = (Gate::new()?, Gate::new()?);
+    let told = Gate::new()?;
+    let go = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
         let _opened = open_and_tell(ctx, &told, &go)?;
         let why = hostile::exec(&["/bin/busybox", "sleep", "60"]);
@@ -246,7 +248,8 @@ fn everything(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     device_sees(&device, &map, 1, "before")?;
-    let (start, all) = (PAGE_SIZE as u64, (1u64 << 52) - 2);
+    let start = PAGE_SIZE as u64;
+    let all = (1u64 << 52) - 2;
     device
         .probe(Op::CheckExclusive, start, all, Ptr::Null)
         .what("CHECK_EXCLUSIVE of everything")?;
@@ -262,7 +265,8 @@ fn everything(ctx: &Ctx) -> Outcome {
 
 /// Number of commands that a file can have.
 fn commands_of_a_file(ctx: &Ctx) -> Outcome {
-    let (device, other) = (ctx.open()?, ctx.open()?);
+    let device = ctx.open()?;
+    let other = ctx.open()?;
     let map = Mapping::anon(1)?;
     map.fill(1);
     let info = device.info()?;
@@ -377,7 +381,8 @@ fn files_give_back(ctx: &Ctx) -> Outcome {
     };
     let tables = || std::fs::read_to_string("/sys/kernel/debug/rust_hmm/tables");
     round()?;
-    let (before, pages) = (used()?, tables()?);
+    let before = used()?;
+    let pages = tables()?;
     for _ in 0..10 {
         round()?;
     }
@@ -493,7 +498,8 @@ fn lock_everything(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = before_a_hole()?;
     let locked = device.lock(map.addr(), PAGE_SIZE, 1, false).what("lock a page")?;
-    let (behind, hole) = (map.page_addr(1), map.page_addr(PAGES));
+    let behind = map.page_addr(1);
+    let hole = map.page_addr(PAGES);
     let refuse = || -> Outcome {
         // The ranges begin before the locked page, and end at its end or beyond.
         no_longer(
@@ -528,7 +534,8 @@ fn lock_everything(ctx: &Ctx) -> Outcome {
 /// A pull over the best connection, which a device has with itself, ends at the end of the mapping
 /// as any other.
 fn pull_everything(ctx: &Ctx) -> Outcome {
-    let (device, again) = (ctx.open()?, ctx.open()?);
+    let device = ctx.open()?;
+    let again = ctx.open()?;
     let map = before_a_hole()?;
     no_longer(&[1 << 5, 1 << 10, 1 << 20, 1 << 31, 1 << 34], "refused pulls", |npages| {
         let pulled = device.pull(map.addr(), npages, &again).map(|_| ());

@@ -59,7 +59,8 @@ fn mremap_huge(ctx: &Ctx) -> Outcome {
 /// mremap() of a part of a huge device page. The rest stays at its address.
 fn mremap_part(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let (map, to) = (huge(1, 1)?, Mapping::anon(200)?);
+    let map = huge(1, 1)?;
+    let to = Mapping::anon(200)?;
     migrate(&device, &map, 1)?;
     map.move_pages(100, 200, &to, 0)?;
     let mut data = vec![0xaa; to.len()];

@@ -55,7 +55,8 @@ fn holder(ctx: &Ctx, ready: &Gate, go: &Gate) -> Outcome {
 
 fn end_with_pages(ctx: &Ctx, kill: bool) -> Outcome {
     let own = ctx.open()?;
-    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
     let child = Child::spawn(|| holder(ctx, &ready, &go))?;
     ready.receive().what("the child's device")?;
     if let Some(counters) = ctx.counters(&own)? {
@@ -82,7 +83,8 @@ fn end_with_pages(ctx: &Ctx, kill: bool) -> Outcome {
 /// A process exits but its device file stays open. Its device pages must be freed nevertheless.
 fn file_outlives(ctx: &Ctx) -> Outcome {
     let own = ctx.open()?;
-    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
     let child = Child::spawn(|| holder(ctx, &ready, &go))?;
     let fd = ready.receive().what("the child's device")?;
     let copy = Device::of_process(child.pid(), fd as i32).what("the child's device file")?;
@@ -94,7 +96,8 @@ fn file_outlives(ctx: &Ctx) -> Outcome {
 
 /// Commands on the mirror of a process that has exited.
 fn commands_without_process(ctx: &Ctx) -> Outcome {
-    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
     let map = Mapping::anon(1)?;
     map.fill(1);
     let child = Child::spawn(|| holder(ctx, &ready, &go))?;

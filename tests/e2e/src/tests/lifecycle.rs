@@ -219,7 +219,8 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
         device: Mapping::anon(64)?,
         rest: Mapping::anon(32768)?,
     };
-    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
     let mut child = Child::spawn(|| starve(ctx, &group, &victim, &ready, &go))?;
     let pid = child.pid();
     let fd = ready.receive().what("the child's device")?;
@@ -227,11 +228,13 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
     device.set(Setting::CopyDelay, 1_000_000_000)?;
     device.set(Setting::FlushDelay, if served { 0 } else { 100_000 })?;
     let want = if served { "reaped process" } else { "unable to reap" };
-    let (through, moving) = (&device, &victim.moving);
+    let through = &device;
+    let moving = &victim.moving;
     let said = std::thread::scope(|scope| -> Result<String, Stop> {
         // 16 copies of a second each. The reaper acts two seconds after the kill and tries for one
         // second.
-        let (begin, used) = (Instant::now(), own.counters()?.device_pages_used);
+        let begin = Instant::now();
+        let used = own.counters()?.device_pages_used;
         scope.spawn(move || {
             let done = through.migrate(moving.addr(), 16, Way::ToDevice);
             println!("# the migration took {:?}: {done:?}", begin.elapsed());
@@ -277,7 +280,8 @@ fn undisturbed(ctx: &Ctx, disturb: impl FnOnce(GoesOn<'_>) -> Outcome) -> Outcom
     (0..map.pages()).for_each(|page| map.set(page, 0, 0));
     let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).stride(PAGE_SIZE).value(1);
     let job = device.submit(add.rounds(0)).what("ATOMIC_ADD")?;
-    let (stop, moved) = (AtomicBool::new(false), AtomicU64::new(0));
+    let stop = AtomicBool::new(false);
+    let moved = AtomicU64::new(0);
     let moves = || -> Outcome {
         while !stop.load(Ordering::Relaxed) {
             for way in [Way::ToDevice, Way::ToSystem] {
@@ -405,7 +409,8 @@ fn dup_and_two_opens(ctx: &Ctx) -> Outcome {
 
 /// The file belongs to the mirror of the process that opened it, whichever process uses it.
 fn file_of_another(ctx: &Ctx) -> Outcome {
-    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
     // The child inherits the mapping at the same address, and fills it with other contents.
     let map = Mapping::anon(8)?;
     map.fill(1);

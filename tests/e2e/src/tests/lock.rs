@@ -184,7 +184,8 @@ fn comes_back(ctx: &Ctx) -> Outcome {
 }
 
 fn access(ctx: &Ctx) -> Outcome {
-    let (device, other) = (ctx.open()?, Device::open(ctx.second).what("open the second")?);
+    let device = ctx.open()?;
+    let other = Device::open(ctx.second).what("open the second")?;
     let map = Mapping::anon(4)?;
     map.fill(1);
     let mine = lock(ctx, &device, &map, 0, 4)?;
@@ -354,7 +355,8 @@ fn look(device: &Device, addr: usize) -> Result<u64, Stop> {
 fn cost(ctx: &Ctx) -> Outcome {
     const MANY: usize = 100_000;
     // Each file has ranges of its own.
-    let (device, other) = (ctx.open()?, ctx.open()?);
+    let device = ctx.open()?;
+    let other = ctx.open()?;
     // Ranges of one page each, with an unlocked page between them.
     let map = Mapping::anon(2 * MANY)?;
     let fill = |device: &Device, from: usize, to: usize| -> Outcome {
@@ -371,7 +373,8 @@ fn cost(ctx: &Ctx) -> Outcome {
     let filled = begin.elapsed();
     check_eq!(device.locked(map.page_addr(MANY), 1).what("look")?.bytes, PAGE_SIZE, "bytes");
     // A binary tree of the ranges would be four times as deep.
-    let (few, many) = (look(&other, map.page_addr(10))?, look(&device, map.page_addr(MANY))?);
+    let few = look(&other, map.page_addr(10))?;
+    let many = look(&device, map.page_addr(MANY))?;
     println!("# lock.cost: a look takes {few} ps at 10 ranges, {many} ps at {MANY}");
     check!(many * 10 <= few * 12, "{few} ps at 10 ranges, {many} ps at {MANY}");
     // Locking or unlocking a range does not visit the other ranges either. A lock takes longer

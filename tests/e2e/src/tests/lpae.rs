@@ -86,7 +86,8 @@ fn no_memory(ctx: &Ctx) -> Outcome {
             return Err(Stop::Skip("allocations cannot fail on this kernel".into()));
         }
         let _kernel = Kernel::prepare(&[kind], 0).what("prepare failing allocations")?;
-        let (mut failures, mut told) = (0, 0);
+        let mut failures = 0;
+        let mut told = 0;
         loop {
             let armed = inject::arm(&Source::Kernel(kind), failures + 1).what("have one fail")?;
             let result = open_and_sum(&map);
@@ -130,7 +131,8 @@ fn no_tables() -> Outcome {
         }
         Ok(total)
     };
-    let (mut told, mut read) = (0, 0);
+    let mut told = 0;
+    let mut read = 0;
     for round in 0..TRIES {
         let device = MirrorOnly::open_node(NODE).what("open the device")?;
         let kernel = Kernel::prepare(&[Kind::Pages], PERCENT).what("prepare failing pages")?;
@@ -215,7 +217,9 @@ fn comes_and_goes(ctx: &Ctx) -> Outcome {
     let expected = sum_of(&map);
     check_eq!(walked.sum(&map), Ok(expected), "the sum");
     let there = addresses(&map)?;
-    let (mut walks, mut gone, mut failed) = (0u64, 0u64, None);
+    let mut walks = 0u64;
+    let mut gone = 0u64;
+    let mut failed = None;
     let rounds = std::thread::scope(|scope| {
         let changes = scope.spawn(|| -> Result<u64, Stop> {
             let end = Instant::now() + Duration::from_millis(1500);

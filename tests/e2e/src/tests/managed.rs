@@ -139,7 +139,8 @@ fn populate(ctx: &Ctx) -> Outcome {
 }
 
 fn any_device(ctx: &Ctx) -> Outcome {
-    let (device, other) = (ctx.open()?, Device::open(ctx.second).what("open the second")?);
+    let device = ctx.open()?;
+    let other = Device::open(ctx.second).what("open the second")?;
     let memory = device.alloc(64 * PAGE_SIZE, POPULATE).what("alloc")?;
     memory.set(3, 0, 10);
     for round in 0..3 {
@@ -159,7 +160,8 @@ fn attributes(ctx: &Ctx) -> Outcome {
         device.set_policy(policy).what("policy")?;
         let memory = device.map_managed(512, PLAIN).what("mmap")?;
         memory.fill(3);
-        let (system, never) = (memory.addr() + 64 * PAGE_SIZE, memory.addr() + 128 * PAGE_SIZE);
+        let system = memory.addr() + 64 * PAGE_SIZE;
+        let never = memory.addr() + 128 * PAGE_SIZE;
         let there = Attributes::NONE.prefer(Preferred::System);
         device.set_attributes(system, 64, there).what("prefer the system")?;
         let stays = Attributes::NONE.flag(Attributes::NEVER_MIGRATE, true);

@@ -85,7 +85,8 @@ fn least_recently_used_goes(ctx: &Ctx) -> Outcome {
     for seed in [0u64, 3, 1] {
         engine_reads(&device, &maps[seed as usize], seed)?;
     }
-    let (new, newer) = (block(7)?, block(8)?);
+    let new = block(7)?;
+    let newer = block(8)?;
     check_eq!(to_device(&device, &new)?.moved, 512, "pages that moved when it was full");
     let there = |device: &Device| {
         maps.iter().map(|map| on_device(device, map)).collect::<Result<Vec<_>, _>>()
@@ -151,7 +152,9 @@ fn eight_times_the_memory(ctx: &Ctx) -> Outcome {
 fn of_exited_and_forked(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let keep = ctx.open()?;
-    let (ready, go, done) = (Gate::new()?, Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
+    let done = Gate::new()?;
     // A process migrates memory to the device, forks, and exits. Its child has the pages and no
     // mirror.
     let child = Child::spawn(|| -> Outcome {
@@ -220,11 +223,14 @@ fn stalled(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
     let other = Device::open(ctx.second).what("open the second device")?;
-    let (ready, go, over) = (Gate::new()?, Gate::new()?, Mapping::shared(1).what("map")?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
+    let over = Mapping::shared(1).what("map")?;
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
         let other = Device::open(ctx.second).what("open the second device")?;
-        let (map, mapped) = (block(1)?, Mapping::anon(8).what("map")?);
+        let map = block(1)?;
+        let mapped = Mapping::anon(8).what("map")?;
         check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
         mapped.fill(2);
         device_sees(&other, &mapped, 2, "of memory in place")?;
@@ -263,7 +269,8 @@ fn stalled(ctx: &Ctx) -> Outcome {
 fn accessed_by(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
-    let (map, plain) = (block(1)?, block(2)?);
+    let map = block(1)?;
+    let plain = block(2)?;
     let always = Attributes::NONE.flag(Attributes::ACCESSED_BY, true);
     device.set_attributes(map.page_addr(16), 256, always).what("set attributes")?;
     let check = |when: &str| -> Outcome {
@@ -297,7 +304,9 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
 fn huge_of_nobody(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let keep = ctx.open()?;
-    let (ready, go, done) = (Gate::new()?, Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
+    let done = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
         let map = huge(1, 1)?;

@@ -88,7 +88,8 @@ fn part_is_there(ctx: &Ctx) -> Outcome {
 /// Changing the protection leaves the pages in place and removes the device PTEs.
 fn there_without_entries(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let (small, huge) = (Mapping::anon(PAGES)?, huge(1, 2)?);
+    let small = Mapping::anon(PAGES)?;
+    let huge = huge(1, 2)?;
     small.fill(1);
     for (map, seed) in [(&small, 1), (&huge, 2)] {
         migrate(&device, map, seed)?;

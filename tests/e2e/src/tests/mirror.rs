@@ -48,7 +48,8 @@ fn read_write_reread(ctx: &Ctx) -> Outcome {
 /// munmap() must invalidate, because new memory at the same address has other contents.
 fn remap_at_the_same_place(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let (home, source) = (Mapping::anon(PAGES)?, Mapping::anon(PAGES)?);
+    let home = Mapping::anon(PAGES)?;
+    let source = Mapping::anon(PAGES)?;
     home.fill(1);
     device_sees(&device, &home, 1, "before")?;
     source.fill(2);
@@ -74,8 +75,10 @@ fn is_not_told_of_other_memory(ctx: &Ctx) -> Outcome {
     let used = apart()?;
     for in_use in [false, true] {
         let when = if in_use { "beside memory in use" } else { "of a mirror that is only open" };
-        let (map, shared) = (apart()?, apart()?);
-        let (ready, gate) = (Gate::new()?, Gate::new()?);
+        let map = apart()?;
+        let shared = apart()?;
+        let ready = Gate::new()?;
+        let gate = Gate::new()?;
         let mut delta = Delta::start(ctx, &device)?;
         let child = Child::spawn(|| {
             ready.open().what("gate")?;
@@ -121,7 +124,8 @@ fn write_upgrades_a_read_entry(ctx: &Ctx) -> Outcome {
 /// A migration through one mirror must not leave a stale entry in the other mirror. The other
 /// mirror need not fault either.
 fn two_opens_reuse(ctx: &Ctx) -> Outcome {
-    let (reader, mover) = (ctx.open()?, ctx.open()?);
+    let reader = ctx.open()?;
+    let mover = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     device_sees(&reader, &map, 1, "before the migration")?;
@@ -143,7 +147,8 @@ fn two_opens_reuse(ctx: &Ctx) -> Outcome {
 
 /// Both mirrors write to pages in device memory. Each reads the data of the other.
 fn two_opens_write(ctx: &Ctx) -> Outcome {
-    let (a, b) = (ctx.open()?, ctx.open()?);
+    let a = ctx.open()?;
+    let b = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     device_sees(&a, &map, 1, "before the migration")?;
@@ -161,7 +166,8 @@ fn two_opens_write(ctx: &Ctx) -> Outcome {
 
 /// A CPU fault removes the page from both mirrors.
 fn two_opens_cpu_touch(ctx: &Ctx) -> Outcome {
-    let (a, b) = (ctx.open()?, ctx.open()?);
+    let a = ctx.open()?;
+    let b = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     migrate(&a, &map, 1)?;
@@ -182,7 +188,8 @@ fn two_opens_cpu_touch(ctx: &Ctx) -> Outcome {
 
 /// Closing one mirror evicts device memory. The other mirror keeps working.
 fn two_opens_close_one(ctx: &Ctx) -> Outcome {
-    let (a, b) = (ctx.open()?, ctx.open()?);
+    let a = ctx.open()?;
+    let b = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     migrate(&b, &map, 1)?;

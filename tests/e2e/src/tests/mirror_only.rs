@@ -67,7 +67,8 @@ fn five_levels(ctx: &Ctx) -> Outcome {
     check!(entries.iter().all(|entry| !entry.is_present()), "pages were brought in");
     high.fill(5);
     low.fill(6);
-    let (high_sum, low_sum) = (sum_of(&high), sum_of(&low));
+    let high_sum = sum_of(&high);
+    let low_sum = sum_of(&low);
     check!(high_sum != low_sum, "the sums are the same");
     let _loaded = Loaded::new(ctx, "rust_mirror_only")?;
     let none: Option<&SyncFile> = None;

@@ -50,7 +50,8 @@ fn written_memory_stays(ctx: &Ctx) -> Outcome {
     let fill = Command::new(EngineOp::Fill, map.addr(), map.len());
     check_eq!(device.run(fill.rounds(1)).what("fill")?.error, None, "end of the first round");
     let job = device.submit(fill.rounds(0)).what("submit")?;
-    let (before, first) = (device.counters()?, scanned()?);
+    let before = device.counters()?;
+    let first = scanned()?;
     let pages = map.pages() as u64;
     let over = AtomicBool::new(false);
     // Only tasks that use a processor are scanned.
@@ -61,7 +62,8 @@ fn written_memory_stays(ctx: &Ctx) -> Outcome {
             }
         });
         let start = Instant::now();
-        let (mut seen, mut changes) = (before.invalidated_pages, 0);
+        let mut seen = before.invalidated_pages;
+        let mut changes = 0;
         while changes < SCANS && start.elapsed() < Duration::from_secs(90) {
             std::thread::sleep(Duration::from_millis(50));
             let now = device.counters()?.invalidated_pages;

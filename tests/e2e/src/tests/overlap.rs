@@ -88,7 +88,8 @@ fn time(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(BLOCKS)?;
     slow(&device, &map, 20_000)?;
-    let (mut one, mut each) = (Duration::MAX, Duration::MAX);
+    let mut one = Duration::MAX;
+    let mut each = Duration::MAX;
     for _ in 0..3 {
         for by_one in [true, false] {
             let before = overlaps("isolated")?;
@@ -99,7 +100,8 @@ fn time(ctx: &Ctx) -> Outcome {
                 let done = device.migrate(map.page_addr(call * pages), pages, Way::ToDevice)?;
                 check_eq!(done.moved, pages as u64, "pages that moved");
             }
-            let (took, overlapped) = (start.elapsed(), overlaps("isolated")? - before);
+            let took = start.elapsed();
+            let overlapped = overlaps("isolated")? - before;
             if by_one {
                 check!(overlapped > 0, "no block overlapped");
                 one = one.min(took);
@@ -177,7 +179,8 @@ fn holes(ctx: &Ctx) -> Outcome {
         device.set(Setting::CopyDelay, 0).what("set the delay back")?;
         check_eq!(done.what("migrate")?.moved, map.pages() as u64, "pages that moved");
         let after = (overlaps("isolated")?, overlaps("pages")?);
-        let (isolated, refused) = (after.0 - before.0, after.1 - before.1);
+        let isolated = after.0 - before.0;
+        let refused = after.1 - before.1;
         check_eq!(
             (isolated, refused),
             if forbidden { (1, 0) } else { (0, 1) },

@@ -42,7 +42,8 @@ const PAIRS: usize = 3;
 /// Runs `phase` in turn without and with a stall. Compares the fastest phase without a stall with
 /// the slowest one with it. `phase` returns the time for one unit of work.
 fn compare(mut phase: impl FnMut(bool) -> Result<Duration, Stop>) -> Outcome {
-    let (mut normal, mut stalled) = (Duration::MAX, Duration::ZERO);
+    let mut normal = Duration::MAX;
+    let mut stalled = Duration::ZERO;
     for pair in 0..=PAIRS {
         let took = [phase(false)?, phase(true)?];
         println!(
@@ -74,12 +75,16 @@ fn eviction(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
     let other = Device::open(ctx.second).what("open the second device")?;
-    let (order, ready, go, done) = (Gate::new()?, Gate::new()?, Gate::new()?, Gate::new()?);
+    let order = Gate::new()?;
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
+    let done = Gate::new()?;
     let stalls = Mapping::shared(1).what("map")?;
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
         let other = Device::open(ctx.second).what("open the second device")?;
-        let (map, mapped) = (block(1)?, Mapping::anon(8).what("map")?);
+        let map = block(1)?;
+        let mapped = Mapping::anon(8).what("map")?;
         mapped.fill(2);
         while order.receive()? != END {
             check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
@@ -117,7 +122,8 @@ fn eviction(ctx: &Ctx) -> Outcome {
         // Evicts the other block of this process. After that the block of the other process is the
         // least recently used.
         move_one()?;
-        let (begin, mut moves) = (Instant::now(), 0);
+        let begin = Instant::now();
+        let mut moves = 0;
         while moves < 6 || begin.elapsed() < Duration::from_millis(600) {
             move_one()?;
             moves += 1;
@@ -154,7 +160,8 @@ impl Waiter {
     /// Forks a child that touches `map`, which consists of huge device pages. Flushes take `flush`.
     fn begin(device: &Device, map: &Mapping, seed: u64, flush: Duration) -> Result<Self, Stop> {
         check_eq!(resident_huge(device, map)?, map.pages(), "pages in huge device pages");
-        let (ready, over) = (Gate::new()?, Mapping::shared(1).what("map")?);
+        let ready = Gate::new()?;
+        let over = Mapping::shared(1).what("map")?;
         device.set(Setting::FlushDelay, flush.as_nanos() as u64).what("set the delay")?;
         let child = Child::spawn(|| -> Outcome {
             ready.open()?;
@@ -191,7 +198,9 @@ fn splits(ctx: &Ctx) -> Outcome {
         let mut stalled = None;
         if stall {
             // Fork before this process maps the pages, which the child would share otherwise.
-            let (begin, ready, go) = (Gate::new()?, Gate::new()?, Gate::new()?);
+            let begin = Gate::new()?;
+            let ready = Gate::new()?;
+            let go = Gate::new()?;
             let over = Mapping::shared(1).what("map")?;
             let child = Child::spawn(|| -> Outcome {
                 begin.wait()?;
@@ -332,7 +341,8 @@ fn debugger(ctx: &Ctx) -> Outcome {
     let map = huge(PAGES, 1)?;
     migrate(&device, &map, 1)?;
     check_eq!(resident_huge(&device, &map)?, map.pages(), "pages in huge device pages");
-    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
         let other = Device::open(ctx.second).what("open the second device")?;
         let mapped = Mapping::anon(8).what("map")?;

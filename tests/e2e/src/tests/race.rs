@@ -210,7 +210,8 @@ fn device_writer(ctx: &Ctx) -> Outcome {
 }
 
 fn device_writer_other_file(ctx: &Ctx) -> Outcome {
-    let (writer, mover) = (ctx.open()?, ctx.open()?);
+    let writer = ctx.open()?;
+    let mover = ctx.open()?;
     write_and_migrate(&writer, &mover, &Mapping::anon(32)?)?;
     write_and_migrate(&writer, &mover, &huge(1, 1)?)
 }
@@ -219,7 +220,9 @@ fn device_writer_other_file(ctx: &Ctx) -> Outcome {
 fn munmap_under_reads(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let begin = Instant::now();
-    let (mut moved, mut failed, mut rounds) = (0, 0, 0);
+    let mut moved = 0;
+    let mut failed = 0;
+    let mut rounds = 0;
     // The read and the unmap may be in either order. If the read is always first, the test proves
     // nothing.
     while !race_is_over(begin.elapsed(), failed > 0) {
@@ -274,7 +277,8 @@ fn forks_under_writes(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(16)?;
     map.fill(1);
     let begin = Instant::now();
-    let (mut seed, mut moved) = (1, 0);
+    let mut seed = 1;
+    let mut moved = 0;
     while !race_is_over(begin.elapsed(), moved > 0) {
         moved += try_migrate(&device, &map).what("migrate")?.cpages;
         // The threads end before the fork, because a forked child has only one thread.
@@ -312,8 +316,10 @@ fn first_uses(ctx: &Ctx) -> Outcome {
         let last = map.page_addr(PAGES - 1);
         map.set(0, 0, 1);
         map.set(PAGES - 1, 0, 2);
-        let (begin, done) = (Arc::new(Barrier::new(2)), Arc::new(AtomicBool::new(false)));
-        let (first, addr) = ((device.clone(), begin.clone(), done.clone()), map.addr());
+        let begin = Arc::new(Barrier::new(2));
+        let done = Arc::new(AtomicBool::new(false));
+        let first = (device.clone(), begin.clone(), done.clone());
+        let addr = map.addr();
         // Not joined: the thread ends with the process.
         std::thread::spawn(move || {
             let (device, begin, done) = first;

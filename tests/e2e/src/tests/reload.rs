@@ -116,7 +116,8 @@ fn refused_with_pages(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     load(ctx, "")?;
     let device = ctx.open()?;
-    let (map, big) = (Mapping::anon(64)?, huge(1, 1)?);
+    let map = Mapping::anon(64)?;
+    let big = huge(1, 1)?;
     map.fill(1);
     migrate(&device, &map, 1)?;
     migrate(&device, &big, 1)?;
@@ -298,7 +299,8 @@ fn no_memory_left(ctx: &Ctx) -> Outcome {
         map.fill(1);
         fails(try_migrate(&device, &map), Errno::ENOMEM, "migration of 16 MiB to 4 MiB")?;
         let counters = device.counters().what("counters")?;
-        let (used, total) = (counters.device_pages_used, counters.device_pages_total);
+        let used = counters.device_pages_used;
+        let total = counters.device_pages_total;
         check!(total <= limit, "{total} device pages, the limit is {limit}");
         check!(used <= total, "{used} of {total} device pages in use");
         cpu_sees(&map, 1, "after the device was full")?;

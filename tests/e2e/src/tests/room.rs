@@ -121,7 +121,8 @@ fn charged_to_their_owner(ctx: &Ctx) -> Outcome {
         return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));
     };
     let keep = ctx.open()?;
-    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
         group.enter()?;
         let device = ctx.open()?;
@@ -180,7 +181,8 @@ fn idle_memory_is_given_back(ctx: &Ctx) -> Outcome {
     // Taking pages of the first two chunks out of use creates both chunks.
     to_device(&device, &maps[0])?;
     check_eq!(device.resize(512, 131072 - 512, false)?, 0, "pages left");
-    let (first, second) = (device.placement()?.pieces, maps[1].page_addr(0));
+    let first = device.placement()?.pieces;
+    let second = maps[1].page_addr(0);
     check_eq!(first, 2, "pieces that were made");
     device.resize(512, 131072 - 512, true)?;
     // Dropping caches calls all shrinkers. Idle chunks are removed, and chunks in use stay.
@@ -278,7 +280,8 @@ fn free_tables_of_a_group(ctx: &Ctx) -> Outcome {
     make_free_tables(&device)?;
     let ours = table_pages()?;
     check!(ours >= before + 256, "{ours} table pages outside, {before} before");
-    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
         group.enter()?;
         let device = ctx.open()?;
@@ -334,7 +337,8 @@ fn cold_tables(ctx: &Ctx) -> Outcome {
     let outside = sparse(&device, 1)?;
     let mapped = device.counters()?.pages_mapped;
     let ours = table_pages()?;
-    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
         group.enter()?;
         let device = ctx.open()?;
@@ -375,7 +379,8 @@ fn cold_tables_of_a_busy_device(ctx: &Ctx) -> Outcome {
         let map = sparse(&device, 0)?;
         let before = device.counters()?;
         ready.open()?;
-        let (begin, mut rounds) = (Instant::now(), 0);
+        let begin = Instant::now();
+        let mut rounds = 0;
         while rounds < 3 || begin.elapsed() < time {
             rounds += 1;
             for block in 0..COLD {

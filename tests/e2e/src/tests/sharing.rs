@@ -94,7 +94,8 @@ fn read_of_unpopulated_memory(ctx: &Ctx) -> Outcome {
 fn read_of_cow_pages(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
-    let (go, told) = (Gate::new()?, Gate::new()?);
+    let go = Gate::new()?;
+    let told = Gate::new()?;
     let child = Child::spawn(|| {
         for pfn in pagemap::pfns(map.addr(), PAGES)? {
             told.send(pfn)?;
@@ -126,7 +127,8 @@ fn twins(npages: usize, same: usize) -> Result<Merged, Stop> {
     if !Path::new(KSM).exists() {
         return Err(Stop::Skip("this kernel has no KSM".to_string()));
     }
-    let (one, two) = (Mapping::anon(npages)?, Mapping::anon(npages)?);
+    let one = Mapping::anon(npages)?;
+    let two = Mapping::anon(npages)?;
     one.fill(1);
     two.fill(2);
     two.fill_pages(1, 0, same);
@@ -141,7 +143,8 @@ impl Merged {
         let _busy = files::Ksm::start().what("KSM")?;
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let (one, two) = (self.one.addr(), self.two.addr());
+            let one = self.one.addr();
+            let two = self.two.addr();
             if let (Ok(a), Ok(b)) = (pagemap::pfns(one, merged), pagemap::pfns(two, merged)) {
                 if a == b {
                     return Ok(());
@@ -167,7 +170,8 @@ fn ksm_has_looked() -> Outcome {
         let text = std::fs::read_to_string(format!("{KSM}/full_scans"))?;
         text.trim().parse().map_err(|_| Stop::Fail(format!("{text}: no number of scans")))
     };
-    let (first, deadline) = (scans()?, Instant::now() + Duration::from_secs(60));
+    let first = scans()?;
+    let deadline = Instant::now() + Duration::from_secs(60);
     while scans()? < first + 3 {
         check!(Instant::now() < deadline, "KSM does not look");
         std::thread::sleep(Duration::from_millis(20));
@@ -237,7 +241,8 @@ fn count_merged(map: &Mapping) -> Result<usize, Stop> {
 /// is that of the child.
 fn merged_in_a_child(ctx: &Ctx) -> Outcome {
     let twins = twins(PAGES, PAGES)?;
-    let (go, merged) = (Gate::new()?, Gate::new()?);
+    let go = Gate::new()?;
+    let merged = Gate::new()?;
     let child = Child::spawn(|| {
         twins.merge(PAGES)?;
         merged.open()?;

@@ -261,7 +261,8 @@ fn time_of_a_pass(ctx: &Ctx) -> Outcome {
     let mut settings = Settings::new();
     let hugetlb = settings.set("/proc/sys/vm/nr_hugepages", "8")?;
     let _restore = with(ctx, "vram_mib=8")?;
-    let (device, owner) = (ctx.open()?, ctx.open()?);
+    let device = ctx.open()?;
+    let owner = ctx.open()?;
     let file = files::memfd(1, TIMED)?;
     let mut slow = Vec::new();
     for kind in [
@@ -289,7 +290,8 @@ fn time_of_a_pass(ctx: &Ctx) -> Outcome {
             drop(keeper);
             Ok(Some(took))
         };
-        let (mut without, mut by_default) = (Duration::MAX, Duration::MAX);
+        let mut without = Duration::MAX;
+        let mut by_default = Duration::MAX;
         for _ in 0..2 {
             let (Some(one), Some(other)) = (pass(Policy::None)?, pass(Policy::Default)?) else {
                 break;
@@ -396,13 +398,15 @@ fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
 /// A request to migrate memory that is resident has no effect, also for other mirrors of the
 /// process.
 fn resident_memory(ctx: &Ctx) -> Outcome {
-    let (device, other) = (ctx.open()?, ctx.open()?);
+    let device = ctx.open()?;
+    let other = ctx.open()?;
     for map in [block(1)?, huge(1, 1)?] {
         to_device(&device, &map)?;
         check_eq!(resident(&device, &map, 0, 512)?, 512, "pages on the device");
         device_fills(&device, &map, 2, "of device memory")?;
         device_sees(&other, &map, 2, "of the same memory")?;
-        let (before, theirs) = (device.counters()?, other.counters()?);
+        let before = device.counters()?;
+        let theirs = other.counters()?;
         for _ in 0..20 {
             let done = to_device(&device, &map)?;
             check_eq!((done.moved, done.skipped), (0, 0), "pages moved, and skipped");
@@ -469,7 +473,8 @@ fn half_resident(ctx: &Ctx) -> Outcome {
     let bytes = half / 2 * PAGE_SIZE;
     let write = Command::new(EngineOp::Fill, map.addr(), bytes).engine(0).rounds(0);
     let read = Command::new(EngineOp::Read, map.page_addr(half / 2), bytes).engine(1).rounds(0);
-    let (writer, reader) = (device.submit(write)?, device.submit(read)?);
+    let writer = device.submit(write)?;
+    let reader = device.submit(read)?;
     for job in [&writer, &reader] {
         until("an engine's first round", || Ok(job.poll(Duration::ZERO)?.1.rounds > 0))?;
     }
@@ -552,7 +557,8 @@ fn write_access(ctx: &Ctx) -> Outcome {
 /// library's debugfs file.
 fn huge_leaves(map: &Mapping) -> Result<usize, Stop> {
     let all = super::hmmctl::map_file()?;
-    let (pid, start) = (std::process::id().to_string(), format!("{:#x}", map.addr()));
+    let pid = std::process::id().to_string();
+    let start = format!("{:#x}", map.addr());
     let of_map = all.lines().filter(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
         words.get(1) == Some(&pid.as_str())

@@ -69,12 +69,14 @@ fn resident_and_written(ctx: &Ctx) -> Outcome {
     to_device(&two, &map)?;
     let job = writer(&two, &map, map.pages())?;
     let third = other_reader(ctx, &map, map.pages())?;
-    let (before, theirs) = (two.counters()?, third.counters()?);
+    let before = two.counters()?;
+    let theirs = third.counters()?;
     for _ in 0..200 {
         let pulled = two.pull(map.addr(), map.pages(), &one).what("pull")?;
         check_eq!((pulled.moved, pulled.no_memory), (0, 0), "pages that moved, or had no room");
     }
-    let (after, now) = (two.counters()?, third.counters()?);
+    let after = two.counters()?;
+    let now = third.counters()?;
     job.stop().what("stop")?;
     check_eq!(job.wait().what("wait")?.error, None, "end of the engine");
     undisturbed(&before, &after, "the destination")?;
@@ -92,12 +94,14 @@ fn half_resident(ctx: &Ctx) -> Outcome {
     let job = writer(&two, &map, HALF)?;
     let third = other_reader(ctx, &map, HALF)?;
     one.set(Setting::CopyDelay, COPY).what("slow copies")?;
-    let (before, theirs) = (two.counters()?, third.counters()?);
+    let before = two.counters()?;
+    let theirs = third.counters()?;
     let start = Instant::now();
     let pulled = two.pull(map.addr(), HUGE_PAGES, &one);
     let took = start.elapsed();
     one.set(Setting::CopyDelay, 0).what("fast copies")?;
-    let (after, now) = (two.counters()?, third.counters()?);
+    let after = two.counters()?;
+    let now = third.counters()?;
     job.stop().what("stop")?;
     check_eq!(job.wait().what("wait")?.error, None, "end of the engine");
     check_eq!(pulled.what("pull")?.moved, HALF as u64, "pages of the other half that moved");
@@ -158,7 +162,8 @@ fn cannot_move(ctx: &Ctx) -> Outcome {
     // Pages on the source get device memory, even if that needs an eviction.
     let mut pulled_maps = Vec::new();
     for seed in [6, 7] {
-        let (map, before) = (block(seed)?, two.counters()?);
+        let map = block(seed)?;
+        let before = two.counters()?;
         let pages = if seed == 6 { free as usize } else { 16 };
         let done = one.migrate(map.addr(), pages, Way::ToDevice).what("migrate")?;
         check_eq!(done.moved, pages as u64, "pages on the source");

@@ -119,7 +119,8 @@ fn huge_zero_page(ctx: &Ctx) -> Outcome {
 fn part_of_a_huge_page(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(2, 1)?;
-    let (first, npages) = (HUGE_PAGES - 16, 32);
+    let first = HUGE_PAGES - 16;
+    let npages = 32;
     let mut data = vec![0xaa; npages * hmm::PAGE_SIZE];
     device.migrate_to_device(map.page_addr(first), &mut data).what("migrate")?;
     pattern::check(1, first, &data).what("data that the migration returns")?;
@@ -552,7 +553,8 @@ fn moves_when_let_go(device: &Device, round: u64, shrinker: &Shrinker) -> Outcom
     // This fails if the shrinker holds the page.
     let _ = map.collapse();
     let begin = Instant::now();
-    let (mut attempts, mut at_rest) = (0, 0);
+    let mut attempts = 0;
+    let mut at_rest = 0;
     loop {
         let rests = shrinker.rest.load(Relaxed) && shrinker.rests.load(Relaxed);
         match try_migrate(device, &map) {

@@ -59,7 +59,8 @@ fn in_place(ctx: &Ctx) -> Outcome {
     let connection = pair.one.connection(&pair.two).what("connection")?;
     check_eq!(connection, Connection::Unified, "of private memories of one owner");
     let map = on_two(&pair, 5)?;
-    let (one, two) = (Delta::start(ctx, &pair.one)?, Delta::start(ctx, &pair.two)?);
+    let one = Delta::start(ctx, &pair.one)?;
+    let two = Delta::start(ctx, &pair.two)?;
     engine_reads(&pair.one, &map, 5)?;
     device_fills_pages(&pair.one, &map, 6, 0, map.pages(), "by the first tile")?;
     engine_reads(&pair.two, &map, 6)?;
@@ -83,7 +84,8 @@ fn moved(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=8 tiles=2")?;
     let pair = pair(ctx, Connection::Migratable)?;
     let map = on_two(&pair, 5)?;
-    let (one, two) = (Delta::start(ctx, &pair.one)?, Delta::start(ctx, &pair.two)?);
+    let one = Delta::start(ctx, &pair.one)?;
+    let two = Delta::start(ctx, &pair.two)?;
     engine_reads(&pair.one, &map, 5)?;
     check_eq!(used(&pair)?, [512, 0], "pages of each tile");
     for (name, delta) in [("first", &one), ("second", &two)] {

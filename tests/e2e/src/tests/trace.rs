@@ -208,7 +208,8 @@ fn bounces(ctx: &Ctx) -> Outcome {
 
 /// Pulls from one device to another, directly and through system memory.
 fn pulls(ctx: &Ctx) -> Outcome {
-    let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
+    let one = ctx.open()?;
+    let two = Device::open(ctx.second).what("open the second device")?;
     for connection in [Connection::Migratable, Connection::None] {
         for device in [&one, &two] {
             device.set(Setting::Connection, connection as u64).what("set the connection")?;

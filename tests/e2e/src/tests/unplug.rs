@@ -170,7 +170,8 @@ fn unplugged_in_use(ctx: &Ctx) -> Outcome {
     let stop = AtomicBool::new(false);
     let unplugged = std::thread::scope(|scope| -> Result<(u64, u64), Stop> {
         for reader in 0..2 {
-            let (map, stop) = (&maps[1], &stop);
+            let map = &maps[1];
+            let stop = &stop;
             scope.spawn(move || {
                 let mut page = reader * 7;
                 while !stop.load(Relaxed) {
@@ -250,7 +251,8 @@ fn unplugged_during_migrations(ctx: &Ctx) -> Outcome {
 fn unplugged_during_a_pull(ctx: &Ctx) -> Outcome {
     for (is_source, copies) in [(true, 1), (true, 12), (false, 1), (false, 12)] {
         let _restore = with(ctx, "vram_mib=64")?;
-        let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second")?);
+        let one = ctx.open()?;
+        let two = Device::open(ctx.second).what("open the second")?;
         for device in [&one, &two] {
             device.set(Setting::Connection, Connection::Migratable as u64)?;
         }

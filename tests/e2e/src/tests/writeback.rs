@@ -191,7 +191,8 @@ fn races(ctx: &Ctx) -> Outcome {
 }
 
 fn reads(device: &Device, map: &Mapping) -> Result<(u64, u64), Stop> {
-    let (mut whole, mut missing) = (0, 0);
+    let mut whole = 0;
+    let mut missing = 0;
     let mut data = vec![0; PAGE_SIZE];
     for round in 0..2000 {
         let page = round % 16;

@@ -95,7 +95,8 @@ fn wait_ends() {
 fn second_wait() {
     let shared = stepping();
     let began = Arc::new(Atomic::new(0u32), GFP_KERNEL).unwrap();
-    let (other, theirs) = (shared.clone(), began.clone());
+    let other = shared.clone();
+    let theirs = began.clone();
     let thread = spawn(move || {
         let step = other.steps.begin();
         theirs.store(1, Release);

@@ -161,7 +161,8 @@ fn used_again() {
     let mut spares = table.reader().spares();
     spares.refill().unwrap();
     put(&mut table, &mut spares, page(3), 7);
-    let (reader, locked) = (table.reader(), walkers());
+    let reader = table.reader();
+    let locked = walkers();
     let theirs = locked.clone();
     let thread = spawn(move || {
         use_again(&mut table, &mut spares, &theirs);
@@ -181,7 +182,8 @@ fn shrink() {
     spares.refill().unwrap();
     put(&mut table, &mut spares, page(3), 7);
     drop(spares);
-    let (reader, pool) = (table.reader(), table.pool.clone());
+    let reader = table.reader();
+    let pool = table.pool.clone();
     let locked = walkers();
     let theirs = locked.clone();
     let thread = spawn(move || {

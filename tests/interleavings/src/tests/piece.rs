@@ -136,7 +136,8 @@ fn lookup() {
     let shared = Shared::new();
     assert!(shared.piece.remove_idle());
     let page = Arc::new(Atomic::new(0usize), GFP_KERNEL).unwrap();
-    let (other, theirs) = (shared.clone(), page.clone());
+    let other = shared.clone();
+    let theirs = page.clone();
     let thread = spawn(move || {
         other.add();
         let index = other.piece.free.take(0).unwrap();
@@ -168,7 +169,8 @@ fn room() {
             clear(hint, 1);
         }
     };
-    let (other, theirs) = (shared.clone(), hint.clone());
+    let other = shared.clone();
+    let theirs = hint.clone();
     let thread = spawn(move || {
         let taken = other.piece.take(0, |may_have| change(&theirs, may_have));
         taken.is_some()

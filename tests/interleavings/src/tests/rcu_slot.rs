@@ -66,7 +66,8 @@ fn complete() {
 fn outlives() {
     let slot = slot();
     assert!(slot.put(Object::new(5)).is_ok());
-    let (other, third) = (slot.clone(), slot.clone());
+    let other = slot.clone();
+    let third = slot.clone();
     let remover = spawn(move || assert!(take(&other)));
     let replacer = spawn(move || {
         let _ = third.put(Object::new(6));

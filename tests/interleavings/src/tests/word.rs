@@ -50,7 +50,8 @@ where
 fn in_order() {
     let words: Arc<[Atomic<u64>; 2]> =
         Arc::new([Atomic::new(0), Atomic::new(0)], GFP_KERNEL).unwrap();
-    let (first, second) = (words.clone(), words.clone());
+    let first = words.clone();
+    let second = words.clone();
     let one = spawn(move || word::store_u64(&first[0], 1));
     let two = spawn(move || {
         if word::load_u64(&second[0]) == 1 {

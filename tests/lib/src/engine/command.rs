@@ -88,7 +88,8 @@ impl Command {
 
     /// One round of `op` over `bytes` at `addr`, by engine 0.
     pub fn new(op: EngineOp, addr: usize, bytes: usize) -> Command {
-        let (addr, bytes) = (addr as u64, bytes as u64);
+        let addr = addr as u64;
+        let bytes = bytes as u64;
         Command { size: Self::SIZE, op: op as u32, addr, bytes, rounds: 1, ..Command::default() }
     }
 

@@ -49,7 +49,10 @@ macro_rules! layout {
 fn arguments(c: &mut String) {
     let path = header().with_file_name("arguments.rs");
     let source = std::fs::read_to_string(path).expect("no arguments.rs beside the header");
-    let (mut structure, mut size, mut at, mut count) = (String::new(), 0, 0, 0);
+    let mut structure = String::new();
+    let mut size = 0;
+    let mut at = 0;
+    let mut count = 0;
     for line in source.lines().map(str::trim) {
         if let Some((name, rest)) = line.strip_suffix('{').and_then(|line| line.split_once(": ")) {
             structure = format!("struct dmirror_{}", name.to_lowercase());

@@ -91,7 +91,8 @@ impl<F: Format> Both<F> {
             let result = self.table.install(piece, spares, batch, |addr, entry| {
                 *entry = f(addr / PAGE_SIZE, *entry);
             });
-            let (first, last) = (piece.start() / PAGE_SIZE, (piece.end() - 1) / PAGE_SIZE);
+            let first = piece.start() / PAGE_SIZE;
+            let last = (piece.end() - 1) / PAGE_SIZE;
             if fails || (starves && last < total::<F>()) {
                 assert_eq!(result, Err(ENOMEM));
                 continue;
@@ -157,7 +158,8 @@ impl<F: Format> Both<F> {
         }
         self.model.lost.clear();
         self.model.tick += 1;
-        let (range, detached) = (batch.range(), batch.detached.len());
+        let range = batch.range();
+        let detached = batch.detached.len();
         let flusher = TestFlusher::default();
         let flushing = batch.start(&flusher);
         assert_eq!(flusher.started.get(), range);
@@ -236,7 +238,8 @@ impl<F: Format> Both<F> {
             Op::RemoveAll(fast) => self.pass(everything(), false, fast, &|_, _| Entry::NONE),
             Op::Refill => {
                 if self.spares.refill().is_ok() {
-                    let (free, kept) = (self.table.pool.free_pages(), self.model.kept());
+                    let free = self.table.pool.free_pages();
+                    let kept = self.model.kept();
                     assert!(free >= kept, "{free} pages for splits, not {kept}");
                 }
             }
@@ -356,7 +359,8 @@ impl<F: Format> Both<F> {
         let starts: Vec<_> = (0..3).map(base::<F>).collect();
         for (number, start) in starts.iter().enumerate() {
             for (skip, count) in [(0, AREA), (500, 30), (511, 2), (7 * number + 3, 600)] {
-                let (first, end) = (start + skip, (start + skip + count).min(total::<F>()));
+                let first = start + skip;
+                let end = (start + skip + count).min(total::<F>());
                 if first >= end {
                     continue;
                 }

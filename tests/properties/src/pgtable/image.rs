@@ -173,11 +173,13 @@ impl<F: Decode> Beside<F> {
     /// Replays the writes, and the notifications of the driver, in their order. Calls `check` for
     /// the device's memory after each write, and for the copy after each part that is copied.
     fn follow(&mut self, mut check: impl FnMut(&Self, &Device<F>)) {
-        let (told, writes) = (told(), writes());
+        let told = told();
+        let writes = writes();
         let mut told = told.into_iter().peekable();
         for index in 0..=writes.len() {
             while let Some((_, address, bytes)) = told.next_if(|(before, ..)| *before == index) {
-                let (unit, size) = (unit::<F>() as u64, size_of::<F::Word>());
+                let unit = unit::<F>() as u64;
+                let size = size_of::<F::Word>();
                 let (table, first) =
                     (address & !(unit - 1), (address & (unit - 1)) as usize / size);
                 for slot in first..first + bytes / size {
@@ -195,7 +197,8 @@ impl<F: Decode> Beside<F> {
 
     /// Checks the translation of a page against the model. An unwritten entry has none.
     fn check_page(&self, page: usize) -> Option<Leaf> {
-        let (found, entry) = (self.device.walk(page), self.both.model.get(page));
+        let found = self.device.walk(page);
+        let entry = self.both.model.get(page);
         let may_wait = F::break_before_make() && found.is_none();
         assert!(may_wait || self.is(found, entry), "page {page}: {found:?}, not {entry:?}");
         self.check_order(page, found);

@@ -154,7 +154,8 @@ impl<F: Format> Model<F> {
         self.huge.remove(&block);
         let mut done = true;
         for index in 0..count {
-            let (page, old) = (first + index, self.get(first + index));
+            let page = first + index;
+            let old = self.get(first + index);
             if old != new[index] {
                 done &= self.replace(page, 1, old, new[index]) || !new[index].is_valid();
             }
@@ -198,7 +199,8 @@ impl<F: Format> Model<F> {
         let mut at = first;
         while let Some(page) = self.next(at, last) {
             let block = page / fan::<F>();
-            let (low, high) = (block * fan::<F>(), (block + 1) * fan::<F>());
+            let low = block * fan::<F>();
+            let high = (block + 1) * fan::<F>();
             if self.huge.contains(&block) {
                 let whole = first <= low && high - 1 <= last;
                 if (whole && !split) || free == 0 {

@@ -11,7 +11,8 @@ fn shared() -> std::pin::Pin<KBox<Bounces>> {
 
 /// A set of pages, as a mask and as an array.
 fn mask(parts: &[(usize, usize)]) -> (Mask, [bool; PMD_PAGES]) {
-    let (mut mask, mut plain) = (Mask::EMPTY, [false; PMD_PAGES]);
+    let mut mask = Mask::EMPTY;
+    let mut plain = [false; PMD_PAGES];
     for (first, count) in parts {
         let end = (first + count).min(PMD_PAGES);
         mask.add(*first..end);
@@ -28,8 +29,10 @@ pub(super) fn dense(trial: &Trial<'_>) {
     let part = (0..PMD_PAGES, prop_oneof![1usize..20, 1usize..200]);
     trial.run_with((touched, threshold), part, 0..12, |(touched, threshold), parts| {
         let (resident, mut plain) = mask(parts);
-        let (first, end) = (touched.0, (touched.0 + touched.1).min(PMD_PAGES));
-        let (low, high) = (first / 16 * 16, end.div_ceil(16) * 16);
+        let first = touched.0;
+        let end = (touched.0 + touched.1).min(PMD_PAGES);
+        let low = first / 16 * 16;
+        let high = end.div_ceil(16) * 16;
         plain[low..high].fill(true);
         let mut expected = low..high;
         for levels in 0..6 {
@@ -82,7 +85,8 @@ pub(super) fn places(trial: &Trial<'_>) {
     let given = (parameters(), 0usize..10, total);
     trial.run_with(given, asked(), 1..60, |(parameters, ahead, total), asked| {
         let parameters = Parameters { ahead: *ahead, ..*parameters };
-        let (policy, bounces) = (Density::new(parameters).unwrap(), shared());
+        let policy = Density::new(parameters).unwrap();
+        let bounces = shared();
         let mut now = 1000;
         for asked in asked {
             let Fault { first, count, .. } = asked.fault;
@@ -161,7 +165,8 @@ fn step() -> impl Strategy<Value = Step> {
 /// another page. A page that has not left the device does not count.
 pub(super) fn density_bounces(trial: &Trial<'_>) {
     trial.run_with(parameters(), step(), 1..80, |parameters, steps| {
-        let (policy, bounces) = (Density::new(*parameters).unwrap(), shared());
+        let policy = Density::new(*parameters).unwrap();
+        let bounces = shared();
         let limits = pages(0, BLOCKS * PMD_PAGES);
         let mut moved: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         let mut there = [Mask::EMPTY; BLOCKS];
@@ -210,7 +215,8 @@ pub(super) fn density_bounces(trial: &Trial<'_>) {
 /// If no page leaves the device, no page is kept off it, and no fault waits.
 pub(super) fn density_calm(trial: &Trial<'_>) {
     trial.run(within_block(), 1..200, |faults| {
-        let (policy, bounces) = (Density::new(Parameters::DEFAULT).unwrap(), shared());
+        let policy = Density::new(Parameters::DEFAULT).unwrap();
+        let bounces = shared();
         let limits = pages(0, BLOCKS * PMD_PAGES);
         let mut there = [Mask::EMPTY; BLOCKS];
         for (page, _) in faults {
@@ -234,7 +240,8 @@ pub(super) fn density_calm(trial: &Trial<'_>) {
             bounces.moved(range, 0);
             policy.moved(range, 0);
             // The whole region is migrated.
-            let (block, offset) = (page / PMD_PAGES, page % PMD_PAGES);
+            let block = page / PMD_PAGES;
+            let offset = page % PMD_PAGES;
             let region = region(&there[block], offset..offset + 1, Parameters::DEFAULT.threshold);
             let region = pages(block * PMD_PAGES + region.start, region.len());
             assert!(range.start() <= region.start() && region.end() <= range.end());

@@ -79,8 +79,10 @@ impl Maps {
 
     /// Reads the mappings from `file`.
     pub fn read(&mut self, file: Fd, code: Code, random: &mut Random) -> Result<(), Errno> {
-        let (mut line, mut length) = ([0u8; LINE], 0);
-        let (mut offset, mut found) = (0, 0);
+        let mut line = [0u8; LINE];
+        let mut length = 0;
+        let mut offset = 0;
+        let mut found = 0;
         self.len = 0;
         loop {
             let n = file.read_at(&mut self.buffer, offset)?;

@@ -66,7 +66,9 @@ fn measure_rows(args: &Args, broken: &mut Vec<String>) -> Result<Vec<Row>> {
     for name in &args.only {
         ensure!(ROWS.iter().any(|(row, _)| row == name), "there is no row {name}");
     }
-    let (trips, rounds, device) = (args.trips, args.rounds, args.device);
+    let trips = args.trips;
+    let rounds = args.rounds;
+    let device = args.device;
     let size = Size { device, trips, rounds, time: Duration::from_secs(args.seconds) };
     let mut rows = Vec::new();
     for (name, measure) in ROWS {

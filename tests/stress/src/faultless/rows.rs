@@ -99,7 +99,8 @@ impl Row {
             must(self.write_stalls > 0, "no write waited".to_string());
             // A block is a small part of a call, so the bound holds even if the machine is busy for
             // a while.
-            let (longest, call) = (self.longest_wait_us, self.longest_call_us);
+            let longest = self.longest_wait_us;
+            let call = self.longest_call_us;
             let mean = self.waited_us / self.write_stalls.max(1);
             must(
                 4 * longest <= 3 * call,
@@ -110,7 +111,8 @@ impl Row {
             must(self.write_faults == 0, format!("{} write faults", self.write_faults));
             must(self.write_stalls == 0, format!("{} write stalls", self.write_stalls));
         }
-        let (added, found) = (self.added, self.found);
+        let added = self.added;
+        let found = self.found;
         must(added == found, format!("{added} additions, {found} found"));
         must(self.stale_hits == 0, format!("{} stale hits", self.stale_hits));
         broken
@@ -238,7 +240,8 @@ fn while_running(
     let trips: Vec<AtomicU64> = (0..threads).map(|_| AtomicU64::new(0)).collect();
     let begin = Instant::now();
     let sum = std::thread::scope(|scope| -> Result<Done> {
-        let (stop, trip) = (&stop, &trip);
+        let stop = &stop;
+        let trip = &trip;
         let all: Vec<ScopedJoinHandle<'_, Result<Done>>> = trips
             .iter()
             .enumerate()

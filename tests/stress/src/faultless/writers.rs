@@ -110,9 +110,11 @@ impl Writers {
                 broken.push(format!("writers: {what}"));
             }
         };
-        let (adds, found) = (self.device_adds, self.device_found);
+        let adds = self.device_adds;
+        let found = self.device_found;
         must(adds == found, format!("{adds} additions by the engine, {found} found"));
-        let (adds, found) = (self.cpu_adds, self.cpu_found);
+        let adds = self.cpu_adds;
+        let found = self.cpu_found;
         must(adds == found, format!("{adds} additions by the CPU, {found} found"));
         must(self.device_adds > 0 && self.cpu_adds > 0, "one of them did not count".to_string());
         must(self.moved > 0, "nothing moved".to_string());

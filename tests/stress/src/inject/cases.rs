@@ -74,7 +74,9 @@ impl World {
             Size::Huge => Mapping::anon_huge(1)?,
         };
         let device = Device::open(index)?;
-        let (other, sharer, partner) = (None, None, None);
+        let other = None;
+        let sharer = None;
+        let partner = None;
         Ok(World { index, device, map, other, sharer, partner, looked: false })
     }
 

@@ -78,7 +78,8 @@ fn those_there_work() -> Result<(), String> {
 /// longer.
 fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
     modules.unload_all()?;
-    let (mut failures, mut without) = (0, 0);
+    let mut failures = 0;
+    let mut without = 0;
     for name in modules.names {
         // The library is loaded without failures for this driver. Failures of the library itself
         // are tried once, with the other driver.

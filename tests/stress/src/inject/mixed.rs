@@ -70,7 +70,8 @@ pub struct Worker<'b> {
 
 impl Worker<'_> {
     fn new(work: Work, index: u32, seed: u64, board: &Board) -> Result<Worker<'_>, Errno> {
-        let (device, model) = (Device::open(index)?, Model::new(seed, board)?);
+        let device = Device::open(index)?;
+        let model = Model::new(seed, board)?;
         let partner = match work {
             Work::Devices => Some(devices::partner(&device, index)?),
             _ => None,
@@ -111,7 +112,8 @@ fn process(worker: &mut Worker<'_>, deadline: Instant, gates: &[Gate; 2]) -> Res
     // One write, because all processes print to the same output.
     let line = format!("# {:?}: {}\n", worker.work, model.summary());
     print!("{line}");
-    let (steps, errors) = (worker.steps, model.errors());
+    let steps = worker.steps;
+    let errors = model.errors();
     gates[0].send(steps).and_then(|()| gates[0].send(errors)).map_err(|e| e.to_string())?;
     gates[1].wait().map_err(|error| error.to_string())?;
     for page in 0..PAGES {
@@ -226,7 +228,8 @@ fn all(device: u32, sources: &[Source], seconds: u64, seed: u64) -> Result<Strin
         std::thread::sleep(TURN);
     }
     failures.end().map_err(|error| error.to_string())?;
-    let (mut steps, mut errors) = (0, 0);
+    let mut steps = 0;
+    let mut errors = 0;
     for (mut child, gates) in children {
         // A child that ended early has reported its error and sends no numbers.
         let ended = child.wait_timeout(Duration::from_millis(200));

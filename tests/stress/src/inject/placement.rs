@@ -63,7 +63,8 @@ pub const CASES: &[Case] = &[
 ];
 
 fn attributes(world: &mut World) -> Result<(), Errno> {
-    let (addr, pages) = (world.map.addr(), world.map.pages());
+    let addr = world.map.addr();
+    let pages = world.map.pages();
     let new = Attributes::NONE
         .prefer(Preferred::Device)
         .flag(Attributes::ACCESSED_BY, true)
@@ -142,7 +143,8 @@ fn partner_has_it(world: &mut World) -> Result<(), String> {
             .set(Setting::Connection, Connection::Migratable as u64)
             .map_err(step("set the connection"))?;
     }
-    let (addr, pages) = (world.map.addr(), world.map.pages());
+    let addr = world.map.addr();
+    let pages = world.map.pages();
     let moved = partner.migrate(addr, pages, Way::ToDevice).map_err(step("migrate"))?.moved;
     world.partner = Some(partner);
     if moved == pages as u64 {
@@ -170,7 +172,8 @@ fn all_came(world: &mut World) -> Result<(), String> {
 }
 
 fn lock(world: &mut World) -> Result<(), Errno> {
-    let (addr, len) = (world.map.addr(), world.map.len());
+    let addr = world.map.addr();
+    let len = world.map.len();
     let device = &world.device;
     let locked = device.lock(addr, len, 1 << world.index, false)?;
     // A second lock, of a part of the locked range.
@@ -188,7 +191,9 @@ fn lock(world: &mut World) -> Result<(), Errno> {
 
 /// The information that a query returns about a lock.
 fn locked(world: &mut World) -> Result<(), Errno> {
-    let (device, addr, len) = (&world.device, world.map.addr(), world.map.len());
+    let device = &world.device;
+    let addr = world.map.addr();
+    let len = world.map.len();
     let lock = device.lock(addr, len, 1 << world.index, false)?;
     let found = device.locked(addr + PAGE_SIZE, 2);
     // The unlock may be the call that fails. A lock that stays would be counted in the next
@@ -221,7 +226,8 @@ fn managed_populated(world: &mut World) -> Result<(), Errno> {
 
 /// A migration to the device, a prefetch and a migration back, in order.
 fn queue(world: &mut World) -> Result<(), Errno> {
-    let (addr, len) = (world.map.addr(), world.map.len());
+    let addr = world.map.addr();
+    let len = world.map.len();
     let queue = world.device.queue()?;
     let moved = queue.submit(QueueOp::migrate(addr, len), &[])?;
     let mapped = queue.submit(QueueOp::prefetch(addr, len), &[&moved])?;
@@ -237,8 +243,10 @@ fn queue(world: &mut World) -> Result<(), Errno> {
 
 /// A copy of locked memory. A queue waits for its DMA fence, which is passed as a sync file.
 fn blit(world: &mut World) -> Result<(), Errno> {
-    let (device, to) = (&world.device, Mapping::anon(world.map.pages())?);
-    let (agents, bytes) = (1 << world.index, to.len());
+    let device = &world.device;
+    let to = Mapping::anon(world.map.pages())?;
+    let agents = 1 << world.index;
+    let bytes = to.len();
     let here = device.lock(world.map.addr(), bytes, agents, true)?;
     let there = device.lock(to.addr(), bytes, agents, true).inspect_err(|_| {
         let _ = device.unlock(here.device_addr);
@@ -272,7 +280,8 @@ fn blit(world: &mut World) -> Result<(), Errno> {
 
 /// A fence of another file, on which an operation of a queue depends.
 fn share(world: &mut World) -> Result<(), Errno> {
-    let (addr, len) = (world.map.addr(), world.map.len());
+    let addr = world.map.addr();
+    let len = world.map.len();
     let gate = world.device.host_fence()?;
     let known = world.device.share(&gate)?;
     let event = known.event()?;
@@ -291,7 +300,8 @@ fn share(world: &mut World) -> Result<(), Errno> {
 
 /// A queue that waits for a host fence, and the counters of its waits.
 fn queue_waits(world: &mut World) -> Result<(), Errno> {
-    let (queue, gate) = (world.device.queue()?, world.device.host_fence()?);
+    let queue = world.device.queue()?;
+    let gate = world.device.host_fence()?;
     queue.wait(&gate)?;
     let end = queue.record()?;
     let before = queue.waits()?;
@@ -324,7 +334,9 @@ fn fence_notify(world: &mut World) -> Result<(), Errno> {
 
 /// A migration to the device and back emits events to the file that enabled them.
 fn events(world: &mut World) -> Result<(), Errno> {
-    let (device, addr, pages) = (&world.device, world.map.addr(), world.map.pages());
+    let device = &world.device;
+    let addr = world.map.addr();
+    let pages = world.map.pages();
     device.events((1 << Type::ALL.len()) - 1, false)?;
     device.migrate(addr, pages, Way::ToDevice)?;
     device.migrate(addr, pages, Way::ToSystem)?;

@@ -58,8 +58,10 @@ fn bounds(case: &Case, cold: &Figures, warm: &Figures, all: &Figures) -> Vec<Str
         return broken;
     }
     if case.set == 2.0 && case.pattern == Pattern::Sequential {
-        let (cold, all) = (cold.without_cpus(), all.without_cpus());
-        let (moved, faults) = (all.moved_per_byte(), all.faults_per_mib());
+        let cold = cold.without_cpus();
+        let all = all.without_cpus();
+        let moved = all.moved_per_byte();
+        let faults = all.faults_per_mib();
         let threads = case.threads;
         let most = if threads == 0 { MOVED } else { MOVED_WITH_CPUS };
         if moved > most {
@@ -76,7 +78,8 @@ fn bounds(case: &Case, cold: &Figures, warm: &Figures, all: &Figures) -> Vec<Str
         }
     }
     if case.set <= 1.0 && case.threads == 0 && warm.faults != 0 {
-        let (set, name) = (case.set, case.pattern.name());
+        let set = case.set;
+        let name = case.pattern.name();
         broken.push(format!("{set}x {name}: {} faults after warm-up", warm.faults));
     }
     broken

@@ -94,7 +94,8 @@ impl Pattern {
             }
             Pattern::Strided => (0..STRIDE / PAGE_SIZE)
                 .map(|first| {
-                    let (addr, bytes) = (map.page_addr(first), map.len() - first * PAGE_SIZE);
+                    let addr = map.page_addr(first);
+                    let bytes = map.len() - first * PAGE_SIZE;
                     let sum: u64 = (first..pages)
                         .step_by(STRIDE / PAGE_SIZE)
                         .map(value)

@@ -174,7 +174,8 @@ pub fn measure(case: &Case) -> Result<(Figures, Figures)> {
     case.pattern.prepare(&map);
     let stop = AtomicBool::new(false);
     let (figures, sums) = std::thread::scope(|scope| {
-        let (map, stop) = (&map, &stop);
+        let map = &map;
+        let stop = &stop;
         let threads: Vec<_> = (0..case.threads)
             .map(|thread| scope.spawn(move || count(map, thread, case.threads, stop)))
             .collect();

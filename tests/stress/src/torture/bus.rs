@@ -128,7 +128,8 @@ mod tests {
 
     #[test]
     fn bus_errors_are_allowed_only_where_memory_can_be_on_a_device() {
-        let (moves, stays) = (Mapping::anon(4).unwrap(), Mapping::anon(4).unwrap());
+        let moves = Mapping::anon(4).unwrap();
+        let stays = Mapping::anon(4).unwrap();
         let known = (Known::mapping(&moves, true).unwrap(), Known::mapping(&stays, false).unwrap());
         assert!(can_move(moves.addr()) && can_move(moves.page_addr(3) + 4095));
         assert!(!can_move(moves.addr() - 1) && !can_move(stays.addr()));

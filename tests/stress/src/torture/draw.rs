@@ -56,7 +56,8 @@ fn engine(rng: &mut Rng, dev: usize, at: Span) -> Op {
     let n = at.n.min(total);
     let from = Span { r, page: rng.below(total - n + 1), n };
     let skip = if rng.one_in(2) { 0 } else { rng.below(512) };
-    let (value, stride) = (rng.bits() >> 20, 8 << rng.below(11));
+    let value = rng.bits() >> 20;
+    let stride = 8 << rng.below(11);
     Op::Engine {
         dev,
         engine: rng.below(3) as u32,
@@ -134,9 +135,11 @@ const EXTRA: usize = 12;
 
 /// Draws one of the operations that were added after [`draw`].
 fn extra(rng: &mut Rng, devices: usize) -> Op {
-    let (dev, seed) = (rng.below(devices), rng.bits() >> 16);
+    let dev = rng.below(devices);
+    let seed = rng.bits() >> 16;
     let other = rng.below(devices);
-    let (pages, bits) = (1 + rng.below(64), rng.bits());
+    let pages = 1 + rng.below(64);
+    let bits = rng.bits();
     match rng.below(48) {
         0..4 => Op::ManagedBeside { dev, pages, bits, seed },
         4..6 => Op::ManagedLater { dev, pages, bits, seed },
@@ -172,7 +175,8 @@ fn extra(rng: &mut Rng, devices: usize) -> Op {
 
 /// Two ranges of equal length.
 fn alike(rng: &mut Rng) -> (Span, Span) {
-    let (at, from) = (anon(rng), anon(rng));
+    let at = anon(rng);
+    let from = anon(rng);
     let n = at.n.min(from.n);
     (Span { n, ..at }, Span { n, ..from })
 }
@@ -181,8 +185,10 @@ fn draw(rng: &mut Rng, devices: usize) -> Op {
     let dev = rng.below(devices);
     let at = span(rng);
     let seed = rng.bits() >> 16;
-    let (back, ordinary) = (rng.one_in(2), rng.one_in(3));
-    let (wide, page) = (rng.one_in(2), rng.below(COMMON_PAGES));
+    let back = rng.one_in(2);
+    let ordinary = rng.one_in(3);
+    let wide = rng.one_in(2);
+    let page = rng.below(COMMON_PAGES);
     let value = 1 + rng.bits() % 1000;
     // Weights in thousandths.
     match rng.below(1000) {
@@ -220,7 +226,8 @@ fn draw(rng: &mut Rng, devices: usize) -> Op {
         733..748 => Op::Unmap { at },
         748..783 => Op::MapAgain { at: Span { page: 0, n: REGIONS[at.r].1, ..at } },
         783..793 => {
-            let (from, mut to) = (anon(rng), anon(rng));
+            let from = anon(rng);
+            let mut to = anon(rng);
             let n = from.n.min(to.n);
             to.n = n;
             Op::Move { from: Span { n, ..from }, to }

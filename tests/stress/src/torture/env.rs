@@ -30,7 +30,8 @@ impl Common {
     /// Compares each word with its sum. Called when no agent adds to them.
     pub fn check(&self) -> Result<(), String> {
         for page in 0..COMMON_PAGES {
-            let (found, sum) = (self.map.get(page, 0), self.sums.get(0, page));
+            let found = self.map.get(page, 0);
+            let sum = self.sums.get(0, page);
             if found != sum {
                 return Err(format!("common page {page}: {found} found, {sum} added"));
             }

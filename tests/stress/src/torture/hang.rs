@@ -83,17 +83,20 @@ fn migrating(process: &Path) -> io::Result<String> {
         else {
             continue;
         };
-        let (mut words, mut shown) = (vec![0; ((end - start) / PAGE * WORD) as usize], 0);
+        let mut words = vec![0; ((end - start) / PAGE * WORD) as usize];
+        let mut shown = 0;
         let read = entries.read_at(&mut words, start / PAGE * WORD).unwrap_or(0);
         for (index, word) in words[..read].chunks_exact(WORD as usize).enumerate() {
             let entry = u64::from_ne_bytes(word.try_into().unwrap_or_default());
             // Bit 63: present; bit 62: a swap entry, its type below its offset.
-            let (kind, pfn) = (entry & 31, (entry >> 5) & ((1 << 50) - 1));
+            let kind = entry & 31;
+            let pfn = (entry >> 5) & ((1 << 50) - 1);
             if entry >> 62 != 1 || !MIGRATION.contains(&kind) || shown == 4 {
                 continue;
             }
             shown += 1;
-            let (address, flags) = (start + index as u64 * PAGE, pagemap::flags(pfn)?);
+            let address = start + index as u64 * PAGE;
+            let flags = pagemap::flags(pfn)?;
             let process = process.display();
             let _ = writeln!(text, "  {process} {address:#x}: pfn {pfn:#x} migrates, {flags:#x}");
         }

@@ -180,7 +180,8 @@ impl<'a> Lane<'a> {
 
     /// Executes one operation.
     pub fn execute(&mut self, op: &Op) -> Result<(), Fail> {
-        let (name, begin) = (op.name(), Instant::now());
+        let name = op.name();
+        let begin = Instant::now();
         self.note(name.clone());
         let result = self.dispatch(op);
         *self.counts.entry(format!("ms {name}")).or_default() += begin.elapsed().as_micros() as u64;

@@ -57,7 +57,8 @@ pub fn prot(rights: Rights) -> Prot {
 impl Region {
     /// Maps a region of `pages` pages.
     pub fn new(kind: Kind, pages: usize, filler: u8) -> Result<Region, Errno> {
-        let (mut file, mut view) = (None, None);
+        let mut file = None;
+        let mut view = None;
         let blocks = pages / hmm::HUGE_PAGES;
         let map = match kind {
             Kind::Anon | Kind::Uffd => Mapping::anon(pages)?,

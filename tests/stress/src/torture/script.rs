@@ -108,7 +108,8 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_script_and_a_script_a_file() {
-        let (hardware, unplug) = (false, Some(1));
+        let hardware = false;
+        let unplug = Some(1);
         let shape = Shape { seed: 5, devices: 2, procs: 2, threads: 2, hardware, unplug };
         let script = Script::draw(shape, 1001);
         assert_eq!(script.len(), 4 * 251);
@@ -123,7 +124,8 @@ mod tests {
 
     #[test]
     fn hardware_does_what_it_can() {
-        let (hardware, unplug) = (true, None);
+        let hardware = true;
+        let unplug = None;
         let shape = Shape { seed: 5, devices: 1, procs: 1, threads: 2, hardware, unplug };
         let script = Script::draw(shape, 20_000);
         assert_eq!(script.len(), 20_000);

@@ -90,7 +90,8 @@ fn tax(size: &Size, peers: &[&Size], operation: &str, mirror: &str) -> Option<Ju
     let row = format!("mirror tax: {operation}, {mirror}");
     let without = format!("mirror tax: {operation}, no mirror");
     let added = |size: &Size| added(size.rounds(&row)?, size.rounds(&without)?);
-    let (floor, ours) = (size.cost(&without)?, added(size)?);
+    let floor = size.cost(&without)?;
+    let ours = added(size)?;
     let ratio = 1.0 + ours / floor;
     Some(Judged {
         floor: Some(floor),
@@ -120,7 +121,8 @@ fn added(with: &[f64], without: &[f64]) -> Option<f64> {
 fn own(row: &str, peer: f64, ours: f64, target: Option<f64>) -> Judged {
     let ratio = Some(ours / peer);
     let met = ratio.zip(target).map(|(ratio, target)| ratio <= target);
-    let (row, peer) = (row.to_string(), Some(peer));
+    let row = row.to_string();
+    let peer = Some(peer);
     Judged { row, floor: None, peer, ours, ratio, target, met, phases: Vec::new() }
 }
 
@@ -133,13 +135,15 @@ mod tests {
     #[test]
     fn all_rounds_are_compared() {
         // Most rounds of one row are in the cheap cluster, most of the other in the expensive one.
-        let (without, with) = ([10.0, 10.0, 12.0, 10.0, 12.0], [10.0, 12.0, 12.0, 10.0, 12.0]);
+        let without = [10.0, 10.0, 12.0, 10.0, 12.0];
+        let with = [10.0, 12.0, 12.0, 10.0, 12.0];
         assert_eq!(added(&with, &without), Some(0.0));
         let dearer = with.map(|cost| cost + 1.0);
         assert_eq!(added(&dearer, &without), Some(1.0));
         assert_eq!(added(&[], &without), None);
         // Both rise and fall with a period of five rounds, one of them two rounds later.
-        let (without, with) = ([10.0, 11.0, 12.0, 13.0, 14.0], [13.0, 14.0, 10.0, 11.0, 12.0]);
+        let without = [10.0, 11.0, 12.0, 13.0, 14.0];
+        let with = [13.0, 14.0, 10.0, 11.0, 12.0];
         assert_eq!(added(&with, &without), Some(0.0));
     }
 

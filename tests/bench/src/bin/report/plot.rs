@@ -20,8 +20,10 @@ fn plot(svg: &mut String, at: (f64, f64), title: &str, unit: &str, lines: &[Line
     let top = points().map(|(_, y)| y).fold(0.0, f64::max).max(1e-9) * 1.1;
     let (low, high) =
         (xs.iter().copied().fold(f64::MAX, f64::min), xs.iter().copied().fold(0.0, f64::max));
-    let (left, bottom) = (at.0 + 50.0, at.1 + HEIGHT - 40.0);
-    let (wide, tall) = (WIDTH - 70.0, HEIGHT - 70.0);
+    let left = at.0 + 50.0;
+    let bottom = at.1 + HEIGHT - 40.0;
+    let wide = WIDTH - 70.0;
+    let tall = HEIGHT - 70.0;
     let x = |value: f64| left + wide * (value.log2() - low) / (high - low).max(1e-9);
     let y = |value: f64| bottom - tall * value / top;
     let text = |svg: &mut String, x: f64, y: f64, anchor: &str, text: &str| {

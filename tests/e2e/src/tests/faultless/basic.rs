@@ -57,7 +57,8 @@ fn trips(device: &Device, map: &Mapping, faultless: bool) -> Result<(u64, u64, u
     map.fill(1);
     let job = watch(device, map, 1)?;
     let before = device.counters()?;
-    let (mut moved, mut switched) = (0, 0);
+    let mut moved = 0;
+    let mut switched = 0;
     for _ in 0..3 {
         for way in [Way::ToDevice, Way::ToSystem] {
             let done = device.migrate(map.addr(), map.pages(), way.faultless(faultless))?;

@@ -180,7 +180,8 @@ fn h06_holes(ctx: &Ctx) -> Outcome {
 fn h06_written(ctx: &Ctx) -> Outcome {
     let indices = if ctx.coherent() { vec![ctx.device] } else { vec![ctx.device, 2] };
     indices.into_iter().try_for_each(|index| {
-        let (device, second) = (Device::open(index)?, Device::open(index)?);
+        let device = Device::open(index)?;
+        let second = Device::open(index)?;
         // The entries of the other mirrors are switched and flushed before those of the mirror that
         // migrates.
         second.set(Setting::FlushDelay, 50_000_000)?;
@@ -263,7 +264,8 @@ fn h08_partial_thp(ctx: &Ctx) -> Outcome {
 }
 
 fn h09_second_mirror(ctx: &Ctx) -> Outcome {
-    let (device, second) = (open(ctx)?, ctx.open()?);
+    let device = open(ctx)?;
+    let second = ctx.open()?;
     let map = Mapping::anon(64)?;
     let mover = Mover::start(&second, &map)?;
     map.fill(1);
@@ -287,13 +289,15 @@ fn h09_second_mirror(ctx: &Ctx) -> Outcome {
 }
 
 fn h10_other_device(ctx: &Ctx) -> Outcome {
-    let (device, other) = (open(ctx)?, Device::open(ctx.second)?);
+    let device = open(ctx)?;
+    let other = Device::open(ctx.second)?;
     other.set(Setting::CopyDelay, DELAY_NS)?;
     let map = Mapping::anon_aligned(1)?;
     let mover = Mover::start(&device, &map)?;
     let rival = Mover::start(&other, &map)?;
     map.fill(1);
-    let (here, there) = (watch(&device, &map, 1)?, watch(&other, &map, 1)?);
+    let here = watch(&device, &map, 1)?;
+    let there = watch(&other, &map, 1)?;
     race(&[&mover, &rival], |_| {
         mover.during(|| rival.during(|| std::thread::sleep(Duration::from_millis(100))));
         Ok(())

@@ -40,7 +40,8 @@ fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
     race(&[&mover], |round| {
         let first = (round as usize * 61) % (map.pages() - PART);
         let fill = Command::new(EngineOp::Fill, map.page_addr(first), PART * PAGE_SIZE);
-        let (old, new) = (2 * round + 1, 2 * round + 2);
+        let old = 2 * round + 1;
+        let new = 2 * round + 2;
         check_eq!(device.run(fill.value(old))?.error, None, "write without protection");
         mover.during(|| protection.set(&map, first, PART, true)).what("protect")?;
         let job = device.submit(fill.value(new))?;
@@ -143,7 +144,8 @@ fn pageout(ctx: &Ctx) -> Outcome {
     let mover = Mover::start_slow(&device, &map)?;
     map.fill(1);
     // The mover isolates the pages most of the time, and pages that migrate back are dirty.
-    let (mut dropped, mut kept) = (0, 0);
+    let mut dropped = 0;
+    let mut kept = 0;
     while dropped == 0 && kept < 200 * PART {
         race(&[&mover], |round| {
             dropped_or_kept((&device, &map, &mover), round, &mut dropped, &mut kept)
@@ -205,7 +207,8 @@ fn collapse(ctx: &Ctx) -> Outcome {
     let mover = Mover::start_slow(&device, &map)?;
     small_pages(&map, 1)?;
     let job = watch(&device, &map, 1)?;
-    let (mut collapsed, begin) = (0, Instant::now());
+    let mut collapsed = 0;
+    let begin = Instant::now();
     race(&[&mover], |_| {
         // The collapse fails while pages are on the device.
         while begin.elapsed() < Duration::from_secs(20) {
@@ -233,9 +236,11 @@ fn khugepaged(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon_huge(2)?;
     let mover = Mover::start_slow(&device, &map)?;
-    let (begin, mut seed) = (Instant::now(), 0);
+    let begin = Instant::now();
+    let mut seed = 0;
     while daemon.collapsed()? < 4 || !mover.raced() {
-        let (seen, elapsed) = (daemon.collapsed()?, begin.elapsed());
+        let seen = daemon.collapsed()?;
+        let elapsed = begin.elapsed();
         let limit = Duration::from_secs(40);
         check!(elapsed < limit, "khugepaged made {seen} huge pages, raced: {}", mover.raced());
         seed += 1;

@@ -107,8 +107,10 @@ pub fn disturbed(
     mut disturb: impl FnMut(&Device, &Mapping, &Mover, u64) -> Outcome,
 ) -> Outcome {
     let device = open(ctx)?;
-    let (steady, map) = (Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?);
-    let (beside, mover) = (Mover::start(&device, &steady)?, Mover::start(&device, &map)?);
+    let steady = Mapping::anon_aligned(1)?;
+    let map = Mapping::anon_aligned(1)?;
+    let beside = Mover::start(&device, &steady)?;
+    let mover = Mover::start(&device, &map)?;
     steady.fill(3);
     map.fill(1);
     let job = watch(&device, &steady, 3)?;

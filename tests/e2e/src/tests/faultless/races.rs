@@ -52,7 +52,8 @@ fn h11_munmap(ctx: &Ctx) -> Outcome {
 fn h11_mremap(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     races(2, |_| {
-        let (map, target) = (Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?);
+        let map = Mapping::anon_aligned(1)?;
+        let target = Mapping::anon_aligned(1)?;
         let mover = Mover::start(&device, &map)?;
         map.fill(1);
         device_sees(&device, &map, 1, "at first")?;
@@ -72,7 +73,8 @@ fn h11_mremap(ctx: &Ctx) -> Outcome {
 fn h11_mprotect(ctx: &Ctx) -> Outcome {
     disturbed(ctx, |device, map, mover, round| {
         // Each page waits for the mover, which hardly ever pauses.
-        let (at, len) = (map.page_addr(64), 4 * PAGE_SIZE);
+        let at = map.page_addr(64);
+        let len = 4 * PAGE_SIZE;
         let fill = Command::new(EngineOp::Fill, at, len).value(round);
         mover.during(|| map.protect_pages(Prot::Read, 64, 4))?;
         check_eq!(device.run(fill)?.error, Some(Errno::EPERM), "write to what is read-only");
@@ -93,7 +95,8 @@ fn h11_fork(ctx: &Ctx) -> Outcome {
     let mover = Mover::start(&device, &map)?;
     map.fill(0);
     race(&[&mover], |round| {
-        let (mine, theirs) = (2 * round + 1, 2 * round + 1_000_001);
+        let mine = 2 * round + 1;
+        let theirs = 2 * round + 1_000_001;
         device_fills(&device, &map, mine, "before the fork")?;
         let child = mover.during(|| {
             Child::spawn(|| -> Outcome {
@@ -209,7 +212,9 @@ fn thp_split(ctx: &Ctx) -> Outcome {
 fn close_in_flight(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon_aligned(1)?;
     let pause = |round| std::thread::sleep(Duration::from_millis(3 + 4 * (round % 6)));
-    let (mut tally, mut closed_under, mut last) = (Tally::default(), 0, 0);
+    let mut tally = Tally::default();
+    let mut closed_under = 0;
+    let mut last = 0;
     rounds(6, |round| {
         last = round;
         // Another process has the last descriptor, and is killed during a migration.

@@ -52,7 +52,8 @@ fn hmmctl(args: &[&str]) -> Command {
 fn says(command: &mut Command, status: i32) -> Result<(String, String), Stop> {
     let output = command.output().what("run hmmctl")?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (out, errors) = (text(&output.stdout), text(&output.stderr));
+    let out = text(&output.stdout);
+    let errors = text(&output.stderr);
     check_eq!(output.status.code(), Some(status), "status of {command:?}: {errors}{out}");
     Ok((out, errors))
 }
@@ -87,8 +88,10 @@ fn hex(value: &Value) -> usize {
 /// Returns the number of pages of `map` that `hmmctl map` reports in `place`, and the number of
 /// their runs.
 fn pages_in(object: &Value, map: &Mapping, place: &str) -> (usize, usize) {
-    let (start, end) = (map.addr(), map.addr() + map.len());
-    let (mut pages, mut runs) = (0, 0);
+    let start = map.addr();
+    let end = map.addr() + map.len();
+    let mut pages = 0;
+    let mut runs = 0;
     for region in object["regions"].as_array().into_iter().flatten() {
         for run in region["runs"].as_array().into_iter().flatten() {
             let first = hex(&run["start"]);

@@ -146,7 +146,8 @@ pub(super) fn trace_leaves_nothing(ctx: &Ctx) -> Outcome {
 }
 
 pub(super) fn record(ctx: &Ctx) -> Outcome {
-    let (file, page) = (Temp::new("a.rec"), Temp::new("a.html"));
+    let file = Temp::new("a.rec");
+    let page = Temp::new("a.html");
     let device = ctx.open()?;
     let recorder =
         hmmctl(&["record", "-o", file.name(), "--duration", "6", "--interval", "50", "--json"])

@@ -135,7 +135,8 @@ pub fn no_peer(ctx: &Ctx) -> Outcome {
     second.close()?;
     module::unload("qemu_gpu").what("unload it again")?;
     load_driver(ctx, "")?;
-    let (device, second) = (ctx.open()?, Device::open(ctx.second).what("open the second GPU")?);
+    let device = ctx.open()?;
+    let second = Device::open(ctx.second).what("open the second GPU")?;
     check_eq!(device.connection(&second)?, Connection::Migratable, "with an address");
     Ok(())
 }

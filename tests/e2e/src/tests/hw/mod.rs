@@ -144,7 +144,8 @@ fn faultless(ctx: &Ctx) -> Outcome {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let reader = scope.spawn(|| -> Result<(u64, u64), Stop> {
-            let (mut reads, mut faults) = (0, 0);
+            let mut reads = 0;
+            let mut faults = 0;
             while !stop.load(Relaxed) {
                 let page = (reads % 4) as usize;
                 faults += device_sees_pages(&device, &map, 5, page, 1, "while pages move")?.faults;
@@ -186,7 +187,8 @@ fn reads_during_copies(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(1)?;
     map.fill(18);
     device_sees(&device, &map, 18, "before")?;
-    let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    let stop = AtomicBool::new(false);
+    let reads = AtomicU64::new(0);
     thread::scope(|scope| {
         let reader = scope.spawn(|| -> Result<u64, Stop> {
             let mut faults = 0;

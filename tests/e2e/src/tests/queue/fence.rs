@@ -33,7 +33,8 @@ pub fn life(ctx: &Ctx) -> Outcome {
     // The signal ends a wait, not its timeout.
     let late = device.host_fence().what("make a fence")?;
     std::thread::scope(|scope| -> Outcome {
-        let (since, waiter) = (Instant::now(), procfs::thread_id());
+        let since = Instant::now();
+        let waiter = procfs::thread_id();
         let late = &late;
         let signaller = scope.spawn(move || -> Outcome {
             let pid = std::process::id() as i32;
@@ -53,7 +54,8 @@ pub fn life(ctx: &Ctx) -> Outcome {
 }
 
 pub fn dropped(ctx: &Ctx) -> Outcome {
-    let (device, other) = (ctx.open()?, ctx.open()?);
+    let device = ctx.open()?;
+    let other = ctx.open()?;
     let host = device.host_fence().what("make a fence")?;
     let again = other.share(&host).what("share")?;
     let event = again.event().what("an eventfd")?;
@@ -65,7 +67,8 @@ pub fn dropped(ctx: &Ctx) -> Outcome {
 
 pub fn killed(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let (ready, fence) = (Gate::new()?, device.host_fence().what("make a fence")?);
+    let ready = Gate::new()?;
+    let fence = device.host_fence().what("make a fence")?;
     let mut child = Child::spawn(|| {
         ready.open()?;
         fence.sync(None).map(|_| ()).map_err(std::io::Error::other)
@@ -82,7 +85,8 @@ pub fn killed(ctx: &Ctx) -> Outcome {
 /// end the wait nor keep it from sleeping. The wait must stay killable.
 pub fn signal_pending(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let (go, fence) = (Gate::new()?, device.host_fence().what("make a fence")?);
+    let go = Gate::new()?;
+    let fence = device.host_fence().what("make a fence")?;
     let mut child = Child::spawn(|| -> std::io::Result<()> {
         ptrace::handle(libc::SIGUSR1)?;
         go.wait()?;
@@ -191,7 +195,8 @@ pub fn eventfds(ctx: &Ctx) -> Outcome {
 
 pub fn dma_fences(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let (from, to) = (Locked::new(ctx, &device, 32, 5)?, Locked::new(ctx, &device, 32, 6)?);
+    let from = Locked::new(ctx, &device, 32, 5)?;
+    let to = Locked::new(ctx, &device, 32, 6)?;
     let before = device.set(Setting::CopyDelay, SLOW).what("set the delay")?;
     let first = from.copy(&to, &[]).what("blit")?;
     let file = first.export().what("export")?;
@@ -226,7 +231,8 @@ pub fn dma_fences(ctx: &Ctx) -> Outcome {
 /// A fence whose export fails for lack of a descriptor stays unchanged.
 pub fn no_descriptor(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let (from, to) = (Locked::new(ctx, &device, 2, 5)?, Locked::new(ctx, &device, 2, 6)?);
+    let from = Locked::new(ctx, &device, 2, 5)?;
+    let to = Locked::new(ctx, &device, 2, 6)?;
     let fence = from.copy(&to, &[]).what("blit")?;
     let mut files = Vec::new();
     let full = loop {
@@ -254,7 +260,8 @@ pub fn not_exported(ctx: &Ctx) -> Outcome {
     let queued = queue.submit(QueueOp::migrate(map.addr(), map.len()), &[&gate]).what("submit")?;
     let record = queue.record().what("record")?;
     let shared = device.share(&queued).what("share")?;
-    let (from, to) = (Locked::new(ctx, &device, 2, 5)?, Locked::new(ctx, &device, 2, 6)?);
+    let from = Locked::new(ctx, &device, 2, 5)?;
+    let to = Locked::new(ctx, &device, 2, 6)?;
     let all = [
         (&gate, "a fence of the host"),
         (&queued, "an operation of a queue"),
@@ -282,7 +289,8 @@ pub fn not_exported(ctx: &Ctx) -> Outcome {
 
 pub fn bad_blits(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let (from, to) = (Locked::new(ctx, &device, 4, 5)?, Locked::new(ctx, &device, 4, 6)?);
+    let from = Locked::new(ctx, &device, 4, 5)?;
+    let to = Locked::new(ctx, &device, 4, 6)?;
     let bad = |to: usize, from: usize, bytes: usize, error: Errno, what: &str| {
         fails(device.blit(to, from, bytes, &[]), error, what)
     };
@@ -320,7 +328,8 @@ pub fn bad_blits(ctx: &Ctx) -> Outcome {
 
 pub fn foreign(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let (from, to) = (Locked::new(ctx, &device, 2, 5)?, Locked::new(ctx, &device, 2, 6)?);
+    let from = Locked::new(ctx, &device, 2, 5)?;
+    let to = Locked::new(ctx, &device, 2, 6)?;
     let map = Mapping::anon(2)?;
     map.fill(1);
     for error in [None, Some(Errno::EIO)] {
@@ -390,7 +399,8 @@ pub fn numbered(ctx: &Ctx) -> Outcome {
 }
 
 pub fn outlives(ctx: &Ctx) -> Outcome {
-    let (device, other) = (ctx.open()?, ctx.open()?);
+    let device = ctx.open()?;
+    let other = ctx.open()?;
     let map = Mapping::anon(1)?;
     map.fill(1);
     let queue = other.queue().what("make a queue")?;
@@ -399,7 +409,8 @@ pub fn outlives(ctx: &Ctx) -> Outcome {
     let read = QueueOp::engine(EngineOp::Read, map.addr(), 8);
     let done = queue.submit(read, &[&there]).what("submit")?;
     let before = device.set(Setting::CopyDelay, SLOW).what("set the delay")?;
-    let (from, to) = (Locked::new(ctx, &device, 2, 5)?, Locked::new(ctx, &device, 2, 6)?);
+    let from = Locked::new(ctx, &device, 2, 5)?;
+    let to = Locked::new(ctx, &device, 2, 6)?;
     let file = from.copy(&to, &[]).what("blit")?.export().what("export")?;
     let after = other.import(&file).what("import")?;
     let copied = other.queue().what("make a queue")?;

@@ -112,7 +112,8 @@ impl Slots {
     }
 
     fn op(&self, nodes: &[Node], node: usize) -> QueueOp {
-        let (all, len) = (self.0.addr(), self.0.len());
+        let all = self.0.addr();
+        let len = self.0.len();
         match (nodes[node].kind, Self::source(nodes, node)) {
             (Kind::Migrate, _) => QueueOp::migrate(all, len),
             (Kind::Evict, _) => QueueOp::evict(all, len),
@@ -185,7 +186,9 @@ fn run(ctx: &Ctx, seed: u64, bad: usize) -> Outcome {
     }
     let mut times = HashMap::new();
     std::thread::scope(|scope| {
-        let (nodes, fences, slots) = (&nodes, &fences, &slots);
+        let nodes = &nodes;
+        let fences = &fences;
+        let slots = &slots;
         let hosts: Vec<_> = (0..2)
             .map(|share| scope.spawn(move || run_host(nodes, fences, slots, share)))
             .collect();

@@ -17,7 +17,8 @@ pub fn after(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(4)?;
     map.fill(1);
-    let (one, two) = (device.queue().what("a queue")?, device.queue().what("a queue")?);
+    let one = device.queue().what("a queue")?;
+    let two = device.queue().what("a queue")?;
     let gate = device.host_fence().what("make a fence")?;
     let first = one.submit(write(&map, 0, 10), &[&gate]).what("submit")?;
     // In the same queue, after the previous operation.
@@ -54,7 +55,8 @@ pub fn failure(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(4)?;
     map.fill(1);
-    let (one, two) = (device.queue().what("a queue")?, device.queue().what("a queue")?);
+    let one = device.queue().what("a queue")?;
+    let two = device.queue().what("a queue")?;
     let bad = one
         .submit(QueueOp::engine(EngineOp::Read, map.guard(), 8), &[])
         .what("submit what will fail")?;
@@ -88,7 +90,8 @@ pub fn waits(ctx: &Ctx) -> Outcome {
     let second = hmm::Device::open(ctx.second).what("open the second device")?;
     let map = Mapping::anon(4)?;
     map.fill(1);
-    let (here, there) = (device.queue().what("a queue")?, second.queue().what("a queue")?);
+    let here = device.queue().what("a queue")?;
+    let there = second.queue().what("a queue")?;
     let host = second.host_fence().what("make a fence")?;
     let slow = there.submit(write(&map, 0, 1), &[&host]).what("submit")?;
     let imported = device.share(&slow).what("share")?;
@@ -102,7 +105,8 @@ pub fn waits(ctx: &Ctx) -> Outcome {
     std::thread::sleep(WHILE);
     host.signal(Ok(())).what("signal")?;
     end.done().what("the end")?;
-    let (device_side, host_side) = (here.waits()?, there.waits()?);
+    let device_side = here.waits()?;
+    let host_side = there.waits()?;
     check_eq!(
         (device_side.on_device, device_side.on_host, device_side.looks),
         (1, 0, 0),
@@ -119,7 +123,8 @@ pub fn waits(ctx: &Ctx) -> Outcome {
 
 pub fn memory(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let (from, to) = (Mapping::anon(1100)?, Mapping::anon(1100)?);
+    let from = Mapping::anon(1100)?;
+    let to = Mapping::anon(1100)?;
     from.fill(5);
     let queue = device.queue().what("a queue")?;
     let go = queue.submit(QueueOp::migrate(from.addr(), from.len()), &[]).what("migrate")?;

@@ -30,7 +30,8 @@ pub fn measure(size: &Size, name: &'static str, threads: usize, mirrors: usize) 
     let besides = Besides { cpu_faults: true, ..Besides::default() };
     let mut row = Row { name, besides, ..Row::default() };
     while_running(size, threads, &jobs, &mut row, |number, done| {
-        let (first, pages) = (number * BLOCKS * HUGE_PAGES, BLOCKS * HUGE_PAGES);
+        let first = number * BLOCKS * HUGE_PAGES;
+        let pages = BLOCKS * HUGE_PAGES;
         done.migrate(moving, &map, first..first + pages, Way::ToDevice)?;
         map.check_pages(SEED, first, pages).context("CPU read")
     })?;

@@ -39,7 +39,8 @@ fn holds(seed: u64, first: usize, bytes: &[u8]) -> Result<(), String> {
 
 /// Accesses managed memory in turns by the CPU and the device.
 pub fn managed(worker: &mut Worker<'_>) -> Result<(), String> {
-    let (device, model) = (&worker.device, &mut worker.model);
+    let device = &worker.device;
+    let model = &mut worker.model;
     let populate = model.random.one_in(2);
     let flags = ManagedFlags { populate, host_shared: model.random.one_in(2), huge: false };
     let bytes = MANAGED * PAGE_SIZE;

@@ -11,7 +11,8 @@ const MOST: usize = 8;
 
 /// Locks two parts of the memory, copies one to the other by a blit, and unlocks both.
 pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
-    let (device, model) = (&worker.device, &mut worker.model);
+    let device = &worker.device;
+    let model = &mut worker.model;
     let agents = 1 << worker.index;
     let ([to, from], pages) = model.two_parts(MOST);
     let bytes = pages * PAGE_SIZE;

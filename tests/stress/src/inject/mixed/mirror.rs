@@ -58,7 +58,8 @@ fn migrate(device: &Device, model: &mut Model, first: usize, pages: usize) -> Re
 
 /// Executes one random operation.
 pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
-    let (index, model) = (worker.index, &mut worker.model);
+    let index = worker.index;
+    let model = &mut worker.model;
     let device = &worker.device;
     let (first, pages) = model.part(MOST);
     match model.random.below(32) {

@@ -106,7 +106,8 @@ impl Model<'_> {
         map.fill(seed);
         let known = |page| Known { held: Held { seed, page }, other: None, torn: false };
         let pages = (0..PAGES).map(known).collect();
-        let (errors, calls) = (BTreeMap::new(), BTreeMap::new());
+        let errors = BTreeMap::new();
+        let calls = BTreeMap::new();
         Ok(Model { map, random: Random(seed), pages, last: seed, board, errors, calls })
     }
 

@@ -11,7 +11,8 @@ const MOST: usize = 16;
 
 /// Sets attributes of a part, checks that a query returns them, and accesses the part.
 pub fn attributes(worker: &mut Worker<'_>) -> Result<(), String> {
-    let (device, model) = (&worker.device, &mut worker.model);
+    let device = &worker.device;
+    let model = &mut worker.model;
     let (first, pages) = model.part(MOST);
     let preferred = [Preferred::Anywhere, Preferred::Device, Preferred::System];
     let preferred = preferred[model.random.below(3) as usize];
@@ -48,7 +49,8 @@ pub fn attributes(worker: &mut Worker<'_>) -> Result<(), String> {
 /// Reads the events of the file. Sequence numbers may have gaps only where events were lost.
 pub fn events(worker: &mut Worker<'_>) -> Result<(), String> {
     let mask = worker.model.random.below(1 << Type::ALL.len());
-    let (device, model) = (&worker.device, &mut worker.model);
+    let device = &worker.device;
+    let model = &mut worker.model;
     model.attempt("events", |_| device.events(mask | Type::MigrateEnd.bit(), false))?;
     // Without a stream there are no events to read.
     if worker.model.attempt("stream", |_| device.events(mask, false))?.is_none() {

@@ -71,7 +71,8 @@ fn was_told(device: &Device, told: &Told) -> Result<(), String> {
 
 fn operation(model: &mut Model, may_copy: bool) -> Result<(QueueOp, What), String> {
     let (first, pages) = model.part(MOST);
-    let (addr, bytes) = (model.map.page_addr(first), pages * PAGE_SIZE);
+    let addr = model.map.page_addr(first);
+    let bytes = pages * PAGE_SIZE;
     Ok(match model.random.below(if may_copy { 6 } else { 4 }) {
         0 => (QueueOp::migrate(addr, bytes), What::Moves),
         1 => (QueueOp::prefetch(addr, bytes), What::Moves),
@@ -85,7 +86,8 @@ fn operation(model: &mut Model, may_copy: bool) -> Result<(QueueOp, What), Strin
             let ([to, from], pages) = model.two_parts(MOST);
             model.settle(to, pages)?;
             model.settle(from, pages)?;
-            let (at, source) = (model.map.page_addr(to), model.map.page_addr(from));
+            let at = model.map.page_addr(to);
+            let source = model.map.page_addr(from);
             (QueueOp::copy(at, source, pages * PAGE_SIZE), What::Copies(to, from, pages))
         }
     })
@@ -168,7 +170,8 @@ pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
 
 /// Signals a host fence, with or without an error, and checks its state and its eventfd.
 pub fn host_fence(worker: &mut Worker<'_>) -> Result<(), String> {
-    let (device, model) = (&worker.device, &mut worker.model);
+    let device = &worker.device;
+    let model = &mut worker.model;
     let Some(fence) = model.attempt("host fence", |_| device.host_fence())? else { return Ok(()) };
     let event = model.attempt("fence notify", |_| fence.event())?;
     let error = model.random.one_in(2).then_some(Errno::EILSEQ);

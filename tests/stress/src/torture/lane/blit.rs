@@ -63,7 +63,8 @@ fn follow(
     known: &Fence<'_>,
     read: QueueOp,
 ) -> Result<Ended, Fail> {
-    let (event, file) = (fence.event().map_err(text)?, fence.export().map_err(text)?);
+    let event = fence.event().map_err(text)?;
+    let file = fence.export().map_err(text)?;
     queue.wait(known).map_err(text)?;
     let after = queue.submit(read, &[]).map_err(text)?;
     match after.export() {
@@ -122,7 +123,8 @@ impl Lane<'_> {
         slow: bool,
     ) -> Result<(), Fail> {
         let n = at.n.min(PAGES);
-        let (at, from) = (Span { n, ..at }, Span { n, ..from });
+        let at = Span { n, ..at };
+        let from = Span { n, ..from };
         if at.r == from.r && at.page < from.page + n && from.page < at.page + n {
             self.note("  nothing to do: blit");
             return Ok(());

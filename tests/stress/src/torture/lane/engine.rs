@@ -256,7 +256,8 @@ impl Lane<'_> {
         // them.
         let step = if at.n % step == 0 { 1 } else { step };
         for index in 0..at.n {
-            let (page, next) = (at.page + index, at.page + (index + step) % at.n);
+            let page = at.page + index;
+            let next = at.page + (index + step) % at.n;
             let region = &mut self.regions[at.r];
             let pointer = region.map.page_addr(next) as u64;
             region.map.set(page, 0, pointer);

@@ -12,7 +12,8 @@ impl Lane<'_> {
     /// back.
     pub(super) fn explain(&self, at: Span) -> String {
         let region = &self.regions[at.r];
-        let (addr, mut text) = (self.addr(at), String::new());
+        let addr = self.addr(at);
+        let mut text = String::new();
         let _ = writeln!(text, "\n  {:?} memory at {addr:#x}", region.kind);
         for page in at.pages() {
             let addr = addr + (page - at.page) * PAGE_SIZE;

@@ -28,7 +28,8 @@ fn observe(
     len: usize,
     fails: bool,
 ) -> Result<Ended, Fail> {
-    let (one, two) = (here.queue().map_err(text)?, there.queue().map_err(text)?);
+    let one = here.queue().map_err(text)?;
+    let two = there.queue().map_err(text)?;
     let host = here.host_fence().map_err(text)?;
     let first = one.submit(QueueOp::migrate(addr, len), &[&host]).map_err(text)?;
     match first.export() {
@@ -66,7 +67,8 @@ fn observe(
     }
     // Each queue waits at most once: on the device if the fence is of its own type, else by
     // polling.
-    let (host_side, device_side) = (one.waits().map_err(text)?, two.waits().map_err(text)?);
+    let host_side = one.waits().map_err(text)?;
+    let device_side = two.waits().map_err(text)?;
     let right = host_side.on_device == 0
         && host_side.on_host <= 1
         && host_side.sleeps <= host_side.looks
@@ -88,7 +90,8 @@ impl Lane<'_> {
         fails: bool,
     ) -> Result<(), Fail> {
         self.quiesce(at, Effect::Looks)?;
-        let (addr, len) = (self.addr(at), at.n * PAGE_SIZE);
+        let addr = self.addr(at);
+        let len = at.n * PAGE_SIZE;
         let Ended { first, second } =
             observe(&self.devices[dev], &self.devices[other], addr, len, fails)?;
         let error = match (first, second) {

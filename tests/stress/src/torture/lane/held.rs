@@ -58,7 +58,8 @@ impl Lane<'_> {
     }
 
     fn is_held(&self, at: Span) -> bool {
-        let (addr, len) = (self.addr(at), bytes(at.n));
+        let addr = self.addr(at);
+        let len = bytes(at.n);
         self.held.iter().any(|held| held.overlaps(addr, len))
     }
 
@@ -100,7 +101,8 @@ impl Lane<'_> {
         at: Span,
         fine: bool,
     ) -> Result<Option<Locked>, Fail> {
-        let (addr, len) = (self.addr(at), bytes(at.n));
+        let addr = self.addr(at);
+        let len = bytes(at.n);
         let expected = match (self.lock_result(dev, addr, len, fine), self.allowed(at, true)) {
             (Ok(_), Err(_)) => Err(Errno::EFAULT),
             (expected, _) => expected,
@@ -147,7 +149,8 @@ impl Lane<'_> {
         n: usize,
     ) -> Result<(), Fail> {
         let Some(common) = self.env.common(wide) else { return Ok(()) };
-        let (addr, len) = (common.map.page_addr(page), bytes(n));
+        let addr = common.map.page_addr(page);
+        let len = bytes(n);
         self.make_room()?;
         let expected = self.lock_result(dev, addr, len, true);
         let result = self.patiently(|lane| lane.devices[dev].lock(addr, len, 1 << dev, true));
@@ -199,7 +202,8 @@ impl Lane<'_> {
 
     /// Unlocks all locks that overlap the range, whose pages are about to be replaced.
     pub(super) fn release_held(&mut self, at: Span) -> Result<(), Fail> {
-        let (addr, len) = (self.addr(at), bytes(at.n));
+        let addr = self.addr(at);
+        let len = bytes(at.n);
         while let Some(index) = self.held.iter().position(|held| held.overlaps(addr, len)) {
             self.unlock_held(index)?;
         }

@@ -94,7 +94,8 @@ impl Lane<'_> {
         self.quiesce(to, Effect::Changes)?;
         self.release_held(from)?;
         self.release_held(to)?;
-        let (source, target) = (&self.regions[from.r].map, &self.regions[to.r].map);
+        let source = &self.regions[from.r].map;
+        let target = &self.regions[to.r].map;
         if let Err(error) = source.move_pages(from.page, from.n, target, to.page) {
             return fail("mremap", error);
         }

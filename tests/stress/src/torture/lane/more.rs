@@ -94,7 +94,8 @@ impl Lane<'_> {
             self.quiesce(from, Effect::Looks)?;
             self.settle(from)?;
         }
-        let (to, bytes) = (self.addr(at), at.n * PAGE_SIZE);
+        let to = self.addr(at);
+        let bytes = at.n * PAGE_SIZE;
         let op = match from {
             None => QueueOp::engine(EngineOp::Fill, to, bytes).value(value),
             Some(from) if value % 2 == 0 => QueueOp::copy(to, self.addr(from), bytes),
@@ -132,7 +133,8 @@ impl Lane<'_> {
     fn after_host_fence(&self, dev: usize, op: QueueOp, fails: bool) -> Result<State, Fail> {
         let text = |error: Errno| format!("queued work: {error}");
         let device = &self.devices[dev];
-        let (queue, host) = (device.queue().map_err(text)?, device.host_fence().map_err(text)?);
+        let queue = device.queue().map_err(text)?;
+        let host = device.host_fence().map_err(text)?;
         let work = queue.submit(op, &[&host]).map_err(text)?;
         if work.check().map_err(text)?.state != State::NotDone {
             return fail("queued work", "did not wait for the fence of the host");
@@ -168,7 +170,9 @@ impl Lane<'_> {
         let old = region.shadow(page);
         let wrong = (0..new.len()).find(|word| ![old[*word], new[*word]].contains(&found[*word]));
         if let Some(word) = wrong {
-            let (found, old, new) = (found[word], old[word], new[word]);
+            let found = found[word];
+            let old = old[word];
+            let new = new[word];
             let what =
                 format!("page {page} word {word}: {found:#x}, neither {old:#x} nor {new:#x}");
             return fail("write that failed half way", what);

@@ -22,11 +22,14 @@ impl Lane<'_> {
     /// one.
     pub(super) fn queued(&mut self, dev: usize, other: usize, at: Span) -> Result<(), Fail> {
         self.quiesce(at, Effect::Looks)?;
-        let (addr, len) = (self.addr(at), at.n * PAGE_SIZE);
+        let addr = self.addr(at);
+        let len = at.n * PAGE_SIZE;
         let result = (|| -> Result<Vec<Option<Errno>>, Fail> {
-            let (here, there) = (&self.devices[dev], &self.devices[other]);
+            let here = &self.devices[dev];
+            let there = &self.devices[other];
             let open = |error| format!("queue: {error}");
-            let (one, two) = (here.queue().map_err(open)?, there.queue().map_err(open)?);
+            let one = here.queue().map_err(open)?;
+            let two = there.queue().map_err(open)?;
             let moved = one.submit(QueueOp::migrate(addr, len), &[]).map_err(open)?;
             let known = there.share(&moved).map_err(open)?;
             two.wait(&known).map_err(open)?;
@@ -92,7 +95,8 @@ impl Lane<'_> {
         if self.env.hardware {
             return self.locked_by_dma(dev, at, locked);
         }
-        let (addr, len) = (self.addr(at), at.n * PAGE_SIZE);
+        let addr = self.addr(at);
+        let len = at.n * PAGE_SIZE;
         let moved = self.devices[dev].migrate(addr, at.n, Way::ToDevice).map(|done| done.moved);
         let by_device = self.checksum(dev, locked.device_addr, len);
         let by_host = self.checksum(dev, addr, len);

@@ -65,7 +65,8 @@ impl Lane<'_> {
     /// Reads the counters of an engine before and after a command whose effect on them is known.
     pub(super) fn engine_status(&mut self, dev: usize, engine: u32, at: Span) -> Result<(), Fail> {
         let info = self.devices[dev].info().map_err(|error| format!("device: {error}"))?;
-        let (engine, at) = (engine % info.engines.max(1), Span { n: 1, ..at });
+        let engine = engine % info.engines.max(1);
+        let at = Span { n: 1, ..at };
         let before = self.engine_counters(dev, engine)?;
         if self.allowed(at, false).is_err() || self.may_miss(at) {
             return Ok(());
@@ -107,7 +108,8 @@ impl Lane<'_> {
     /// Reads the connection of two devices, which must be the same in both directions.
     pub(super) fn ask_pull(&mut self, dev: usize, other: usize) -> Result<(), Fail> {
         let text = |error| format!("connection: {error}");
-        let (one, two) = (&self.devices[dev], &self.devices[other]);
+        let one = &self.devices[dev];
+        let two = &self.devices[other];
         let mut coherent = true;
         for device in [one, two] {
             coherent &= device.info().map_err(text)?.coherent != 0;

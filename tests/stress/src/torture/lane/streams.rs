@@ -39,7 +39,8 @@ impl Lane<'_> {
     /// The stream always reports the latter. It reports the former only if events of all mirrors
     /// are enabled.
     pub(super) fn events_of(&mut self, dev: usize, at: Span, all: bool) -> Result<(), Fail> {
-        let (addr, device) = (self.addr(at), &self.devices[dev]);
+        let addr = self.addr(at);
+        let device = &self.devices[dev];
         let second = Device::open(dev as u32).map_err(text)?;
         let mask = Type::MigrateBegin.bit() | Type::MigrateEnd.bit();
         device.events(0, false).map_err(text)?;

@@ -39,7 +39,8 @@ impl Lane<'_> {
     /// Waits for all lanes, unplugs device `gone` during accesses and migrations, and compares all
     /// memory.
     pub fn last_part(&mut self, gone: usize, seed: u64) -> Result<(), Fail> {
-        let (board, lanes) = (&self.env.board, self.env.lanes);
+        let board = &self.env.board;
+        let lanes = self.env.lanes;
         board.rest();
         if !self
             .wait_for(|board| board.resting() == lanes as u64 && board.alone().load(SeqCst) != 0)
@@ -55,8 +56,10 @@ impl Lane<'_> {
         }
         self.note("last part");
         self.prepare(seed)?;
-        let (begin, mut rng) = (Instant::now(), Rng::new(seed, self.number as u64));
-        let (mut rounds, mut after) = (0, 0);
+        let begin = Instant::now();
+        let mut rng = Rng::new(seed, self.number as u64);
+        let mut rounds = 0;
+        let mut after = 0;
         while after < AFTER {
             if self.env.stopped() {
                 return Ok(());
@@ -144,7 +147,8 @@ impl Lane<'_> {
         let other = (gone + 1) % self.devices.len();
         let dev = if rng.one_in(4) { other } else { gone };
         let is_gone = dev == gone;
-        let (addr, way) = (self.addr(at), way(rng.one_in(3), rng.one_in(3)));
+        let addr = self.addr(at);
+        let way = way(rng.one_in(3), rng.one_in(3));
         match rng.below(8) {
             0..3 => {
                 let done = self.on("migration", is_gone, |lane| {
@@ -197,7 +201,8 @@ impl Lane<'_> {
         for dev in (0..self.devices.len()).filter(|dev| *dev != gone) {
             for r in 0..PARTS {
                 let at = Span { r, page: 0, n: PAGES };
-                let (addr, mut buffer) = (self.addr(at), vec![0; PAGES * PAGE_SIZE]);
+                let addr = self.addr(at);
+                let mut buffer = vec![0; PAGES * PAGE_SIZE];
                 match self.patiently(|lane| lane.devices[dev].read(addr, &mut buffer)) {
                     Ok(_) => self.compare(at, &buffer, "device read after an unplug")?,
                     Err(error) => return fail("device read after an unplug", error),

@@ -87,7 +87,8 @@ pub fn run_lane(
             return Err(text);
         }
     };
-    let (stop, serving) = (AtomicBool::new(false), Barrier::new(2));
+    let stop = AtomicBool::new(false);
+    let serving = Barrier::new(2);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // Starting a thread maps memory: wait until it has started.

@@ -96,7 +96,8 @@ impl Outcome {
             let _ =
                 writeln!(text, "{name:<44} {:>10}", self.devices.get(name).copied().unwrap_or(0));
         }
-        let (sum, each) = (self.bus_errors.iter().sum::<u64>(), &self.bus_errors);
+        let sum = self.bus_errors.iter().sum::<u64>();
+        let each = &self.bus_errors;
         let _ = writeln!(text, "{:<44} {sum:>10} of lanes {each:?}", "bus errors");
         let _ = writeln!(text, "not compared, or not exactly:");
         for line in NOT_COMPARED {

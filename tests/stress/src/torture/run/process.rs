@@ -73,7 +73,9 @@ pub fn process(
     let results: Vec<_> = std::thread::scope(|scope| {
         let lanes: Vec<_> = (first..first + script.shape.threads)
             .map(|lane| {
-                let (env, ops, ready) = (&env, &script.lanes[lane], &ready);
+                let env = &env;
+                let ops = &script.lanes[lane];
+                let ready = &ready;
                 scope.spawn(move || run_lane(env, lane, ops, ready, last))
             })
             .collect();

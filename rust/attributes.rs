@@ -21,7 +21,7 @@ pub(crate) use map::Map;
 
 /// Preferred location of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Location {
+pub enum PreferredLocation {
     /// The policy decides.
     #[default]
     Any,
@@ -37,7 +37,7 @@ pub enum Location {
 /// The attributes of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
-    preferred: Location,
+    preferred: PreferredLocation,
     accessed_by: bool,
     read_mostly: bool,
     never_migrate: bool,
@@ -48,7 +48,7 @@ pub struct Attributes {
 impl Attributes {
     /// Attributes of a range for which none were set.
     pub const DEFAULT: Self = Self {
-        preferred: Location::Any,
+        preferred: PreferredLocation::Any,
         accessed_by: false,
         read_mostly: false,
         never_migrate: false,
@@ -56,7 +56,7 @@ impl Attributes {
     };
 
     /// Attributes that prefer `location` and a migration in huge pages.
-    pub(crate) const fn preferring(location: Location) -> Self {
+    pub(crate) const fn preferring(location: PreferredLocation) -> Self {
         Self {
             preferred: location,
             granularity: PMD_ORDER as u8 + 1,
@@ -65,7 +65,7 @@ impl Attributes {
     }
 
     /// Returns where the memory should be.
-    pub fn preferred(&self) -> Location {
+    pub fn preferred(&self) -> PreferredLocation {
         self.preferred
     }
 
@@ -111,7 +111,7 @@ impl Attributes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// See [`Attributes::preferred`].
-    pub preferred: Option<Location>,
+    pub preferred: Option<PreferredLocation>,
     /// See [`Attributes::accessed_by`].
     pub accessed_by: Option<bool>,
     /// See [`Attributes::read_mostly`].
@@ -127,9 +127,9 @@ impl Change {
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: the granularity is too large, or the location is [`Location::Other`].
+    /// - `EINVAL`: the granularity is too large, or the location is [`PreferredLocation::Other`].
     pub fn apply(&self, mut old: Attributes) -> Result<Attributes> {
-        if self.preferred == Some(Location::Other) {
+        if self.preferred == Some(PreferredLocation::Other) {
             return Err(EINVAL);
         }
         old.preferred = self.preferred.unwrap_or(old.preferred);
@@ -147,7 +147,7 @@ impl Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
     /// See [`Attributes::preferred`].
-    pub preferred: Option<Location>,
+    pub preferred: Option<PreferredLocation>,
     /// See [`Attributes::accessed_by`].
     pub accessed_by: Option<bool>,
     /// See [`Attributes::read_mostly`].

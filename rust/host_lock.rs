@@ -91,7 +91,7 @@ impl From<Error> for Refused {
 ///
 /// The drop may sleep. In a callback, with a table lock held and in an access section, a worker
 /// unpins the pages instead.
-pub struct Region {
+pub struct PinnedRange {
     range: PageRange,
     grain: Grain,
     held: Deferred<Pins>,
@@ -125,7 +125,7 @@ impl Pins {
     }
 }
 
-impl Region {
+impl PinnedRange {
     /// Returns the virtual addresses of the range in the process.
     pub fn range(&self) -> PageRange {
         self.range
@@ -190,10 +190,10 @@ impl Region {
 }
 
 /// Non-overlapping ranges, by their ends.
-type Ranges = RBTree<usize, Arc<Region>>;
+type Ranges = RBTree<usize, Arc<PinnedRange>>;
 
 /// Returns the first of `ranges` that overlaps `range`.
-fn overlapping(ranges: &Ranges, range: PageRange) -> Option<Arc<Region>> {
+fn overlapping(ranges: &Ranges, range: PageRange) -> Option<Arc<PinnedRange>> {
     let behind = ranges.cursor_lower_bound(&range.start().checked_add(1)?)?;
     let (_, region) = behind.current();
     (region.range.start() < range.end()).then(|| region.clone())
@@ -208,7 +208,7 @@ pub(crate) struct HostLocks {
     ranges: Mutex<Ranges>,
     /// Locked ranges by page number, so that the cost of a lookup does not depend on their number.
     #[pin]
-    pages: XArray<Arc<Region>>,
+    pages: XArray<Arc<PinnedRange>>,
 }
 
 impl HostLocks {
@@ -220,13 +220,13 @@ impl HostLocks {
         })
     }
 
-    fn find(&self, addr: usize) -> Option<Arc<Region>> {
+    fn find(&self, addr: usize) -> Option<Arc<PinnedRange>> {
         let pages = self.pages.lock();
         pages.get(addr >> PAGE_SHIFT).map(Arc::from)
     }
 
     /// Adds all pages of `region` to the lookup, or none if an allocation fails.
-    fn insert(&self, region: &Arc<Region>) -> Result {
+    fn insert(&self, region: &Arc<PinnedRange>) -> Result {
         let first = region.range.start() >> PAGE_SHIFT;
         for index in 0..region.range.pages() {
             let mut pages = self.pages.lock();
@@ -240,7 +240,7 @@ impl HostLocks {
     }
 
     /// Removes the first `count` pages of `region` from the lookup.
-    fn remove(&self, region: &Region, count: usize) {
+    fn remove(&self, region: &PinnedRange, count: usize) {
         let first = region.range.start() >> PAGE_SHIFT;
         for index in 0..count {
             // Dropped without the XArray's lock, because this may be the last reference.
@@ -305,7 +305,7 @@ impl<D: Device> Mirror<D> {
         }
         let accounted = space.account(range.pages())?;
         let pages = PinnedPages::new(&space.mmap_lock_here()?, range)?;
-        let region = Region {
+        let region = PinnedRange {
             range,
             grain,
             held: Deferred::pinned(Pins::new(pages, accounted), GFP_KERNEL_ACCOUNT)?,
@@ -348,12 +348,12 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// Any task.
-    pub fn locked(&self, address: usize) -> Option<Arc<Region>> {
+    pub fn locked(&self, address: usize) -> Option<Arc<PinnedRange>> {
         self.host_locks().find(address & !APERTURE)
     }
 }
 
-impl Region {
+impl PinnedRange {
     fn add_user(&self, addr: usize) -> Result<Locked> {
         let device_address = APERTURE + addr;
         let mut users = self.held.users.lock();

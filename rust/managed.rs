@@ -8,36 +8,19 @@
 //! `Documentation/managed.rst`.
 
 use crate::{
-    attributes::{
-        Attributes,
-        Location, //
-    },
+    attributes::{Attributes, PreferredLocation},
     kernel::{
         fence::Fence,
-        miscdevice::{
-            FileOps,
-            OpenFile, //
-        },
-        reentry, //
+        miscdevice::{FileOps, OpenFile},
+        reentry,
     },
     migrate::Outcome,
-    mirror::{
-        Device,
-        Mirror, //
-    },
+    mirror::{Device, Mirror},
     mm::{
-        addr::{
-            PageRange,
-            PMD_SIZE, //
-        },
-        anon, //
+        addr::{PageRange, PMD_SIZE},
+        anon,
     },
-    queue::{
-        HasMirror,
-        Queue,
-        Report,
-        Stop, //
-    }, //
+    queue::{HasMirror, Queue, Report, Stop},
 };
 use kernel::{
     mm::virt::VmaNew,
@@ -45,7 +28,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc, //
+        Arc,
     },
 };
 
@@ -85,9 +68,9 @@ impl Flags {
     /// Returns the attributes of a managed allocation for which none were set.
     pub(crate) fn attributes(self) -> Attributes {
         Attributes::preferring(if self.host_shared {
-            Location::System
+            PreferredLocation::System
         } else {
-            Location::Device
+            PreferredLocation::Device
         })
     }
 

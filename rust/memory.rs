@@ -60,7 +60,7 @@ use arrivals::Arrivals;
 use chores::{Chores, Worker};
 pub use connection::Connection;
 pub(crate) use copy::{Copies, End, RawJob};
-pub use copy::{Copy, CopyJob};
+pub use copy::{CopyDesc, CopyJob};
 pub(crate) use copying::Copying;
 pub use dma_copy::DmaCopy;
 pub use driver::MemoryOps;
@@ -70,7 +70,7 @@ pub(crate) use lru::Turn;
 pub use no_memory::NoMemory;
 use ops::Ops;
 use peers::Peers;
-pub(crate) use peers::{Peer, Registration};
+pub(crate) use peers::{MirrorRegistration, Peer};
 use splits::Splits;
 pub(crate) use steps::Step;
 use steps::Steps;
@@ -261,7 +261,7 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Registers a mirror of the address space `space`. Context: may sleep.
-    pub(crate) fn add_peer(&self, space: MmId, peer: Arc<dyn Peer>) -> Result<Registration> {
+    pub(crate) fn add_peer(&self, space: MmId, peer: Arc<dyn Peer>) -> Result<MirrorRegistration> {
         self.pages().data().windows.forget(space.number());
         self.pages().data().peers.add(peer)
     }

@@ -16,6 +16,7 @@ use crate::{
         registry::{Kind, Seat},
         stats::Stats,
     },
+    events::Event,
     host_lock::HostLocks,
     kernel::{
         deferred::{Deferred, DropWaits},
@@ -23,14 +24,14 @@ use crate::{
         reentry,
         shrinker::owner::{self, Owner},
     },
-    memory::{Memory, MemoryOps, Registration},
+    memory::{Memory, MemoryOps, MirrorRegistration},
     mm::{
         addr::PageRange,
         dma::{DmaDevice, Windows},
         range_fault::AddressSpace,
         table_memory::TableMemory,
     },
-    pgtable::{Entry, Format, Spares, Table},
+    pgtable::{DevicePte, Format, Spares, Table},
     policy::Immovable,
     space::{Handle, Membership},
 };
@@ -38,10 +39,7 @@ use kernel::{
     mm::MmWithUser,
     page::PAGE_MASK,
     prelude::*,
-    sync::{
-        Arc,
-        LockClassKey, //
-    },
+    sync::{Arc, LockClassKey},
 };
 
 mod access;
@@ -66,13 +64,13 @@ mod walker;
 mod watch;
 
 pub use crate::mm::location::{Place, PlaceMut, Target};
-pub use access::TableGuard;
+pub use access::{PageAddress, TableGuard};
 pub(crate) use announced::Announced;
 pub(crate) use fault::Present;
 pub(crate) use invalidate::{Inner, State};
 pub use outcome::{Outcome, PageOutcome};
 pub use serve::Served;
-pub use snapshot::{Location, Snapshot};
+pub use snapshot::{PageLocation, Snapshot};
 pub(crate) use step::Tries;
 pub(crate) use switch::Switched;
 pub use walker::{Section, Seen, Unresolved, Walkers};
@@ -169,7 +167,7 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// Called during the operation that the event describes, including non-blockable invalidations.
     /// The table lock may be held. Must not sleep or allocate with reclaim. Functions of this
     /// library that may sleep return `EDEADLK`.
-    fn event(&self, mirror: u32, event: &Told) {
+    fn event(&self, mirror: u32, event: &Event) {
         let _ = (mirror, event);
     }
 
@@ -220,10 +218,10 @@ pub struct Mirror<D: Device>(Deferred<Parts<D>>);
 /// Parts of a mirror, in the order of their drop.
 struct Parts<D: Device> {
     // Dropped first, so that reclaim does not use the mirror while it is torn down.
-    reclaim: Option<owner::Registration>,
-    registration: Option<Registration>,
+    reclaim: Option<owner::OwnerRegistration>,
+    registration: Option<MirrorRegistration>,
     /// Registrations with the tiles of [`Device::tile`].
-    tiles: KVec<Registration>,
+    tiles: KVec<MirrorRegistration>,
     membership: Option<Membership>,
     _seat: Seat,
     inner: Arc<Inner<D>>,
@@ -385,7 +383,7 @@ impl<D: Device> Mirror<D> {
     pub(crate) fn remove_some(
         &self,
         range: PageRange,
-        which: impl FnMut(PageRange, Entry) -> bool,
+        which: impl FnMut(PageRange, DevicePte) -> bool,
     ) {
         remove_some(self.inner(), range, which);
     }

@@ -48,7 +48,7 @@ mod walk;
 
 pub use crate::mm::flush::{Flushed, Flusher};
 pub use dma::OfDma;
-pub use entry::{Entry, Leaf};
+pub use entry::{DevicePte, Leaf};
 pub use flush::{FlushBatch, Flushing};
 pub(crate) use format::{has_leaves, reaches};
 pub use format::{Format, Radix, Radix4, Radix5, Word};

@@ -12,7 +12,7 @@ use crate::{
         identity::MmId,
         rcu_map::{RcuArc, RcuMap},
     },
-    mm::{notifier::Event, registration::Registration},
+    mm::{notifier::NotifierRange, registration::Registration},
 };
 use kernel::{
     mm::{Mm, MmWithUser},
@@ -208,7 +208,7 @@ impl Space {
     }
 
     /// Returns whether `event` was not handled before; an event may concern several windows.
-    fn is_first_of(&self, event: &Event<'_>) -> bool {
+    fn is_first_of(&self, event: &NotifierRange<'_>) -> bool {
         self.last_event.xchg(event.number(), Relaxed) != event.number()
     }
 

@@ -5,7 +5,7 @@
 //! Each range of pages refers to a set by its number ([`super::Map`]). A set holds the attributes
 //! for all devices of the process. [`Set::seen_by`] returns the part that concerns one device.
 
-use super::{Attributes, Change, Location};
+use super::{Attributes, Change, PreferredLocation};
 use crate::kernel::identity::DeviceId;
 use kernel::prelude::*;
 
@@ -44,10 +44,10 @@ impl Set {
     fn seen_by(&self, device: Option<Index>) -> Attributes {
         Attributes {
             preferred: match self.preferred {
-                Preferred::Any => Location::Any,
-                Preferred::System => Location::System,
-                Preferred::Device(other) if Some(other) == device => Location::Device,
-                Preferred::Device(_) => Location::Other,
+                Preferred::Any => PreferredLocation::Any,
+                Preferred::System => PreferredLocation::System,
+                Preferred::Device(other) if Some(other) == device => PreferredLocation::Device,
+                Preferred::Device(_) => PreferredLocation::Other,
             },
             accessed_by: self.accessed_by & bit(device) != 0,
             ..self.common
@@ -64,10 +64,10 @@ impl Set {
         let seen = change.apply(self.seen_by(device))?;
         let preferred = match change.preferred {
             None => self.preferred,
-            Some(Location::Any) => Preferred::Any,
-            Some(Location::System) => Preferred::System,
-            Some(Location::Device) => Preferred::Device(device.ok_or(EINVAL)?),
-            Some(Location::Other) => return Err(EINVAL),
+            Some(PreferredLocation::Any) => Preferred::Any,
+            Some(PreferredLocation::System) => Preferred::System,
+            Some(PreferredLocation::Device) => Preferred::Device(device.ok_or(EINVAL)?),
+            Some(PreferredLocation::Other) => return Err(EINVAL),
         };
         let accessed_by = if seen.accessed_by {
             self.accessed_by | bit(device)
@@ -78,7 +78,7 @@ impl Set {
             preferred,
             accessed_by,
             common: Attributes {
-                preferred: Location::Any,
+                preferred: PreferredLocation::Any,
                 accessed_by: false,
                 ..seen
             },
@@ -189,7 +189,7 @@ impl Sets {
         device: DeviceId,
     ) -> Result<Option<Number>, Refused> {
         let names_device =
-            change.preferred == Some(Location::Device) || change.accessed_by == Some(true);
+            change.preferred == Some(PreferredLocation::Device) || change.accessed_by == Some(true);
         let index = if names_device {
             Some(self.claim(device)?)
         } else {

@@ -4,7 +4,7 @@
 
 use super::{declared, mirror::this, number, PageRange};
 use crate::{
-    attributes::{Attributes, Change, Common, Location},
+    attributes::{Attributes, Change, Common, PreferredLocation},
     bindings,
 };
 use kernel::{ffi, prelude::*};
@@ -40,9 +40,9 @@ fn change(raw: &bindings::rust_hmm_attributes) -> Result<Change> {
     };
     let preferred = match u32::from(raw.preferred) {
         _ if !has(bindings::RUST_HMM_HAS_PREFERRED) => None,
-        bindings::RUST_HMM_PREFER_ANY => Some(Location::Any),
-        bindings::RUST_HMM_PREFER_DEVICE => Some(Location::Device),
-        bindings::RUST_HMM_PREFER_SYSTEM => Some(Location::System),
+        bindings::RUST_HMM_PREFER_ANY => Some(PreferredLocation::Any),
+        bindings::RUST_HMM_PREFER_DEVICE => Some(PreferredLocation::Device),
+        bindings::RUST_HMM_PREFER_SYSTEM => Some(PreferredLocation::System),
         _ => return Err(EINVAL),
     };
     let granularity = match raw.granularity {
@@ -93,10 +93,10 @@ fn common(common: &Common) -> bindings::rust_hmm_attributes {
     let preferred = common.preferred.map_or(0, |location| {
         valid |= bindings::RUST_HMM_HAS_PREFERRED;
         match location {
-            Location::Any => bindings::RUST_HMM_PREFER_ANY as u8,
-            Location::Device => bindings::RUST_HMM_PREFER_DEVICE as u8,
-            Location::System => bindings::RUST_HMM_PREFER_SYSTEM as u8,
-            Location::Other => bindings::RUST_HMM_PREFER_OTHER as u8,
+            PreferredLocation::Any => bindings::RUST_HMM_PREFER_ANY as u8,
+            PreferredLocation::Device => bindings::RUST_HMM_PREFER_DEVICE as u8,
+            PreferredLocation::System => bindings::RUST_HMM_PREFER_SYSTEM as u8,
+            PreferredLocation::Other => bindings::RUST_HMM_PREFER_OTHER as u8,
         }
     });
     let granularity = common.granularity.map_or(0, |order| {

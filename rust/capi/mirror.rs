@@ -13,7 +13,7 @@ use crate::{
         lock_classes,
         reentry::{self, current_task},
     },
-    mirror::{Device, Location, Mirror, Place, PlaceMut, Snapshot, TableGuard},
+    mirror::{Device, Mirror, PageLocation, Place, PlaceMut, Snapshot, TableGuard},
     mm::{page::CpuPages, range_fault::Access},
     pgtable::Radix4,
     policy::{Density, InPlace, OnePage, Parameters, Policy},
@@ -393,10 +393,10 @@ fn residency(state: Snapshot) -> bindings::rust_hmm_residency {
             location,
         } => bindings::rust_hmm_residency {
             location: match location {
-                Location::System => bindings::rust_hmm_location_RUST_HMM_IS_SYSTEM,
-                Location::Zero => bindings::rust_hmm_location_RUST_HMM_IS_ZERO,
-                Location::Device => bindings::rust_hmm_location_RUST_HMM_IS_DEVICE,
-                Location::Remote => bindings::rust_hmm_location_RUST_HMM_IS_REMOTE,
+                PageLocation::System => bindings::rust_hmm_location_RUST_HMM_IS_SYSTEM,
+                PageLocation::Zero => bindings::rust_hmm_location_RUST_HMM_IS_ZERO,
+                PageLocation::Device => bindings::rust_hmm_location_RUST_HMM_IS_DEVICE,
+                PageLocation::Remote => bindings::rust_hmm_location_RUST_HMM_IS_REMOTE,
             } as u8,
             writable: writable.into(),
             order: order as u8,

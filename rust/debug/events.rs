@@ -8,7 +8,7 @@
 
 #[cfg(doc)]
 use crate::mirror::Device;
-use crate::mm::{addr::PageRange, notifier::Reason};
+use crate::mm::{addr::PageRange, notifier::NotifierEvent};
 use kernel::prelude::*;
 
 /// Reason of a migration. The numbers are those of `hmm_show_trigger()`.
@@ -47,7 +47,7 @@ pub enum Again {
     Busy = 2,
 }
 
-impl Reason {
+impl NotifierEvent {
     /// Returns the number of the reason in events. The numbers are those of `hmm_show_event()`.
     pub fn number(self) -> u32 {
         match self {
@@ -125,7 +125,7 @@ pub enum Event {
         /// Range of the event.
         range: PageRange,
         /// Type of the notifier event.
-        reason: Reason,
+        reason: NotifierEvent,
         /// Number of pages whose device PTE was removed or write-protected.
         changed: usize,
     },

@@ -7,7 +7,7 @@
 //! mutex of a registration while it shows a part of the object, so that the object is not dropped
 //! meanwhile. Readers take no lock that faults or callbacks take, and walk page tables locklessly.
 
-use crate::{mm::addr::PageRange, pgtable::Entry};
+use crate::{mm::addr::PageRange, pgtable::DevicePte};
 use kernel::{
     fmt,
     prelude::*,
@@ -38,7 +38,7 @@ pub(crate) trait Watched: Send + Sync {
     fn translations(
         &self,
         from: usize,
-        f: &mut dyn FnMut(PageRange, Entry, bool) -> bool,
+        f: &mut dyn FnMut(PageRange, DevicePte, bool) -> bool,
     ) -> Option<usize> {
         let _ = (from, f);
         None

@@ -49,14 +49,14 @@ static REPORTS: Limit = Limit::new(1);
 const PAUSE: Delta = Delta::from_micros(200);
 
 /// Source and destination of a copy of 1 or 512 pages.
-pub struct Copy<'a> {
+pub struct CopyDesc<'a> {
     /// Source of the contents. If `None`, the destination is filled with zeros.
     pub source: Option<Place<'a>>,
     /// Destination of the contents.
     pub destination: PlaceMut<'a>,
 }
 
-impl Copy<'_> {
+impl CopyDesc<'_> {
     /// Returns the number of bytes to copy: 4 KiB or 2 MiB.
     #[inline]
     pub fn bytes(&self) -> usize {
@@ -350,7 +350,7 @@ fn report_late(state: &State, start: u64) {
 /// For `'a`, the pages of source and destination must be alive, and only the holder of the returned
 /// object may write the destination.
 #[inline]
-unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> Copy<'a> {
+unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> CopyDesc<'a> {
     let source = source.map(|end| match end {
         // SAFETY: The page frames are alive for `'a`, by the function's requirements.
         End::Cpu(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, count) }),
@@ -361,7 +361,7 @@ unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> Co
         End::Cpu(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, count) }),
         End::Device(first) => PlaceMut::Device(DeviceRange { first, count }),
     };
-    Copy {
+    CopyDesc {
         source,
         destination,
     }
@@ -389,7 +389,7 @@ pub struct CopyJob {
 
 impl CopyJob {
     /// Returns source and destination of the copy.
-    pub fn copy(&self) -> Copy<'_> {
+    pub fn copy(&self) -> CopyDesc<'_> {
         // SAFETY: By the type invariant, the pages are alive and the destination is exclusive as
         // long as `self` exists, which the result borrows.
         unsafe { copy_of(self.pages, self.source, self.destination) }

@@ -5,7 +5,7 @@
 use super::copy::{CopyJob, End};
 use crate::mm::{
     dma::{DeviceAddress, Direction, DmaDevice, DmaRun},
-    location::Target,
+    location::PageAddress,
 };
 use kernel::{page::PAGE_SHIFT, prelude::*, sync::Arc};
 
@@ -25,14 +25,14 @@ impl Mapped {
         })
     }
 
-    fn page(&self, index: usize) -> Option<Target> {
+    fn page(&self, index: usize) -> Option<PageAddress> {
         match self {
             Self::Device(first) => {
                 // CAST: Both have 64 bits.
                 let byte = first.checked_add(index)?.checked_mul(1 << PAGE_SHIFT)? as u64;
-                Some(Target::Device(DeviceAddress::new(byte)))
+                Some(PageAddress::Device(DeviceAddress::new(byte)))
             }
-            Self::System(run) => run.address(index).map(Target::Dma),
+            Self::System(run) => run.address(index).map(PageAddress::Dma),
         }
     }
 }
@@ -84,7 +84,7 @@ impl DmaCopy {
     /// # Errors
     ///
     /// - `EINVAL` if `index` is not below [`Self::pages`].
-    pub fn source(&self, index: usize) -> Result<Option<Target>> {
+    pub fn source(&self, index: usize) -> Result<Option<PageAddress>> {
         match &self.source {
             _ if index >= self.pages() => Err(EINVAL),
             None => Ok(None),
@@ -97,7 +97,7 @@ impl DmaCopy {
     /// # Errors
     ///
     /// - `EINVAL` if `index` is not below [`Self::pages`].
-    pub fn destination(&self, index: usize) -> Result<Target> {
+    pub fn destination(&self, index: usize) -> Result<PageAddress> {
         let inside = index < self.pages();
         inside
             .then(|| self.destination.page(index))

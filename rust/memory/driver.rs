@@ -2,7 +2,7 @@
 
 //! Driver callbacks for device memory.
 
-use super::{Connection, Copy, CopyJob};
+use super::{Connection, CopyDesc, CopyJob};
 use crate::{
     debug::events::Event,
     kernel::identity::MmId,
@@ -29,7 +29,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// Copies synchronously, if the driver can: this saves a job and its completion. `None` makes
     /// the library call [`Self::copy`] instead. The context and the meaning of a failure are those
     /// of [`Self::copy`].
-    fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+    fn copy_at_once(&self, copy: &CopyDesc<'_>) -> Option<Result> {
         let _ = copy;
         None
     }

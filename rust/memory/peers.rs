@@ -31,9 +31,9 @@ pub(crate) struct Place {
 }
 
 /// Registration of a mirror. Dropping it waits for concurrent users of the mirror.
-pub(crate) struct Registration(Arc<Place>);
+pub(crate) struct MirrorRegistration(Arc<Place>);
 
-impl Drop for Registration {
+impl Drop for MirrorRegistration {
     fn drop(&mut self) {
         *self.0.peer.lock() = None;
     }
@@ -63,7 +63,7 @@ impl Peers {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn add(&self, peer: Arc<dyn Peer>) -> Result<Registration> {
+    pub(super) fn add(&self, peer: Arc<dyn Peer>) -> Result<MirrorRegistration> {
         let (name, key) = lock_classes::peer();
         let place = Arc::pin_init(
             pin_init!(Place {
@@ -82,7 +82,7 @@ impl Peers {
             Some(free) => *free = place.clone(),
             None => list.push(place.clone(), GFP_KERNEL)?,
         }
-        Ok(Registration(place))
+        Ok(MirrorRegistration(place))
     }
 
     /// Calls `each` for each mirror. A mirror that is added concurrently may be left out.
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_walk_leaves_nobody_out_when_others_come_and_go() -> Result {
-        fn add(peers: &Peers) -> Result<(Registration, Arc<Counting>)> {
+        fn add(peers: &Peers) -> Result<(MirrorRegistration, Arc<Counting>)> {
             let peer = Arc::new(Counting(Atomic::new(0)), GFP_KERNEL)?;
             Ok((peers.add(peer.clone())?, peer))
         }

@@ -10,7 +10,7 @@ use crate::{
     mirror::{Announced, Device, Mirror, Switched},
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        migrate::{Batch, Entry, Isolated, Source},
+        migrate::{Batch, Isolated, MigrateEntry, Source},
         page::{Effort, LockedFolio},
         space::Vma,
     },
@@ -84,7 +84,7 @@ pub(super) enum Attempt {
 
 /// Records the outcome of the pages of `entry`.
 #[inline]
-fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
+fn set(pages: &mut [PageOutcome], entry: &MigrateEntry, outcome: PageOutcome) {
     // Fast path, because most entries have one page, and `fill` compiles to a call.
     if let (1, Some(page)) = (entry.pages, pages.get_mut(entry.index)) {
         *page = outcome;

@@ -5,7 +5,7 @@
 //! An invalidation takes the table lock before it removes an entry. Therefore the pages of valid
 //! entries stay until the lock is released.
 
-use super::{Device, Inner, Mirror, Place, PlaceMut, State, Target};
+use super::{Device, Inner, Mirror, PageAddress, Place, PlaceMut, State};
 use crate::{
     kernel::reentry::Within,
     mm::{
@@ -14,7 +14,7 @@ use crate::{
         dma::{DeviceAddress, DmaAddress},
         page::{CpuPages, CpuPagesMut},
     },
-    pgtable::{Entry, Format, Leaf, Near},
+    pgtable::{DevicePte, Format, Leaf, Near},
 };
 use core::cell::Cell;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
@@ -54,7 +54,7 @@ impl<D: Device> Mirror<D> {
 impl<D: Device> Inner<D> {
     /// Returns the pfn of a valid `entry`, or its device range if the page is in private memory.
     #[inline(always)]
-    fn resolve(&self, entry: Entry) -> Option<core::result::Result<usize, DeviceRange>> {
+    fn resolve(&self, entry: DevicePte) -> Option<core::result::Result<usize, DeviceRange>> {
         if entry.is_device() {
             self.resolve_device(entry)
         } else {
@@ -64,7 +64,7 @@ impl<D: Device> Inner<D> {
 
     /// As [`Self::resolve`], for an entry of device memory.
     #[inline(never)]
-    fn resolve_device(&self, entry: Entry) -> Option<core::result::Result<usize, DeviceRange>> {
+    fn resolve_device(&self, entry: DevicePte) -> Option<core::result::Result<usize, DeviceRange>> {
         let (memory, local) = self.page_of(entry.number())?;
         memory.touch_page(local);
         match memory.kind() {
@@ -78,16 +78,16 @@ impl<D: Device> Inner<D> {
 
     /// Returns the address that the device uses for the page of `leaf`. Returns `None` for system
     /// memory if the table holds page frame numbers.
-    pub(super) fn target(&self, leaf: &Leaf) -> Option<Target> {
+    pub(super) fn target(&self, leaf: &Leaf) -> Option<PageAddress> {
         let number = leaf.entry.number();
         if !leaf.entry.is_device() {
-            return D::Format::DMA.then(|| Target::Dma(DmaAddress::from_frame(number)));
+            return D::Format::DMA.then(|| PageAddress::Dma(DmaAddress::from_frame(number)));
         }
         let (memory, local) = self.page_of(number)?;
         memory.touch_page(local);
         // CAST: Both have 64 bits.
         let address = number.checked_mul(PAGE_SIZE)? as u64;
-        Some(Target::Device(DeviceAddress::new(address)))
+        Some(PageAddress::Device(DeviceAddress::new(address)))
     }
 
     /// Returns the location of the page of `entry` for a read.
@@ -96,7 +96,7 @@ impl<D: Device> Inner<D> {
     ///
     /// `entry` must be in the table of this mirror. During `'a`, it must not be removed, or its
     /// removal must not be completed.
-    pub(super) unsafe fn place<'a>(&self, entry: Entry) -> Option<Place<'a>> {
+    pub(super) unsafe fn place<'a>(&self, entry: DevicePte) -> Option<Place<'a>> {
         Some(match self.resolve(entry)? {
             // SAFETY: The page of a valid entry is mapped by the CPU or isolated by a migration. It
             // is not freed before the removal of the entry has completed, which is not during `'a`.
@@ -110,7 +110,7 @@ impl<D: Device> Inner<D> {
     /// # Safety
     ///
     /// As for [`Self::place`]. In addition, `entry` must be writable.
-    pub(super) unsafe fn place_mut<'a>(&self, entry: Entry) -> Option<PlaceMut<'a>> {
+    pub(super) unsafe fn place_mut<'a>(&self, entry: DevicePte) -> Option<PlaceMut<'a>> {
         Some(match self.resolve(entry)? {
             // SAFETY: The page is not freed before the removal of the entry has completed, which is
             // not during `'a`. The entry is writable, so that the CPU's mapping is writable, too.
@@ -123,7 +123,7 @@ impl<D: Device> Inner<D> {
 impl<D: Device> TableGuard<'_, D> {
     /// Returns the entry for the page at `addr`.
     #[inline]
-    fn entry(&self, addr: usize) -> Entry {
+    fn entry(&self, addr: usize) -> DevicePte {
         self.guard.table.get_near(addr, &self.near)
     }
 
@@ -157,7 +157,7 @@ impl<D: Device> TableGuard<'_, D> {
     /// The address is valid until an invalidation of the page completes its flush. Therefore the
     /// caller must start the access before it drops the guard, and flushes of the page must wait
     /// for the end of the access.
-    pub fn target(&self, addr: usize, write: bool) -> Option<Target> {
+    pub fn target(&self, addr: usize, write: bool) -> Option<PageAddress> {
         let leaf = self.guard.table.reader().walk(addr)?;
         if write && !leaf.entry.is_writable() {
             return None;

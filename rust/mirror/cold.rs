@@ -10,20 +10,13 @@
 use super::{
     invalidate::{Inner, State},
     transaction::Transactions,
-    Device, //
+    Device,
 };
 use crate::{
     debug::stats::Counter,
-    kernel::shrinker::{
-        owner,
-        Shrink, //
-    },
+    kernel::shrinker::{owner, Shrink},
     mm::page::DirtyBatch,
-    pgtable::{
-        Entry,
-        FlushBatch,
-        Table, //
-    }, //
+    pgtable::{DevicePte, FlushBatch, Table},
 };
 
 impl<D: Device> Shrink for Inner<D> {
@@ -98,7 +91,7 @@ impl<D: Device> Inner<D> {
         transactions: &Transactions,
         batch: &mut FlushBatch<D::Format>,
     ) -> usize {
-        let Some(cold) = table.next_cold(Entry::is_exclusive) else {
+        let Some(cold) = table.next_cold(DevicePte::is_exclusive) else {
             return 0;
         };
         if cold.ranges().any(|range| transactions.overlap(range)) {

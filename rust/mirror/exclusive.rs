@@ -7,7 +7,7 @@ use crate::{
     kernel::{identity::MigrationId, reentry},
     memory::Memory,
     mm::{addr::PageRange, exclusive::ExclusivePage, space::fatal_signal_pending},
-    pgtable::{Entry, Flushing, Spares},
+    pgtable::{DevicePte, Flushing, Spares},
     space::{Destination, Identity, Request},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
@@ -112,7 +112,7 @@ impl<D: Device> Mirror<D> {
             let mut unwritten = None;
             let (result, flush) = self.inner().change(table, None, |table, batch| {
                 let result = table.install(page, spares, batch, |_, entry| {
-                    *entry = Entry::exclusive(exclusive.pfn());
+                    *entry = DevicePte::exclusive(exclusive.pfn());
                 });
                 unwritten = table.unwritten(page, batch);
                 result

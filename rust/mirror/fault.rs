@@ -22,7 +22,7 @@ use crate::{
         range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer},
         space::fatal_signal_pending,
     },
-    pgtable::{has_leaves, reaches, Entry, Flushing, Format, Spares},
+    pgtable::{has_leaves, reaches, DevicePte, Flushing, Format, Spares},
     policy,
     space::{Space, WindowUser},
 };
@@ -476,8 +476,8 @@ impl<D: Device> Inner<D> {
                 }
                 let local = memory.and_then(|memory| memory.lookup(pfn.pfn()));
                 let new = match local {
-                    None if is_plain => Entry::system(pfn.pfn(), pfn.is_writable()),
-                    Some(local) => Entry::device(first + local, pfn.is_writable()),
+                    None if is_plain => DevicePte::system(pfn.pfn(), pfn.is_writable()),
+                    Some(local) => DevicePte::device(first + local, pfn.is_writable()),
                     None if own_only => return,
                     None => {
                         match out_of_line(|| self.elsewhere(addr, pfn, reach, &mut unreached)) {

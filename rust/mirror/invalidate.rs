@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     debug::{
-        events::{Event as Told, Need},
+        events::{Event, Need},
         stats::{Counter, Stats},
         trace::Who,
     },
@@ -25,10 +25,12 @@ use crate::{
     mm::{
         addr::PageRange,
         dma::Windows,
-        notifier::{Event, Member, Reason},
+        notifier::{Member, NotifierEvent, NotifierRange},
         page::DirtyBatch,
     },
-    pgtable::{Entry, FlushBatch, Flushed, Flusher, Flushing, Format, Reader, Table, Unwritten},
+    pgtable::{
+        DevicePte, FlushBatch, Flushed, Flusher, Flushing, Format, Reader, Table, Unwritten,
+    },
     policy::Immovable,
     space::{Space, Window},
 };
@@ -294,7 +296,7 @@ impl<D: Device> Inner<D> {
     /// That of the operation that causes the event.
     // Always inlined, so that the kind of the event is a compile-time constant.
     #[inline(always)]
-    pub(crate) fn tell(&self, event: &Told) {
+    pub(crate) fn tell(&self, event: &Event) {
         self.who.trace(event);
         if self.device.wants_events() {
             let _within = Within::enter();
@@ -306,7 +308,7 @@ impl<D: Device> Inner<D> {
     pub(crate) fn evicted(&self, need: Need) {
         let pages = self.taken.xchg(0, Relaxed);
         if pages != 0 {
-            self.tell(&Told::Evict { need, pages });
+            self.tell(&Event::Evict { need, pages });
         }
     }
 
@@ -316,7 +318,7 @@ impl<D: Device> Inner<D> {
     /// The caller must drop `dirty` while the pages are still mapped by the CPU: before the
     /// notifier callback returns or the table lock is released.
     #[inline]
-    pub(crate) fn retire(dirty: &mut DirtyBatch, pages: usize, entry: Entry) {
+    pub(crate) fn retire(dirty: &mut DirtyBatch, pages: usize, entry: DevicePte) {
         if entry.may_have_dirtied() {
             // SAFETY: The entry is in the table. Its pages are mapped by the CPU until a notifier
             // callback of this mirror returns, or isolated until a migration is finalized. `dirty`
@@ -348,7 +350,7 @@ impl<D: Device> Inner<D> {
     pub(super) fn invalidated(
         &self,
         state: &mut State<D::Format>,
-        event: &Event<'_>,
+        event: &NotifierRange<'_>,
     ) -> (bool, Option<Flush<D>>) {
         let State {
             table,
@@ -392,12 +394,12 @@ impl<D: Device> Inner<D> {
                     return;
                 }
                 Self::retire(&mut dirty, span.pages(), *entry);
-                *entry = Entry::NONE;
+                *entry = DevicePte::NONE;
                 changed += span.pages();
             });
             changed
         });
-        if let Some(windows) = self.dma().filter(|_| event.reason == Reason::Unmap) {
+        if let Some(windows) = self.dma().filter(|_| event.reason == NotifierEvent::Unmap) {
             windows.forget(event.range);
         }
         if changed != 0 && self.space.attributes().any_accessed() {
@@ -407,7 +409,8 @@ impl<D: Device> Inner<D> {
         self.stats.add(Counter::InvalidatedPages, changed as u64);
         // try_to_unmap() and try_to_migrate() send the same events for an eviction as for other
         // reasons. Therefore a foreign event during an eviction counts as part of it.
-        let may_evict = matches!(event.reason, Reason::Clear | Reason::Migrate) && is_foreign;
+        let may_evict =
+            matches!(event.reason, NotifierEvent::Clear | NotifierEvent::Migrate) && is_foreign;
         if may_evict && changed != 0 {
             let memory = self.device.memory();
             if memory.is_some_and(|memory| memory.evicts_from(self.space.name())) {
@@ -416,7 +419,7 @@ impl<D: Device> Inner<D> {
         }
         let range = event.range;
         let reason = event.reason;
-        self.tell(&Told::Invalidate {
+        self.tell(&Event::Invalidate {
             range,
             reason,
             changed,
@@ -438,7 +441,7 @@ pub(super) fn remove<D: Device>(inner: &Inner<D>, range: PageRange) {
 pub(super) fn remove_some<D: Device>(
     inner: &Inner<D>,
     range: PageRange,
-    mut which: impl FnMut(PageRange, Entry) -> bool,
+    mut which: impl FnMut(PageRange, DevicePte) -> bool,
 ) {
     let mut guard = inner.lock();
     let State {
@@ -453,7 +456,7 @@ pub(super) fn remove_some<D: Device>(
         table.for_each(range, batch, |span, entry| {
             if which(span, *entry) {
                 Inner::<D>::retire(&mut dirty, span.pages(), *entry);
-                *entry = Entry::NONE;
+                *entry = DevicePte::NONE;
                 changed += span.pages();
                 return;
             }

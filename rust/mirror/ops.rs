@@ -20,7 +20,7 @@ use crate::{
         reentry::Within,
     },
     memory::{Connection, Memory, Peer},
-    mm::{addr::PageRange, mask::Mask, migrate::Moved, notifier::Event, page::DirtyBatch},
+    mm::{addr::PageRange, mask::Mask, migrate::Moved, notifier::NotifierRange, page::DirtyBatch},
     pgtable::{Flushed, Flushing},
     space::{Destination, Home, Invalidated, MirrorOps, Request},
 };
@@ -49,7 +49,7 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> MirrorOps for Inner<D> {
-    fn invalidate(&self, event: &Event<'_>, alone: bool) -> ControlFlow<(), Invalidated> {
+    fn invalidate(&self, event: &NotifierRange<'_>, alone: bool) -> ControlFlow<(), Invalidated> {
         let mut state = if event.blockable {
             self.lock()
         } else {

@@ -4,7 +4,7 @@
 
 use super::{attributes::Known, fault::Tiles, Device, Mirror, Outcome, PageOutcome};
 use crate::{
-    attributes::{Attributes, Location},
+    attributes::{Attributes, PreferredLocation},
     debug::events::{Event, Trigger},
     kernel::reentry,
     memory::Memory,
@@ -384,7 +384,7 @@ impl<D: Device> Mirror<D> {
         Ok(match placement {
             // Policies that never migrate (`is_idle`) do not handle attributes.
             Placement::InPlace(_)
-                if attributes.preferred() == Location::Device && policy.is_idle() =>
+                if attributes.preferred() == PreferredLocation::Device && policy.is_idle() =>
             {
                 Plan::Bring(by_granularity(range, attributes, limits))
             }
@@ -412,7 +412,10 @@ impl<D: Device> Mirror<D> {
 /// Returns whether the attributes require that the memory is mapped in place.
 fn stays(attributes: Attributes, write: bool) -> bool {
     attributes.never_migrate()
-        || matches!(attributes.preferred(), Location::System | Location::Other)
+        || matches!(
+            attributes.preferred(),
+            PreferredLocation::System | PreferredLocation::Other
+        )
         || (attributes.read_mostly() && !write)
 }
 

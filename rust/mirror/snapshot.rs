@@ -30,13 +30,13 @@ pub enum Snapshot {
         /// Order of the CPU mapping.
         order: u32,
         /// Location of the page.
-        location: Location,
+        location: PageLocation,
     },
 }
 
 /// Location of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Location {
+pub enum PageLocation {
     /// In system memory.
     System,
     /// The zero page.
@@ -106,13 +106,13 @@ impl<D: Device> Mirror<D> {
             .memory()
             .is_some_and(|memory| memory.lookup(pfn.pfn()).is_some());
         let location = if own {
-            Location::Device
+            PageLocation::Device
         } else if is_zero_pfn(pfn.pfn()) {
-            Location::Zero
+            PageLocation::Zero
         } else if pfn.is_device() {
-            Location::Remote
+            PageLocation::Remote
         } else {
-            Location::System
+            PageLocation::System
         };
         Snapshot::Page {
             writable: pfn.is_writable(),

@@ -20,10 +20,10 @@ use crate::{
     mm::{
         addr::PageRange,
         mask::Mask,
-        migrate::{Entry as MovedEntry, Moved, Source},
+        migrate::{MigrateEntry, Moved, Source},
         page::DirtyBatch,
     },
-    pgtable::{Entry, Flushed, Flushing, Format, Spares},
+    pgtable::{DevicePte, Flushed, Flushing, Format, Spares},
 };
 use core::ops::Range;
 use kernel::prelude::*;
@@ -55,7 +55,7 @@ fn any_moved(moved: &Moved<'_>, pages: &Range<usize>) -> bool {
 
 /// Returns the folio that contains all of `pages`, if it has moved whole.
 #[inline]
-fn moved_whole(moved: &Moved<'_>, pages: &Range<usize>) -> Option<MovedEntry> {
+fn moved_whole(moved: &Moved<'_>, pages: &Range<usize>) -> Option<MigrateEntry> {
     moved
         .at(pages.start)
         .filter(|entry| pages.end <= entry.index + entry.pages)
@@ -117,7 +117,7 @@ impl<D: Device> Mirror<D> {
                 }
                 let Some(number) = number(entry.destination) else {
                     // The page moved to other memory. The entry must not keep mapping the source.
-                    *slot = Entry::NONE;
+                    *slot = DevicePte::NONE;
                     return each(index, Switched::Lost);
                 };
                 let writable = match entry.source {
@@ -127,14 +127,14 @@ impl<D: Device> Mirror<D> {
                 if writable && was_valid {
                     later.insert(index);
                 }
-                *slot = Entry::device(number + (index - entry.index), writable && !was_valid);
+                *slot = DevicePte::device(number + (index - entry.index), writable && !was_valid);
                 each(index, Switched::Yes { was_valid });
             });
             if result.is_err() {
                 // The source pages are freed even if no entry can be installed.
                 table.for_each(piece, batch, |span, slot| {
                     Inner::<D>::retire(&mut dirty, span.pages(), *slot);
-                    *slot = Entry::NONE;
+                    *slot = DevicePte::NONE;
                 });
             }
             unwritten = table.unwritten(piece, batch);
@@ -170,10 +170,10 @@ impl<D: Device> Inner<D> {
     /// An event that clears the mark removes or write-protects the entry. A writable entry was
     /// installed after that, and maps another page. A read-only entry may map the source. If it
     /// does not, its removal costs a device fault.
-    fn forget_source(dirty: &mut DirtyBatch, span: PageRange, slot: &mut Entry) {
+    fn forget_source(dirty: &mut DirtyBatch, span: PageRange, slot: &mut DevicePte) {
         if slot.is_valid() && !slot.is_writable() {
             Self::retire(dirty, span.pages(), *slot);
-            *slot = Entry::NONE;
+            *slot = DevicePte::NONE;
         }
     }
 }
@@ -209,7 +209,7 @@ impl<D: Device> Switching<'_, D> {
     /// Returns the new entry for `span`, which begins at page `first` of the piece, in the common
     /// case: a small page that has moved to newly allocated system memory and whose mark is intact.
     #[inline]
-    fn small(&self, span: PageRange, first: usize, later: &mut Mask) -> Option<Entry> {
+    fn small(&self, span: PageRange, first: usize, later: &mut Mask) -> Option<DevicePte> {
         let (pfn, writable) = self.moved.small_at(first)?;
         if span.pages() != 1 || !self.owned.has(first) {
             return None;
@@ -217,7 +217,7 @@ impl<D: Device> Switching<'_, D> {
         if writable {
             later.insert(first);
         }
-        Some(Entry::system(pfn, false))
+        Some(DevicePte::system(pfn, false))
     }
 
     /// Replaces or removes the entry for `span` in all cases that [`Self::small`] does not handle.
@@ -227,7 +227,7 @@ impl<D: Device> Switching<'_, D> {
         &self,
         span: PageRange,
         first: usize,
-        slot: &mut Entry,
+        slot: &mut DevicePte,
         dirty: &mut DirtyBatch,
         later: &mut Mask,
     ) -> Switched {
@@ -247,13 +247,13 @@ impl<D: Device> Switching<'_, D> {
             _ => {
                 // The huge leaf could not be split.
                 Inner::<D>::retire(dirty, span.pages(), *slot);
-                *slot = Entry::NONE;
+                *slot = DevicePte::NONE;
                 return Switched::Lost;
             }
         };
         let Some(new) = self.new_entry(&entry, pages.start) else {
             Inner::<D>::retire(dirty, span.pages(), *slot);
-            *slot = Entry::NONE;
+            *slot = DevicePte::NONE;
             return Switched::NoEntry;
         };
         *slot = new;
@@ -266,13 +266,13 @@ impl<D: Device> Switching<'_, D> {
     /// Returns the read-only entry for the destination of page `index`, which moved with `entry`.
     /// Returns `None` if the device cannot use the destination, because it is in the memory of
     /// another device, or because the format cannot encode it.
-    fn new_entry(&self, entry: &MovedEntry, index: usize) -> Option<Entry> {
+    fn new_entry(&self, entry: &MigrateEntry, index: usize) -> Option<DevicePte> {
         let pfn = entry.destination + (index - entry.index);
         let Some(memory) = self.memory else {
             let usable = self.moved.is_addressable(entry);
-            return usable.then(|| Entry::system(pfn, false));
+            return usable.then(|| DevicePte::system(pfn, false));
         };
-        let new = Entry::device(memory.entry_number(pfn)?, false);
+        let new = DevicePte::device(memory.entry_number(pfn)?, false);
         Some(new).filter(|new| D::Format::can_hold(*new))
     }
 }
@@ -415,7 +415,7 @@ pub(super) fn forget_moved<D: Device>(inner: &Inner<D>, moved: &Moved<'_>) -> Fl
             // A huge leaf that extends beyond the range is removed whole.
             if pages.is_none_or(|pages| any_moved(moved, &pages)) {
                 Inner::<D>::retire(&mut dirty, span.pages(), *slot);
-                *slot = Entry::NONE;
+                *slot = DevicePte::NONE;
             }
         });
     });

@@ -8,15 +8,15 @@ use crate::{
     connection::Connection,
     debug::stats::Counter,
     kernel::identity::{EventOwner, FenceType, MigrationId, MmId, PgmapOwner},
-    memory::{Copy, CopyJob},
+    memory::{CopyDesc, CopyJob},
     mm::{
         addr::{PMD_PAGES, PMD_SIZE},
         device_pages::{Kind, Owner},
-        notifier::{Event, Reason},
+        notifier::{NotifierEvent, NotifierRange},
         page::SharedBytes,
         range_fault::Access,
     },
-    pgtable::{Entry, Radix4},
+    pgtable::{DevicePte, Radix4},
     space::{Invalidated, MirrorOps},
 };
 use core::ops::ControlFlow;
@@ -95,7 +95,7 @@ impl TestMemory {
 }
 
 impl TestMemory {
-    fn do_copy(&self, other: &Self, copy: &Copy<'_>) -> Result {
+    fn do_copy(&self, other: &Self, copy: &CopyDesc<'_>) -> Result {
         if self.fail_copies.load(Relaxed) != 0 {
             self.fail_copies.fetch_sub(1, Relaxed);
             return Err(EIO);
@@ -314,9 +314,9 @@ fn has_stale_flags(pfn: usize) -> bool {
 }
 
 /// Simulates a notifier event for the mirror. Returns whether the mirror flushed.
-fn pretend(mirror: &Mirror<TestDevice>, reason: Reason, range: PageRange) -> bool {
+fn pretend(mirror: &Mirror<TestDevice>, reason: NotifierEvent, range: PageRange) -> bool {
     let inner = mirror.inner();
-    let event = Event::for_test(reason, range, EventOwner::NONE);
+    let event = NotifierRange::for_test(reason, range, EventOwner::NONE);
     match inner.invalidate(&event, false) {
         ControlFlow::Continue(Invalidated {
             flush: Some(flush), ..

@@ -10,7 +10,7 @@ use crate::{
     kernel::identity::MemoryId,
     memory::{Connection, Memory},
     mm::{addr::PageRange, range_fault::HmmPfn},
-    pgtable::Entry,
+    pgtable::DevicePte,
     space::Home,
 };
 use kernel::prelude::*;
@@ -132,7 +132,7 @@ impl<D: Device> Inner<D> {
         pfn: HmmPfn,
         reach: Reach,
         unreached: &mut Option<Unreached>,
-    ) -> Option<Entry> {
+    ) -> Option<DevicePte> {
         let found = self
             .numbered_tiles()
             .find_map(|(index, tile)| Some((index, tile, tile.lookup(pfn.pfn())?)));
@@ -140,13 +140,13 @@ impl<D: Device> Inner<D> {
             Some((index, tile, local)) if reach.has(index) && !tile.is_gone() => {
                 tile.touch_page(local);
                 let number = tile.first_number() + local;
-                return Some(Entry::device(number, pfn.is_writable()));
+                return Some(DevicePte::device(number, pfn.is_writable()));
             }
             Some((_, tile, _)) if tile.is_private() => {
                 Unreached::note(unreached, addr, Some(tile.tile()));
             }
             None if pfn.is_device_private() => Unreached::note(unreached, addr, None),
-            _ => return Some(Entry::system(pfn.pfn(), pfn.is_writable())),
+            _ => return Some(DevicePte::system(pfn.pfn(), pfn.is_writable())),
         }
         None
     }

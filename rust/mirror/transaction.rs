@@ -14,10 +14,10 @@ use crate::{
     mm::{
         addr::{PageRange, PMD_PAGES, PMD_SIZE},
         mask::Mask,
-        notifier::Event,
+        notifier::NotifierRange,
         page::is_zero_pfn,
     },
-    pgtable::Entry,
+    pgtable::DevicePte,
     space::{Destination, Identity, Request},
 };
 use kernel::{
@@ -126,7 +126,7 @@ impl Transaction {
     /// Returns whether the migration's own event leaves the entry for `span` unchanged. It does not
     /// if any page of `span` is unmarked, because the migration may not switch the entry then.
     #[inline]
-    pub(crate) fn keeps(&self, span: PageRange, entry: Entry) -> bool {
+    pub(crate) fn keeps(&self, span: PageRange, entry: DevicePte) -> bool {
         self.owns_all(span)
             && !self.fills_hole(entry)
             // Pages that the migration does not take stay at their places.
@@ -137,7 +137,7 @@ impl Transaction {
     /// zero page. A hole has no migration entry that stops CPUs. Therefore a CPU can write to the
     /// new page before the device is notified.
     #[inline]
-    fn fills_hole(&self, entry: Entry) -> bool {
+    fn fills_hole(&self, entry: DevicePte) -> bool {
         matches!(self.request.destination, Destination::Coherent(_))
             && !entry.is_device()
             && is_zero_pfn(entry.number())
@@ -319,7 +319,7 @@ impl Transactions {
     /// Handles a notifier event: clears the marks in its range of all migrations except the one
     /// that caused the event. Returns the name of that migration.
     #[inline]
-    pub(crate) fn note(&mut self, event: &Event<'_>) -> Option<MigrationId> {
+    pub(crate) fn note(&mut self, event: &NotifierRange<'_>) -> Option<MigrationId> {
         if self.0.is_empty() {
             None
         } else {
@@ -329,7 +329,7 @@ impl Transactions {
 
     // Not inlined, because most events occur while no migration is in flight.
     #[inline(never)]
-    fn note_all(&mut self, event: &Event<'_>) -> Option<MigrationId> {
+    fn note_all(&mut self, event: &NotifierRange<'_>) -> Option<MigrationId> {
         let mut own = None;
         self.each_within(event.range, |transaction| {
             if transaction.request.has_caused(event) {
@@ -360,7 +360,7 @@ impl Transactions {
     }
 
     #[cfg(CONFIG_KUNIT = "y")]
-    fn keeps(&self, name: MigrationId, span: PageRange, entry: Entry) -> bool {
+    fn keeps(&self, name: MigrationId, span: PageRange, entry: DevicePte) -> bool {
         self.get(name, span.start())
             .is_some_and(|transaction| transaction.keeps(span, entry))
     }

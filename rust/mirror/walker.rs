@@ -8,13 +8,13 @@
 //! holds its lock from the walk, or from the check of a cached translation, until the end of the
 //! access. Therefore it observes the changed entries, or the invalidation waits for its access.
 
-use super::{Device, Inner, Mirror, Place, PlaceMut, Target};
+use super::{Device, Inner, Mirror, PageAddress, Place, PlaceMut};
 use crate::{
     kernel::{
         lock_classes, reentry,
         word::{peek_usize, store_usize},
     },
-    pgtable::{Entry, Leaf},
+    pgtable::{DevicePte, Leaf},
 };
 use kernel::{
     prelude::*,
@@ -226,7 +226,7 @@ impl<D: Device> Section<'_, D> {
     }
 
     /// Compares a cached translation with the library's tree, and returns the present entry.
-    fn check(&self, addr: usize, kept: Entry) -> Result<Entry, Unresolved> {
+    fn check(&self, addr: usize, kept: DevicePte) -> Result<DevicePte, Unresolved> {
         match self.walk(addr) {
             Some(now) if kept.is_valid() && !kept.is_outdated_by(now.entry) => Ok(now.entry),
             _ => Err(self.outdated()),
@@ -235,7 +235,7 @@ impl<D: Device> Section<'_, D> {
 
     /// Compares a translation that the device found in its own table with the library's tree, and
     /// returns the present entry.
-    fn compare(&self, addr: usize, found: Seen) -> Result<Entry, Unresolved> {
+    fn compare(&self, addr: usize, found: Seen) -> Result<DevicePte, Unresolved> {
         match self.walk(addr) {
             Some(Leaf { entry, .. })
                 if self.inner.reader.page_address(entry) == found.address
@@ -307,7 +307,7 @@ impl<D: Device> Section<'_, D> {
     /// Returns `entry` with its page frame number, which is looked up if the table has DMA
     /// addresses.
     #[inline]
-    fn frame(&self, addr: usize, entry: Entry) -> Result<Entry, Unresolved> {
+    fn frame(&self, addr: usize, entry: DevicePte) -> Result<DevicePte, Unresolved> {
         match self.inner.dma().filter(|_| !entry.is_device()) {
             None => Ok(entry),
             Some(windows) => {
@@ -326,7 +326,7 @@ impl<D: Device> Section<'_, D> {
     ///
     /// - As listed for [`Unresolved`].
     /// - [`Unresolved::Stale`] also for system memory, if the table holds page frame numbers.
-    pub fn target(&self, addr: usize, kept: &Leaf, write: bool) -> Result<Target, Unresolved> {
+    pub fn target(&self, addr: usize, kept: &Leaf, write: bool) -> Result<PageAddress, Unresolved> {
         self.check(addr, kept.entry)?;
         if write && !kept.entry.is_writable() {
             return Err(Unresolved::ReadOnly);

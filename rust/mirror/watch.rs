@@ -7,7 +7,7 @@ use crate::{
     debug::{registry::Watched, stats::Counter},
     memory::Memory,
     mm::addr::PageRange,
-    pgtable::Entry,
+    pgtable::DevicePte,
 };
 use kernel::fmt;
 
@@ -44,7 +44,7 @@ impl<D: Device> Watched for Inner<D> {
     fn translations(
         &self,
         from: usize,
-        f: &mut dyn FnMut(PageRange, Entry, bool) -> bool,
+        f: &mut dyn FnMut(PageRange, DevicePte, bool) -> bool,
     ) -> Option<usize> {
         self.reader.scan(from, PARTS, f)
     }

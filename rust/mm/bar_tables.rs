@@ -397,7 +397,7 @@ impl Drop for Owned {
 #[kunit_tests(rust_hmm_bar_tables)]
 mod tests {
     use super::*;
-    use crate::kernel::shrinker::{owner::Registration, Shrink};
+    use crate::kernel::shrinker::{owner::OwnerRegistration, Shrink};
 
     const PAGES: usize = 8;
     const ADDRESS: u64 = 1 << 32;
@@ -425,7 +425,7 @@ mod tests {
         }
     }
 
-    type Table = (Arc<Giver>, Member, Registration);
+    type Table = (Arc<Giver>, Member, OwnerRegistration);
 
     /// Registers a table that gives `page` up at request number `patience`.
     fn table(region: &Arc<Region>, page: usize, patience: usize) -> Result<Table> {

@@ -28,7 +28,7 @@ pub enum PlaceMut<'a> {
 
 /// Address of a page as the device uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum PageAddress {
     /// System memory.
     Dma(DmaAddress),
     /// Memory of the device.

@@ -81,7 +81,7 @@ pub enum Source {
 
 /// An entry that can migrate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct MigrateEntry {
     /// Index of its first page in the range.
     pub index: usize,
     /// Number of pages: 1 or [`PMD_PAGES`].
@@ -94,7 +94,7 @@ pub struct Entry {
     pub destination: usize,
 }
 
-impl Entry {
+impl MigrateEntry {
     /// Returns the order of the destination folio that the entry requires.
     pub fn order(&self) -> u32 {
         if self.pages == 1 {
@@ -228,7 +228,7 @@ impl<'a> Isolated<'a> {
 impl<'a, R> Isolated<'a, R> {
     /// Returns the entries that can migrate.
     #[inline]
-    pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+    pub fn entries(&self) -> impl Iterator<Item = MigrateEntry> + '_ {
         self.pages.0.entries()
     }
 
@@ -250,13 +250,13 @@ impl<'a, R> Isolated<'a, R> {
 
     /// Returns whether the CPU can address the destination of `entry`, which must have one.
     #[inline]
-    pub(crate) fn is_addressable(&self, entry: &Entry) -> bool {
+    pub(crate) fn is_addressable(&self, entry: &MigrateEntry) -> bool {
         self.pages.0.is_addressable(entry)
     }
 
     /// Returns the first entry at or after page `index` of the range.
     #[inline]
-    pub fn entry_from(&self, index: usize) -> Option<Entry> {
+    pub fn entry_from(&self, index: usize) -> Option<MigrateEntry> {
         self.pages.0.entry_from(index)
     }
 
@@ -292,7 +292,7 @@ impl<'a, R> Isolated<'a, R> {
     ///
     /// A destination whose order differs from that of the entry is dropped. A new destination
     /// counts as not filled until the contents of its entry were copied to it.
-    pub fn fill(&mut self, mut choose: impl FnMut(&Entry) -> Option<LockedFolio>) {
+    pub fn fill(&mut self, mut choose: impl FnMut(&MigrateEntry) -> Option<LockedFolio>) {
         let mut index = 0;
         while index < self.pages.0.pages {
             let Some(entry) = self.pages.0.entry(index) else {

@@ -33,7 +33,7 @@ use kernel::{
 
 /// Type of a notifier event. See `enum mmu_notifier_event`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum NotifierEvent {
     /// The range is unmapped or moved.
     Unmap,
     /// Entries are replaced or removed.
@@ -52,7 +52,7 @@ pub enum Reason {
     Exclusive,
 }
 
-impl Reason {
+impl NotifierEvent {
     fn from_raw(event: bindings::mmu_notifier_event) -> Self {
         match event {
             bindings::mmu_notifier_event_MMU_NOTIFY_UNMAP => Self::Unmap,
@@ -74,9 +74,9 @@ impl Reason {
 }
 
 /// A notifier event, as passed to the subscriber.
-pub struct Event<'a> {
+pub struct NotifierRange<'a> {
     /// Type of the event.
-    pub reason: Reason,
+    pub reason: NotifierEvent,
     /// Range of the event.
     pub range: PageRange,
     /// Whether the callback may sleep. It may not if the OOM reaper caused the event.
@@ -88,7 +88,7 @@ pub struct Event<'a> {
     _borrow: PhantomData<&'a ()>,
 }
 
-impl Event<'_> {
+impl NotifierRange<'_> {
     /// Returns a number of the event. It is the same for all notifiers that the event is delivered
     /// to. Two events rarely have the same number, but they can.
     pub fn number(&self) -> usize {
@@ -103,12 +103,19 @@ impl Event<'_> {
 
     /// Returns whether the event was caused by the migration or exclusive access of `owner`.
     pub fn is_from(&self, owner: impl Into<EventOwner>) -> bool {
-        matches!(self.reason, Reason::Migrate | Reason::Exclusive) && self.owner == owner.into()
+        matches!(
+            self.reason,
+            NotifierEvent::Migrate | NotifierEvent::Exclusive
+        ) && self.owner == owner.into()
     }
 
     /// Creates an event for a test.
     #[cfg(CONFIG_KUNIT = "y")]
-    pub(crate) fn for_test(reason: Reason, range: PageRange, owner: impl Into<EventOwner>) -> Self {
+    pub(crate) fn for_test(
+        reason: NotifierEvent,
+        range: PageRange,
+        owner: impl Into<EventOwner>,
+    ) -> Self {
         Self {
             reason,
             range,
@@ -139,10 +146,13 @@ pub trait Subscriber: Send + Sync + Sized + 'static {
     ///
     /// # Context
     ///
-    /// The sequence of the notifier is set. May sleep if [`Event::blockable`]. Must not allocate
-    /// with reclaim or wait for memory.
-    fn invalidate(&self, event: &Event<'_>, pending: &mut Option<Self::Pending>)
-        -> ControlFlow<()>;
+    /// The sequence of the notifier is set. May sleep if [`NotifierRange::blockable`]. Must not
+    /// allocate with reclaim or wait for memory.
+    fn invalidate(
+        &self,
+        event: &NotifierRange<'_>,
+        pending: &mut Option<Self::Pending>,
+    ) -> ControlFlow<()>;
 
     /// Waits for the operations that [`Self::invalidate`] has started. The operations of other
     /// notifiers run concurrently.
@@ -332,8 +342,8 @@ impl<S: Subscriber> IntervalNotifier<S> {
         let Some(range) = PageRange::covering(raw.start, raw.end) else {
             return true;
         };
-        let event = Event {
-            reason: Reason::from_raw(raw.event),
+        let event = NotifierRange {
+            reason: NotifierEvent::from_raw(raw.event),
             range,
             blockable,
             owner: EventOwner::from_raw(raw.owner),

@@ -12,7 +12,7 @@
 
 use super::{
     chunk::{Meta, CHUNK},
-    entry::Entry,
+    entry::DevicePte,
     format::{shift, Format},
     pool::Pool,
     table::{range_of, span_of, Table},
@@ -103,7 +103,7 @@ impl<F: Format> Table<F> {
     /// the ranges that its tables cover if the chunk is cold, has tables in use, and has no entry
     /// for which `stays` returns true. `stays` gets entries with the page numbers that are stored
     /// in the table.
-    pub(crate) fn next_cold(&mut self, stays: impl Fn(Entry) -> bool) -> Option<ColdChunk> {
+    pub(crate) fn next_cold(&mut self, stays: impl Fn(DevicePte) -> bool) -> Option<ColdChunk> {
         self.hand = if self.hand < self.chunks() {
             self.hand + 1
         } else {

@@ -9,7 +9,7 @@
 //! all of this is compiled out.
 
 use super::{
-    entry::{Entry, Leaf},
+    entry::{DevicePte, Leaf},
     format::Format,
     table::Table,
 };
@@ -40,7 +40,7 @@ impl<F: Format> Format for OfDma<F> {
         F::break_before_make()
     }
 
-    fn can_hold(entry: Entry) -> bool {
+    fn can_hold(entry: DevicePte) -> bool {
         F::can_hold(entry)
     }
 
@@ -52,7 +52,7 @@ impl<F: Format> Format for OfDma<F> {
         F::table(level, address)
     }
 
-    fn leaf(order: u32, entry: Entry) -> Self::Word {
+    fn leaf(order: u32, entry: DevicePte) -> Self::Word {
         F::leaf(order, entry)
     }
 }
@@ -69,7 +69,7 @@ pub(super) struct Translator<'t, F> {
     _format: PhantomData<F>,
 }
 
-fn is_system(entry: Entry) -> bool {
+fn is_system(entry: DevicePte) -> bool {
     entry.is_valid() && !entry.is_device()
 }
 
@@ -89,7 +89,7 @@ impl<'t, F: Format> Translator<'t, F> {
 
     /// Converts the entry `raw` that the table has for `addr` to one with a frame number.
     #[inline]
-    pub(super) fn seen(&mut self, addr: usize, raw: Entry) -> Entry {
+    pub(super) fn seen(&mut self, addr: usize, raw: DevicePte) -> DevicePte {
         if !F::DMA || !is_system(raw) {
             return raw;
         }
@@ -98,11 +98,11 @@ impl<'t, F: Format> Translator<'t, F> {
 
     // Not inlined, to keep it out of the loops of tables without DMA addresses.
     #[inline(never)]
-    fn frame(&mut self, addr: usize, raw: Entry) -> Entry {
+    fn frame(&mut self, addr: usize, raw: DevicePte) -> DevicePte {
         match self.cursor.as_mut().and_then(|cursor| cursor.frame(addr)) {
             Some(frame) => raw.with_number(frame),
             // Does not happen: each system page in the table is mapped in a window.
-            None => Entry::NONE,
+            None => DevicePte::NONE,
         }
     }
 
@@ -123,10 +123,10 @@ impl<'t, F: Format> Translator<'t, F> {
     pub(super) fn replace(
         &mut self,
         span: PageRange,
-        raw: Entry,
-        old: Entry,
-        new: Entry,
-    ) -> Result<Entry> {
+        raw: DevicePte,
+        old: DevicePte,
+        new: DevicePte,
+    ) -> Result<DevicePte> {
         if !F::DMA {
             return Ok(new);
         }
@@ -134,7 +134,13 @@ impl<'t, F: Format> Translator<'t, F> {
     }
 
     #[inline(never)]
-    fn exchange(&mut self, span: PageRange, raw: Entry, old: Entry, new: Entry) -> Result<Entry> {
+    fn exchange(
+        &mut self,
+        span: PageRange,
+        raw: DevicePte,
+        old: DevicePte,
+        new: DevicePte,
+    ) -> Result<DevicePte> {
         if is_system(old) && is_system(new) && old.number() == new.number() {
             let entry = new.with_number(raw.number());
             if F::can_hold(entry) {
@@ -153,7 +159,7 @@ impl<'t, F: Format> Translator<'t, F> {
     /// Retires the mappings of `span`, whose entry `old` is removed. The pages are unmapped after
     /// the flush.
     #[inline]
-    pub(super) fn retire(&mut self, span: PageRange, old: Entry) {
+    pub(super) fn retire(&mut self, span: PageRange, old: DevicePte) {
         if F::DMA && is_system(old) {
             self.retire_all(span);
         }
@@ -174,7 +180,7 @@ impl<'t, F: Format> Translator<'t, F> {
     /// # Errors
     ///
     /// As [`Self::replace`]. No page is newly mapped then.
-    pub(super) fn map(&mut self, span: PageRange, new: Entry) -> Result<(Entry, Fresh)> {
+    pub(super) fn map(&mut self, span: PageRange, new: DevicePte) -> Result<(DevicePte, Fresh)> {
         let mut fresh = Fresh {
             start: span,
             pages: [0; PMD_PAGES / 64],
@@ -189,7 +195,12 @@ impl<'t, F: Format> Translator<'t, F> {
         }
     }
 
-    fn map_each(&mut self, span: PageRange, new: Entry, fresh: &mut Fresh) -> Result<Entry> {
+    fn map_each(
+        &mut self,
+        span: PageRange,
+        new: DevicePte,
+        fresh: &mut Fresh,
+    ) -> Result<DevicePte> {
         let cursor = self.cursor.as_mut().ok_or(ENODEV)?;
         let mut first = 0;
         for index in 0..span.pages() {

@@ -5,9 +5,9 @@
 /// A device PTE: the page that the device accesses, and the access rights.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub struct Entry(u64);
+pub struct DevicePte(u64);
 
-impl Entry {
+impl DevicePte {
     const VALID: u64 = 1 << 0;
     const WRITE: u64 = 1 << 1;
     const DEVICE: u64 = 1 << 2;
@@ -83,8 +83,9 @@ impl Entry {
     #[inline]
     pub(crate) const fn may_have_dirtied(self) -> bool {
         // A single comparison, because entries are removed in bulk.
-        const KINDS: u32 =
-            1 << Entry::WRITE | 1 << Entry::EXCLUSIVE | 1 << (Entry::WRITE | Entry::EXCLUSIVE);
+        const KINDS: u32 = 1 << DevicePte::WRITE
+            | 1 << DevicePte::EXCLUSIVE
+            | 1 << (DevicePte::WRITE | DevicePte::EXCLUSIVE);
         let kind = self.0 & (Self::WRITE | Self::DEVICE | Self::EXCLUSIVE);
         KINDS >> kind & 1 != 0
     }
@@ -140,8 +141,8 @@ impl Entry {
 /// A translation, the result of a walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaf {
-    /// Entry of the requested page (not of the first page of a huge leaf).
-    pub entry: Entry,
+    /// PTE of the requested page (not of the first page of a huge leaf).
+    pub entry: DevicePte,
     /// Log2 of the number of pages that the leaf maps; the leaf is aligned to its size.
     pub order: u32,
 }

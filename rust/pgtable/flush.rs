@@ -3,7 +3,7 @@
 //! Flush of a page table update, as a typestate: gather ([`FlushBatch`]), start ([`Flushing`]),
 //! wait ([`Flushed`]).
 
-use super::{entry::Entry, format::Format, list::List, pool::Pool};
+use super::{entry::DevicePte, format::Format, list::List, pool::Pool};
 use crate::mm::{
     addr::PageRange,
     flush::{Flushed, Flusher}, //
@@ -53,7 +53,7 @@ impl<F: Format> FlushBatch<F> {
 
     /// Records the change of an entry that covers `span`.
     #[inline]
-    pub(super) fn record(&mut self, span: PageRange, old: Entry, new: Entry) {
+    pub(super) fn record(&mut self, span: PageRange, old: DevicePte, new: DevicePte) {
         if old.is_outdated_by(new) {
             self.cover(span);
             self.pages += span.pages();

@@ -2,7 +2,7 @@
 
 //! Format of a device page table: its geometry and the encoding of entries.
 
-use super::entry::Entry;
+use super::entry::DevicePte;
 use crate::mm::{addr::PageRange, table_memory::Unit};
 use kernel::page::PAGE_SHIFT;
 
@@ -100,7 +100,7 @@ pub trait Format: Sized + Send + Sync + 'static {
 
     /// Returns whether `entry` can be encoded. Its number is the address for the device, in pages
     /// of 4 KiB.
-    fn can_hold(entry: Entry) -> bool {
+    fn can_hold(entry: DevicePte) -> bool {
         let _ = entry;
         true
     }
@@ -120,8 +120,8 @@ pub trait Format: Sized + Send + Sync + 'static {
     /// [`Self::can_hold`]. `order` is one of [`Self::LEAVES`]; in a run, `entry` is the page of
     /// this member of the run.
     ///
-    /// The leaf must allow writes if, and only if, [`Entry::may_be_dirty`] returns true.
-    fn leaf(order: u32, entry: Entry) -> Self::Word;
+    /// The leaf must allow writes if, and only if, [`DevicePte::may_be_dirty`] returns true.
+    fn leaf(order: u32, entry: DevicePte) -> Self::Word;
 }
 
 /// Returns log2 of the number of bytes that an entry of `level` covers.
@@ -259,7 +259,7 @@ impl<const LEVELS: u32> Format for Radix<LEVELS> {
         address | Self::PRESENT | Self::WRITABLE | Self::USER
     }
 
-    fn leaf(order: u32, entry: Entry) -> u64 {
+    fn leaf(order: u32, entry: DevicePte) -> u64 {
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
         (entry.number() as u64) << PAGE_SHIFT
             | Self::PRESENT

@@ -18,7 +18,7 @@
 
 use super::{
     chunk::Page,
-    entry::Entry,
+    entry::DevicePte,
     flush::FlushBatch,
     format::{fan, run_below, shift, smallest_run, unit, Format, Word, Write},
     pool::Pool,
@@ -378,7 +378,7 @@ impl<F: Format> Pool<F> {
 
     /// The entry with the address that the device uses.
     #[inline]
-    pub(super) fn seen_by_device(&self, entry: Entry) -> Entry {
+    pub(super) fn seen_by_device(&self, entry: DevicePte) -> DevicePte {
         if entry.is_device() {
             entry.with_number(entry.number().wrapping_add(self.device_pages()))
         } else {
@@ -415,7 +415,7 @@ impl<F: Format> Reader<F> {
 
     /// Address of the page of `entry` for the device.
     #[inline]
-    pub(crate) fn page_address(&self, entry: Entry) -> u64 {
+    pub(crate) fn page_address(&self, entry: DevicePte) -> u64 {
         // CAST: Both have 64 bits.
         (self.pool.seen_by_device(entry).number() as u64) << PAGE_SHIFT
     }

@@ -5,7 +5,7 @@
 
 use super::{
     dma::Translator,
-    entry::Entry,
+    entry::DevicePte,
     flush::FlushBatch,
     format::{fan, has_leaves, reaches, shift, Format},
     table::{slot_of, span_of, Spares, Table},
@@ -19,7 +19,7 @@ use kernel::{page::PAGE_SIZE, prelude::*, sync::rcu};
 
 /// Returns whether `entries`, which fill a table, can be merged into one leaf: they must be
 /// consecutive, aligned, and have the same rights.
-fn is_run(entries: &[Entry]) -> bool {
+fn is_run(entries: &[DevicePte]) -> bool {
     let Some(first) = entries.first() else {
         return false;
     };
@@ -54,7 +54,7 @@ impl<F: Format> Table<F> {
         range: PageRange,
         spares: &mut Spares<F>,
         batch: &mut FlushBatch<F>,
-        mut f: impl FnMut(usize, &mut Entry),
+        mut f: impl FnMut(usize, &mut DevicePte),
     ) -> Result {
         if fails(Point::Install) {
             return Err(ENOMEM);
@@ -83,7 +83,7 @@ impl<F: Format> Table<F> {
         range: PageRange,
         spares: &mut Spares<F>,
         batch: &mut FlushBatch<F>,
-        f: &mut impl FnMut(usize, &mut Entry),
+        f: &mut impl FnMut(usize, &mut DevicePte),
     ) -> Result {
         let mut scratch = core::mem::take(&mut spares.scratch);
         let result = self.update(range, spares, batch, &mut scratch, f);
@@ -96,8 +96,8 @@ impl<F: Format> Table<F> {
         range: PageRange,
         spares: &mut Spares<F>,
         batch: &mut FlushBatch<F>,
-        scratch: &mut [Entry],
-        f: &mut impl FnMut(usize, &mut Entry),
+        scratch: &mut [DevicePte],
+        f: &mut impl FnMut(usize, &mut DevicePte),
     ) -> Result {
         let first = slot_of::<F>(0, range.start());
         let (start, end) = span_of::<F>(1, range.start());
@@ -129,12 +129,12 @@ impl<F: Format> Table<F> {
         let mut cells = cells.iter();
         let mut huge = match old {
             Slot::Leaf(huge) => huge.plus(first),
-            _ => Entry::NONE,
+            _ => DevicePte::NONE,
         };
         let mut next = range.start();
         for entry in part.iter_mut() {
             let before = match cells.next() {
-                Some(cell) => tree::entry(tree::load(cell)).unwrap_or(Entry::NONE),
+                Some(cell) => tree::entry(tree::load(cell)).unwrap_or(DevicePte::NONE),
                 None => {
                     let before = huge;
                     huge = huge.plus(1);
@@ -198,7 +198,7 @@ impl<F: Format> Table<F> {
         &mut self,
         child: u32,
         range: PageRange,
-        scratch: &[Entry],
+        scratch: &[DevicePte],
         batch: &mut FlushBatch<F>,
         dma: &mut Translator<'_, F>,
     ) -> Result {
@@ -213,7 +213,7 @@ impl<F: Format> Table<F> {
         for (cell, new) in page.cells(first).iter().zip(new.unwrap_or_default()) {
             let addr = next;
             next = next.wrapping_add(PAGE_SIZE);
-            let raw = tree::entry(tree::load(cell)).unwrap_or(Entry::NONE);
+            let raw = tree::entry(tree::load(cell)).unwrap_or(DevicePte::NONE);
             let (old, new) = if F::DMA {
                 let span = PageRange::from_pages(addr, 1)?;
                 let old = dma.seen(span.start(), raw);
@@ -224,7 +224,7 @@ impl<F: Format> Table<F> {
                     Ok(new) => (raw, new),
                     Err(error) => {
                         result = Err(error);
-                        (raw, Entry::NONE)
+                        (raw, DevicePte::NONE)
                     }
                 }
             } else {
@@ -268,8 +268,8 @@ impl<F: Format> Table<F> {
         &mut self,
         span: PageRange,
         old: Slot,
-        new: Entry,
-        run: &[Entry],
+        new: DevicePte,
+        run: &[DevicePte],
         spares: &mut Spares<F>,
         batch: &mut FlushBatch<F>,
         dma: &mut Translator<'_, F>,
@@ -382,7 +382,7 @@ impl<F: Format> Table<F> {
     }
 }
 
-fn scratch_is_empty(scratch: &[Entry], first: usize, pages: usize) -> bool {
+fn scratch_is_empty(scratch: &[DevicePte], first: usize, pages: usize) -> bool {
     scratch
         .iter()
         .skip(first)

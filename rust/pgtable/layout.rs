@@ -3,7 +3,7 @@
 //! Page table formats that are described by the positions of their bits.
 
 use super::{
-    entry::Entry,
+    entry::DevicePte,
     format::{Format, Word}, //
 };
 use core::marker::PhantomData;
@@ -129,7 +129,7 @@ impl<L: Layout> Format for FormatOf<L> {
     const BITS: u32 = L::BITS_PER_LEVEL;
     const LEAVES: &'static [u32] = L::LEAVES;
 
-    fn can_hold(entry: Entry) -> bool {
+    fn can_hold(entry: DevicePte) -> bool {
         let exclusive = !entry.is_exclusive() || Self::FIELDS.exclusive.is_some();
         exclusive && entry.number() as u64 & !Self::FIELDS.number_mask() == 0
     }
@@ -143,7 +143,7 @@ impl<L: Layout> Format for FormatOf<L> {
         Self::word(Self::flag(bits.table, true) | (address >> PAGE_SHIFT) << bits.number)
     }
 
-    fn leaf(_order: u32, entry: Entry) -> L::Word {
+    fn leaf(_order: u32, entry: DevicePte) -> L::Word {
         let bits = Self::FIELDS;
         let exclusive = match bits.exclusive {
             Some(bit) => Self::flag(bit, entry.is_exclusive()),
@@ -208,13 +208,13 @@ mod tests {
     fn each_field_is_where_the_layout_says() {
         type Format = FormatOf<Wide>;
         let last = (1 << 52) - 1;
-        assert_eq!(Format::leaf(0, Entry::system(0, false)), 1);
-        assert_eq!(Format::leaf(0, Entry::system(5, true)), 1 | 2 | 5 << 3);
-        assert_eq!(Format::leaf(0, Entry::device(5, false)), 1 | 4 | 5 << 3);
-        assert!(Format::can_hold(Entry::device(last, true)));
-        let word = Format::leaf(0, Entry::device(last, true));
+        assert_eq!(Format::leaf(0, DevicePte::system(0, false)), 1);
+        assert_eq!(Format::leaf(0, DevicePte::system(5, true)), 1 | 2 | 5 << 3);
+        assert_eq!(Format::leaf(0, DevicePte::device(5, false)), 1 | 4 | 5 << 3);
+        assert!(Format::can_hold(DevicePte::device(last, true)));
+        let word = Format::leaf(0, DevicePte::device(last, true));
         assert_eq!(word, 1 | 2 | 4 | (last as u64) << 3);
-        assert!(!Format::can_hold(Entry::exclusive(1)));
+        assert!(!Format::can_hold(DevicePte::exclusive(1)));
         assert_eq!(Format::table(1, 0x7000), 1 << 63 | 7 << 3);
         assert!(Format::can_link(0x7000));
     }

@@ -5,7 +5,7 @@
 use super::{
     chunk::Page,
     dma::Translator,
-    entry::Entry,
+    entry::DevicePte,
     flush::FlushBatch,
     format::{shift, Format, MOST_LEVELS},
     pool::Pool,
@@ -72,7 +72,7 @@ impl<F, S, C> Visitor<F> for Each<S, C>
 where
     F: Format,
     S: FnMut(PageRange) -> bool,
-    C: FnMut(PageRange, &mut Entry),
+    C: FnMut(PageRange, &mut DevicePte),
 {
     fn splits(&mut self, span: PageRange) -> bool {
         (self.split)(span)
@@ -104,7 +104,7 @@ where
                 if new != old {
                     // A page that cannot be mapped has its entry removed, so that the device
                     // faults.
-                    let new = dma.replace(span, raw, old, new).unwrap_or(Entry::NONE);
+                    let new = dma.replace(span, raw, old, new).unwrap_or(DevicePte::NONE);
                     let word = if new.is_valid() {
                         tree::leaf(new)
                     } else {
@@ -136,7 +136,7 @@ where
 /// Visitor that removes each leaf and calls a function for it.
 pub(super) struct Remove<C>(pub(super) C);
 
-impl<F: Format, C: FnMut(Entry, usize)> Visitor<F> for Remove<C> {
+impl<F: Format, C: FnMut(DevicePte, usize)> Visitor<F> for Remove<C> {
     fn splits(&mut self, _span: PageRange) -> bool {
         false
     }
@@ -158,7 +158,7 @@ impl<F: Format, C: FnMut(Entry, usize)> Visitor<F> for Remove<C> {
     }
 }
 
-impl<C: FnMut(Entry, usize)> Remove<C> {
+impl<C: FnMut(DevicePte, usize)> Remove<C> {
     /// See [`Visitor::leaves`].
     #[inline(always)]
     fn remove<F: Format>(

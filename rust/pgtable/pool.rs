@@ -9,7 +9,7 @@
 use super::{
     chunk::{Chunk, Meta, Page, CHUNK, NIL},
     directory::Directory,
-    entry::Entry,
+    entry::DevicePte,
     flush::FlushBatch,
     format::{fan, Format},
     image::Images,
@@ -307,7 +307,7 @@ impl<F: Format> Pool<F> {
         page: &Page<'_, F>,
         slot: usize,
         level: u32,
-        huge: Entry,
+        huge: DevicePte,
         child: u32,
     ) -> Option<u32> {
         let guard = rcu::read_lock();

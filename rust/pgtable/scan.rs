@@ -3,7 +3,7 @@
 //! Lockless scan of a table, in parts of bounded size.
 
 use super::{
-    entry::Entry,
+    entry::DevicePte,
     format::{last_address, shift, Format},
     table::{range_of, slot_of, span_of, Reader},
     tree::{self, Slot},
@@ -29,7 +29,7 @@ impl<F: Format> Reader<F> {
         &self,
         from: usize,
         tables: usize,
-        mut f: impl FnMut(PageRange, Entry, bool) -> bool,
+        mut f: impl FnMut(PageRange, DevicePte, bool) -> bool,
     ) -> Option<usize> {
         let last = last_address::<F>();
         let mut addr = from & PAGE_MASK;
@@ -50,7 +50,7 @@ impl<F: Format> Reader<F> {
     fn scan_part(
         &self,
         addr: usize,
-        f: &mut impl FnMut(PageRange, Entry, bool) -> bool,
+        f: &mut impl FnMut(PageRange, DevicePte, bool) -> bool,
     ) -> Result<usize, usize> {
         let mut index = self.root;
         let guard = rcu::read_lock();

@@ -18,7 +18,7 @@
 //! image, so that it stores the last written size of each entry.
 
 use super::{
-    entry::Entry,
+    entry::DevicePte,
     flush::FlushBatch,
     format::{run_below, shift, Format, Word, Write},
     image::Publisher,
@@ -49,7 +49,7 @@ impl<F: Format> Format for BreakBeforeMake<F> {
         true
     }
 
-    fn can_hold(entry: Entry) -> bool {
+    fn can_hold(entry: DevicePte) -> bool {
         F::can_hold(entry)
     }
 
@@ -61,7 +61,7 @@ impl<F: Format> Format for BreakBeforeMake<F> {
         F::table(level, address)
     }
 
-    fn leaf(order: u32, entry: Entry) -> Self::Word {
+    fn leaf(order: u32, entry: DevicePte) -> Self::Word {
         F::leaf(order, entry)
     }
 }

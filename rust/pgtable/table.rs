@@ -4,7 +4,7 @@
 
 use super::{
     dma::Translator,
-    entry::{Entry, Leaf},
+    entry::{DevicePte, Leaf},
     flush::FlushBatch,
     format::{check, fan, last_address, shift, Format},
     grow::ROOT,
@@ -152,7 +152,7 @@ impl<F: Format> Reader<F> {
 pub struct Spares<F: Format> {
     pool: Arc<Pool<F>>,
     pub(super) pages: List,
-    pub(super) scratch: KVec<Entry>,
+    pub(super) scratch: KVec<DevicePte>,
 }
 
 impl<F: Format> Spares<F> {
@@ -173,7 +173,8 @@ impl<F: Format> Spares<F> {
         // One table page for each level below the root, and one for each table of level 0 in 2 MiB.
         let want = usize::try_from(F::LEVELS)? + PMD_PAGES.div_ceil(fan::<F>());
         if self.scratch.is_empty() {
-            self.scratch.resize(fan::<F>(), Entry::NONE, GFP_KERNEL)?;
+            self.scratch
+                .resize(fan::<F>(), DevicePte::NONE, GFP_KERNEL)?;
         }
         if self.pages.len() >= want && !self.pool.is_short() {
             return Ok(());
@@ -268,17 +269,17 @@ impl<F: Format> Table<F> {
     }
 
     /// Returns the entry of the page at `addr`.
-    pub fn get(&self, addr: usize) -> Entry {
-        self.leaf(addr).map_or(Entry::NONE, |leaf| leaf.entry)
+    pub fn get(&self, addr: usize) -> DevicePte {
+        self.leaf(addr).map_or(DevicePte::NONE, |leaf| leaf.entry)
     }
 
     /// As [`Self::get`]. `near` caches the table of the previous lookup; it is valid only while the
     /// table lock is held.
     #[inline(always)]
-    pub(crate) fn get_near(&self, addr: usize, near: &Cell<Near>) -> Entry {
+    pub(crate) fn get_near(&self, addr: usize, near: &Cell<Near>) -> DevicePte {
         let leaf = self.pool.walk_near(self.root, addr, near);
         let leaf = self.translate(addr, leaf);
-        leaf.map_or(Entry::NONE, |leaf| leaf.entry)
+        leaf.map_or(DevicePte::NONE, |leaf| leaf.entry)
     }
 
     /// Returns the translation of the page at `addr`.
@@ -332,7 +333,7 @@ impl<F: Format> Table<F> {
     /// once for a huge leaf.
     ///
     /// The cost depends on the number of tables in the range and not on its size.
-    pub fn any(&self, range: PageRange, mut f: impl FnMut(Entry) -> bool) -> bool {
+    pub fn any(&self, range: PageRange, mut f: impl FnMut(DevicePte) -> bool) -> bool {
         let reader = self.reader();
         let last = range.end() - 1;
         let mut addr = range.start();
@@ -359,7 +360,7 @@ impl<F: Format> Table<F> {
         &mut self,
         range: PageRange,
         batch: &mut FlushBatch<F>,
-        f: impl FnMut(PageRange, &mut Entry),
+        f: impl FnMut(PageRange, &mut DevicePte),
     ) {
         self.for_each_split(range, batch, |_| false, f);
     }
@@ -370,7 +371,7 @@ impl<F: Format> Table<F> {
         range: PageRange,
         batch: &mut FlushBatch<F>,
         split: impl FnMut(PageRange) -> bool,
-        f: impl FnMut(PageRange, &mut Entry),
+        f: impl FnMut(PageRange, &mut DevicePte),
     ) {
         self.pass(range, batch, Each { split, f });
     }
@@ -385,7 +386,7 @@ impl<F: Format> Table<F> {
         &mut self,
         range: PageRange,
         batch: &mut FlushBatch<F>,
-        f: impl FnMut(Entry, usize),
+        f: impl FnMut(DevicePte, usize),
     ) -> usize {
         self.pass(range, batch, Remove(f))
     }

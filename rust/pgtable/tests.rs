@@ -89,7 +89,7 @@ fn fill<F: Format>(
     let mut batch = table.batch();
     let result = table.install(range, &mut spares, &mut batch, |addr, entry| {
         let index = range.index_of(addr).unwrap_or(0);
-        *entry = Entry::system(number + index, writable);
+        *entry = DevicePte::system(number + index, writable);
     });
     let flushed = flush(batch);
     result.map(|()| flushed)
@@ -101,7 +101,7 @@ fn clear<F: Format>(table: &mut Table<F>, range: PageRange) -> (usize, Option<Pa
     let mut pages = 0;
     table.for_each(range, &mut batch, |span, entry| {
         pages += span.pages();
-        *entry = Entry::NONE;
+        *entry = DevicePte::NONE;
     });
     (pages, flush(batch))
 }
@@ -132,7 +132,7 @@ fn agrees_with_model<F: Format>(seed: u64) -> Result {
 }
 
 /// Compares the image of a table with the model.
-type Judge<F> = fn(&Table<F>, &[Entry]) -> bool;
+type Judge<F> = fn(&Table<F>, &[DevicePte]) -> bool;
 
 /// The same, with a table in `memory`, and with what `judge` finds there.
 fn agrees_with_model_and<F: Format>(
@@ -144,7 +144,7 @@ fn agrees_with_model_and<F: Format>(
     let mut table = Table::<F>::with(None, memory)?;
     let reader = table.reader();
     let mut spares = reader.spares();
-    let mut model = KVec::from_elem(Entry::NONE, PAGES, GFP_KERNEL)?;
+    let mut model = KVec::from_elem(DevicePte::NONE, PAGES, GFP_KERNEL)?;
     for round in 0..150 {
         let piece = random.below(PAGES / PMD_PAGES) * PMD_PAGES;
         let (first, count) = match random.below(3) {
@@ -158,12 +158,12 @@ fn agrees_with_model_and<F: Format>(
         let range = PageRange::from_pages(first * PAGE_SIZE, count)?;
         let number = random.below(64) * 512 + random.below(2) * random.below(512);
         let what = random.below(6);
-        let change = |index: usize, old: Entry| match what {
-            0 | 1 => Entry::system(number + index % 512, what == 1),
-            2 => Entry::device(number + index % 512, true),
+        let change = |index: usize, old: DevicePte| match what {
+            0 | 1 => DevicePte::system(number + index % 512, what == 1),
+            2 => DevicePte::device(number + index % 512, true),
             3 => old.write_protected(),
-            4 => Entry::NONE,
-            _ if index % 7 == 0 => Entry::exclusive(number + index),
+            4 => DevicePte::NONE,
+            _ if index % 7 == 0 => DevicePte::exclusive(number + index),
             _ => old,
         };
         let mut batch = table.batch();
@@ -194,7 +194,7 @@ fn agrees_with_model_and<F: Format>(
                 *entry = change(index, old);
             }
             let addr = index * PAGE_SIZE;
-            let found = reader.walk(addr).map_or(Entry::NONE, |leaf| leaf.entry);
+            let found = reader.walk(addr).map_or(DevicePte::NONE, |leaf| leaf.entry);
             let covered = flushed.is_some_and(|range| range.index_of(addr).is_some());
             let right = found == *entry && (covered || !old.is_outdated_by(*entry));
             if !right {
@@ -289,7 +289,10 @@ fn scan_sees_all<F: Format>() -> Result {
         first.get_or_insert((range.start(), entry));
         true
     });
-    assert_eq!(first, Some((huge.address(9), Entry::system(512 + 9, true))));
+    assert_eq!(
+        first,
+        Some((huge.address(9), DevicePte::system(512 + 9, true)))
+    );
     let (_, _) = clear(&mut table, all()?);
     let mut any = false;
     let mut from = Some(0);

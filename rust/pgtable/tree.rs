@@ -5,7 +5,7 @@
 //! The library reads only this tree. A device with a hardware walker reads an image of it in the
 //! format of that device (`image`), which the library does not read.
 
-use super::entry::Entry;
+use super::entry::DevicePte;
 use crate::kernel::word;
 use kernel::sync::atomic::Atomic;
 
@@ -29,7 +29,7 @@ pub(super) enum Slot {
     /// A table of the level below, by its index in the pool.
     Table(u32),
     /// Pages; the entry is that of the first one.
-    Leaf(Entry),
+    Leaf(DevicePte),
 }
 
 /// Reads a word with acquire ordering. Context: any.
@@ -52,7 +52,7 @@ pub(super) const fn table(index: u32) -> u64 {
 
 /// Encodes the word of a leaf. `entry` must be valid.
 #[inline]
-pub(super) const fn leaf(entry: Entry) -> u64 {
+pub(super) const fn leaf(entry: DevicePte) -> u64 {
     entry.bits()
 }
 
@@ -65,16 +65,16 @@ pub(super) const fn decode(word: u64) -> Slot {
         // CAST: Made from 32 bits.
         Slot::Table((word >> NUMBER) as u32)
     } else {
-        Slot::Leaf(Entry::from_bits(word))
+        Slot::Leaf(DevicePte::from_bits(word))
     }
 }
 
 /// Decodes a word of a table of level 0, which has no entries for tables.
 #[inline]
-pub(super) const fn entry(word: u64) -> Option<Entry> {
+pub(super) const fn entry(word: u64) -> Option<DevicePte> {
     match word {
         EMPTY => None,
-        word => Some(Entry::from_bits(word)),
+        word => Some(DevicePte::from_bits(word)),
     }
 }
 

@@ -3,7 +3,7 @@
 //! Walks of a table, from the root to the translation of a page.
 
 use super::{
-    entry::{Entry, Leaf},
+    entry::{DevicePte, Leaf},
     format::{fan, last_address, shift, Format},
     pool::Pool,
     table::slot_of,
@@ -98,7 +98,7 @@ impl<F: Format> Pool<F> {
 /// Returns the translation of the page at `addr` by a leaf that begins with `first` and covers
 /// `1 << shift` bytes.
 #[inline]
-fn part(first: Entry, shift: u32, addr: usize) -> Leaf {
+fn part(first: DevicePte, shift: u32, addr: usize) -> Leaf {
     let within = addr & !usize::MAX.wrapping_shl(shift);
     Leaf {
         entry: first.plus(within >> PAGE_SHIFT),

@@ -10,7 +10,7 @@ use crate::{
     kernel::{lock_classes, rcu_map::RcuArc},
     mm::{
         addr::PageRange,
-        notifier::{Event, IntervalNotifier, Reason, Subscriber},
+        notifier::{IntervalNotifier, NotifierEvent, NotifierRange, Subscriber},
         range_fault::AddressSpace,
     },
 };
@@ -29,8 +29,8 @@ struct Hull(RcuArc<Space>);
 impl Subscriber for Hull {
     type Pending = ();
 
-    fn invalidate(&self, event: &Event<'_>, _pending: &mut Option<()>) -> ControlFlow<()> {
-        if event.reason == Reason::Unmap {
+    fn invalidate(&self, event: &NotifierRange<'_>, _pending: &mut Option<()>) -> ControlFlow<()> {
+        if event.reason == NotifierEvent::Unmap {
             self.0.attributes.lose(event.range);
         }
         ControlFlow::Continue(())

@@ -14,7 +14,7 @@ use crate::{
         lock_classes,
         word::peek_usize,
     },
-    mm::{addr::PageRange, mask::Mask, migrate::Moved, notifier::Event},
+    mm::{addr::PageRange, mask::Mask, migrate::Moved, notifier::NotifierRange},
     pgtable::Flushed,
     policy::Bounces,
 };
@@ -24,11 +24,9 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Acquire, Full, Relaxed, Release},
-            Atomic, //
+            Atomic,
         },
-        Arc,
-        Completion,
-        SpinLock, //
+        Arc, Completion, SpinLock,
     },
 };
 
@@ -52,7 +50,7 @@ pub(crate) trait MirrorOps: Send + Sync {
     ///
     /// As [`Subscriber::invalidate`](crate::mm::notifier::Subscriber::invalidate). Takes the table
     /// lock.
-    fn invalidate(&self, event: &Event<'_>, alone: bool) -> ControlFlow<(), Invalidated>;
+    fn invalidate(&self, event: &NotifierRange<'_>, alone: bool) -> ControlFlow<(), Invalidated>;
 
     /// Waits for the flush in place `flush`.
     fn finish(&self, flush: usize);

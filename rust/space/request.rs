@@ -6,7 +6,7 @@ use crate::{
     kernel::identity::{MemoryId, MigrationId, PgmapOwner},
     mm::{
         addr::PageRange,
-        notifier::{Event, Reason},
+        notifier::{NotifierEvent, NotifierRange},
     },
 };
 use kernel::{prelude::*, task::Pid};
@@ -66,12 +66,12 @@ pub(crate) struct Request {
 
 impl Request {
     /// Returns whether the migration caused `event`.
-    pub(crate) fn has_caused(&self, event: &Event<'_>) -> bool {
+    pub(crate) fn has_caused(&self, event: &NotifierRange<'_>) -> bool {
         match self.identity {
             Identity::Name => event.is_from(self.name),
             Identity::Task { pid, owner } => {
                 event.is_from(owner)
-                    && event.reason == Reason::Migrate
+                    && event.reason == NotifierEvent::Migrate
                     && current!().pid() == pid
                     && self.range.intersect(&event.range) == Some(event.range)
             }

@@ -8,7 +8,7 @@ use crate::{
     kernel::{rcu_map::RcuArc, word::peek_u32},
     mm::{
         addr::{PageRange, PMD_SIZE},
-        notifier::{Event, IntervalNotifier, Reason, Subscriber},
+        notifier::{IntervalNotifier, NotifierEvent, NotifierRange, Subscriber},
     },
 };
 use core::ops::ControlFlow;
@@ -112,9 +112,9 @@ impl Window {
 
     /// Counts events without effect. Queues the window for a worker, which checks whether it is
     /// still needed, after [`IDLE`] of them, or after an unmap of the whole window.
-    fn note(&self, event: &Event<'_>, changed: bool) {
-        let all =
-            event.reason == Reason::Unmap && event.range.intersect(&self.range) == Some(self.range);
+    fn note(&self, event: &NotifierRange<'_>, changed: bool) {
+        let all = event.reason == NotifierEvent::Unmap
+            && event.range.intersect(&self.range) == Some(self.range);
         if changed && !all {
             if peek_u32(&self.idle) != 0 {
                 self.idle.store(0, Relaxed);
@@ -152,7 +152,11 @@ impl Flushes {
 impl Subscriber for Window {
     type Pending = Flushes;
 
-    fn invalidate(&self, event: &Event<'_>, pending: &mut Option<Flushes>) -> ControlFlow<()> {
+    fn invalidate(
+        &self,
+        event: &NotifierRange<'_>,
+        pending: &mut Option<Flushes>,
+    ) -> ControlFlow<()> {
         let own = event.range.intersect(&self.range);
         let Some(own) = own else {
             return ControlFlow::Continue(());

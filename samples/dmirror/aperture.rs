@@ -13,7 +13,7 @@ use kernel::{
     sync::{Arc, Mutex}, //
 };
 use rust_hmm::{
-    host_lock::{Grain, Region, APERTURE},
+    host_lock::{Grain, PinnedRange, APERTURE},
     mirror::Mirror,
     mm::dma::DmaDevice,
 };
@@ -27,7 +27,7 @@ const LINES: usize = 256;
 
 /// A page of coarse-grained memory.
 struct Line {
-    region: Arc<Region>,
+    region: Arc<PinnedRange>,
     /// Device address of the page.
     address: usize,
     bytes: KBox<[u8; PAGE_SIZE]>,
@@ -36,7 +36,7 @@ struct Line {
 }
 
 impl Line {
-    fn new(region: &Arc<Region>, address: usize, device: &DmaDevice) -> Result<Self> {
+    fn new(region: &Arc<PinnedRange>, address: usize, device: &DmaDevice) -> Result<Self> {
         let mut bytes = KBox::new([0; PAGE_SIZE], GFP_KERNEL)?;
         region.sync(device, address, true);
         region.page(address).ok_or(EFAULT)?.read(0, &mut *bytes)?;

@@ -22,7 +22,7 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic},
 };
 use rust_hmm::{
-    host_lock::{Grain, Region},
+    host_lock::{Grain, PinnedRange},
     kernel::{
         completion::Bell,
         dma_fence::{DmaFence, DmaFenceRoom, DmaPending, Signalling, Timeline},
@@ -45,7 +45,7 @@ const LOOK_AGAIN: Jiffies = 1 << 16;
 
 /// Part of a locked range, pinned while this exists.
 pub(crate) struct Locked {
-    region: Arc<Region>,
+    region: Arc<PinnedRange>,
     address: usize,
 }
 
@@ -58,7 +58,7 @@ impl Locked {
     /// - `EFAULT`: not within the range, or `device` may not access it.
     /// - `EOPNOTSUPP`: the range is locked coarse; a blit would have to synchronise it at its end.
     pub(crate) fn new(
-        region: Arc<Region>,
+        region: Arc<PinnedRange>,
         address: usize,
         bytes: usize,
         device: &DmaDevice,

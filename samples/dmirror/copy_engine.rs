@@ -20,7 +20,7 @@ use kernel::{
 };
 use rust_hmm::{
     kernel::kthread::Thread,
-    memory::{Copy, CopyJob},
+    memory::{CopyDesc, CopyJob},
     mm::space::fatal_signal_pending,
 };
 
@@ -126,7 +126,7 @@ impl Shared {
         job.complete(result);
     }
 
-    fn copy(&self, copy: &Copy<'_>, to: &Store) -> Result {
+    fn copy(&self, copy: &CopyDesc<'_>, to: &Store) -> Result {
         let result = if self.settings.fail_copy() {
             Err(EIO)
         } else {
@@ -200,7 +200,7 @@ impl CopyEngine {
 
     /// Copies synchronously, without a job, if no copy delay is set and there is at most one
     /// thread: switching to a single thread would only add latency.
-    pub(crate) fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+    pub(crate) fn copy_at_once(&self, copy: &CopyDesc<'_>) -> Option<Result> {
         let takes_time = self.shared.settings.get(Setting::CopyDelay) != 0;
         let shared = &self.shared;
         (self.threads.len() <= 1 && !takes_time).then(|| shared.copy(copy, &shared.store))

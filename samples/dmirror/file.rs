@@ -22,22 +22,11 @@ use kernel::{
     uaccess::{UserSlice, UserSliceWriter},
 };
 use rust_hmm::{
-    kernel::miscdevice::{
-        OpenFile,
-        Ready,
-        Waiter, //
-    },
+    kernel::miscdevice::{OpenFile, Ready, Waiter},
     managed,
     memory::Memory,
-    mirror::{
-        Location,
-        Snapshot, //
-    },
-    mm::{
-        addr::PageRange,
-        device_pages::Kind,
-        range_fault::Access, //
-    }, //
+    mirror::{PageLocation, Snapshot},
+    mm::{addr::PageRange, device_pages::Kind, range_fault::Access},
 };
 
 /// An open file. Closing it stops its commands.
@@ -199,7 +188,7 @@ impl MirrorFile {
                     all &= matches!(
                         page,
                         Snapshot::Page {
-                            location: Location::Device,
+                            location: PageLocation::Device,
                             ..
                         }
                     );

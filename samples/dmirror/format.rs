@@ -6,7 +6,7 @@ use crate::{hardware::walk, module_parameters, number};
 use kernel::prelude::*;
 use rust_hmm::pgtable::{
     formats::{Gfx9, Lpae},
-    Entry, Format, Radix4,
+    DevicePte, Format, Radix4,
 };
 
 /// Bus address at which engines find the memory of their device.
@@ -76,7 +76,7 @@ impl Format for Chosen {
     }
 
     // All of them: each entry is checked, and a look at the parameter takes as long as the rest of it.
-    fn can_hold(entry: Entry) -> bool {
+    fn can_hold(entry: DevicePte) -> bool {
         Radix4::can_hold(entry) && Lpae::can_hold(entry) && Gfx9::can_hold(entry)
     }
 
@@ -96,7 +96,7 @@ impl Format for Chosen {
         }
     }
 
-    fn leaf(order: u32, entry: Entry) -> u64 {
+    fn leaf(order: u32, entry: DevicePte) -> u64 {
         match Selected::now() {
             // It has no leaves of 64 KiB: there each entry stands for itself.
             Selected::Radix4 | Selected::Tree if order == RUN => Radix4::leaf(0, entry),

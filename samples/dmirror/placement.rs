@@ -13,7 +13,7 @@ use kernel::{
     sync::atomic::{ordering::Relaxed, Atomic},
 };
 use rust_hmm::{
-    attributes::{Change, Location},
+    attributes::{Change, PreferredLocation},
     debug::stats::Counter,
     mm::{addr::PageRange, device_pages::DeviceRange, range_fault::Access},
     policy::{Density, InPlace, OnePage, Parameters, Policy},
@@ -111,9 +111,9 @@ fn set_attributes(client: &Client, user: usize) -> Result {
     no_flags(what & !(PREFERRED | ACCESSED_BY | READ_MOSTLY | NEVER_MIGRATE | GRANULARITY))?;
     no_flags(values & !(ACCESSED_BY | READ_MOSTLY | NEVER_MIGRATE))?;
     let preferred = match raw.preferred {
-        0 => Location::Any,
-        1 => Location::Device,
-        2 => Location::System,
+        0 => PreferredLocation::Any,
+        1 => PreferredLocation::Device,
+        2 => PreferredLocation::System,
         _ => return Err(EINVAL),
     };
     let flag = |bit| (what & bit != 0).then_some(values & bit != 0);
@@ -147,10 +147,10 @@ fn get_attributes(client: &Client, user: usize) -> Result {
         }
     }
     let preferred = common.preferred.map(|preferred| match preferred {
-        Location::Any => 0,
-        Location::Device => 1,
-        Location::System => 2,
-        Location::Other => 3,
+        PreferredLocation::Any => 0,
+        PreferredLocation::Device => 1,
+        PreferredLocation::System => 2,
+        PreferredLocation::Other => 3,
     });
     what |= if preferred.is_some() { PREFERRED } else { 0 };
     let granularity = common

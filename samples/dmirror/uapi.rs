@@ -6,7 +6,7 @@
 use crate::structure::{range, zeroed};
 use kernel::{ffi::c_int, ioctl, prelude::*, uaccess::UserSlice};
 use rust_hmm::{
-    mirror::{Location, Snapshot},
+    mirror::{PageLocation, Snapshot},
     mm::addr::{PageRange, PMD_ORDER},
 };
 
@@ -115,11 +115,11 @@ pub(crate) fn snapshot_byte(page: Snapshot, private: bool) -> u8 {
         } => (writable, order, location),
     };
     let place = match location {
-        Location::System => PROT_NONE,
-        Location::Zero => PROT_ZERO,
-        Location::Device if private => PROT_DEV_PRIVATE_LOCAL,
-        Location::Device => PROT_DEV_COHERENT_LOCAL,
-        Location::Remote => PROT_DEV_COHERENT_REMOTE,
+        PageLocation::System => PROT_NONE,
+        PageLocation::Zero => PROT_ZERO,
+        PageLocation::Device if private => PROT_DEV_PRIVATE_LOCAL,
+        PageLocation::Device => PROT_DEV_COHERENT_LOCAL,
+        PageLocation::Remote => PROT_DEV_COHERENT_REMOTE,
     };
     let size = match order {
         PMD_ORDER => PROT_PMD,

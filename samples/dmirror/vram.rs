@@ -18,7 +18,7 @@ use rust_hmm::{
     connection::Connection,
     debug::events::Event,
     kernel::identity::MmId,
-    memory::{Copy, CopyJob, MemoryOps},
+    memory::{CopyDesc, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
     mm::{
         device_pages::{DeviceRange, Kind},
@@ -28,7 +28,7 @@ use rust_hmm::{
 
 /// Executes a copy from or to the memory `here`. `there` is the memory of a device destination,
 /// which may belong to another device.
-pub(crate) fn copy(here: &Store, copy: &Copy<'_>, there: &Store) -> Result {
+pub(crate) fn copy(here: &Store, copy: &CopyDesc<'_>, there: &Store) -> Result {
     match (&copy.source, &copy.destination) {
         (None, PlaceMut::Cpu(to)) => {
             to.clear();
@@ -147,7 +147,7 @@ impl MemoryOps for Vram {
         self.copy_engine.submit(job, Some(other.store.clone()));
     }
 
-    fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+    fn copy_at_once(&self, copy: &CopyDesc<'_>) -> Option<Result> {
         self.copy_engine.copy_at_once(copy)
     }
 

@@ -14,7 +14,7 @@ use kernel::{
 };
 use rust_hmm::{
     kernel::kthread::Thread,
-    memory::{Copy, CopyJob, MemoryOps},
+    memory::{CopyDesc, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
     mm::page::SharedBytes,
 };
@@ -40,7 +40,7 @@ struct Shared {
 
 impl Shared {
     /// HARDWARE: one transfer.
-    fn transfer(&self, copy: &Copy<'_>) -> Result {
+    fn transfer(&self, copy: &CopyDesc<'_>) -> Result {
         match (&copy.source, &copy.destination) {
             // A hole: the page must read as zeros.
             (None, PlaceMut::Device(to)) => {

@@ -30,7 +30,7 @@ use rust_hmm::{
     host_lock::APERTURE,
     kernel::{completion::Bell, kthread::Thread},
     memory::{CopyJob, DmaCopy},
-    mirror::{Mirror, Target},
+    mirror::{Mirror, PageAddress},
     mm::{
         addr::PageRange,
         bar_tables::BarTables,
@@ -353,11 +353,11 @@ impl Hardware {
 
     /// Returns the bus address of `target`. `to` is the memory of the target if that belongs to
     /// another GPU.
-    fn address(&self, target: Target, to: Option<&Arc<PciMemory>>) -> Result<u64> {
+    fn address(&self, target: PageAddress, to: Option<&Arc<PciMemory>>) -> Result<u64> {
         Ok(match (target, to) {
-            (Target::Dma(address), _) => address.raw(),
-            (Target::Device(at), None) => self.vram.address(at, PAGE).ok_or(ENODEV)?.raw(),
-            (Target::Device(at), Some(memory)) => {
+            (PageAddress::Dma(address), _) => address.raw(),
+            (PageAddress::Device(at), None) => self.vram.address(at, PAGE).ok_or(ENODEV)?.raw(),
+            (PageAddress::Device(at), Some(memory)) => {
                 let peers = self.engine.peers.lock();
                 let peer = peers.iter().find(|peer| peer.is_of(memory));
                 peer.and_then(|peer| peer.address(at, PAGE))
@@ -384,7 +384,7 @@ impl Hardware {
 
     fn copy_page(&self, copy: &DmaCopy, index: usize, to: Option<&Arc<PciMemory>>) -> Result {
         let zeros = self.staging.address(PAGE_SIZE).ok_or(EINVAL)?;
-        let from = copy.source(index)?.unwrap_or(Target::Dma(zeros));
+        let from = copy.source(index)?.unwrap_or(PageAddress::Dma(zeros));
         self.load(self.address(from, None)?)?;
         self.store(self.address(copy.destination(index)?, to)?)?;
         // Simulate a longer copy. Serve accesses meanwhile.

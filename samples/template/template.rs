@@ -17,7 +17,7 @@ use kernel::{
 };
 use rust_hmm::{
     kernel::miscdevice::{FileOps, Node, OpenFile},
-    memory::{Copy, CopyJob, Memory, MemoryOps},
+    memory::{CopyDesc, CopyJob, Memory, MemoryOps},
     mirror::{Device, Mirror, Place, PlaceMut},
     mm::{
         addr::PageRange,
@@ -43,7 +43,7 @@ fn offset(pages: &DeviceRange) -> usize {
 
 impl Vram {
     /// HARDWARE: one transfer of a copy engine.
-    fn transfer(&self, copy: &Copy<'_>) -> Result {
+    fn transfer(&self, copy: &CopyDesc<'_>) -> Result {
         match (&copy.source, &copy.destination) {
             // To the device. A hole has no source: the device page must read as zeros.
             (None, PlaceMut::Device(to)) => self.0.clear(offset(to), to.count * PAGE_SIZE),

@@ -29,7 +29,7 @@ use kernel::{
 };
 use rust_hmm::{
     mm::addr::PageRange,
-    pgtable::{Entry, FlushBatch, Flusher, Radix4, Reader, Spares, Table},
+    pgtable::{DevicePte, FlushBatch, Flusher, Radix4, Reader, Spares, Table},
 };
 
 module! {
@@ -304,7 +304,7 @@ impl Regions for Radix {
         self.spares.refill()?;
         let range = PageRange::new(start, start + REGION)?;
         let mut batch: FlushBatch<Radix4> = self.table.batch();
-        let entry = Entry::system(start / REGION, false);
+        let entry = DevicePte::system(start / REGION, false);
         let result = self
             .table
             .install(range, &mut self.spares, &mut batch, |_, slot| *slot = entry);

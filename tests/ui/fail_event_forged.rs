@@ -7,20 +7,20 @@ use rust_hmm::{
     kernel::identity::EventOwner,
     mm::{
         addr::PageRange,
-        notifier::{Event, Reason},
+        notifier::{NotifierEvent, NotifierRange},
     },
 };
 
-pub fn forge(range: PageRange) -> Event<'static> {
-    Event {
-        reason: Reason::Unmap,
+pub fn forge(range: PageRange) -> NotifierRange<'static> {
+    NotifierRange {
+        reason: NotifierEvent::Unmap,
         range,
         blockable: true,
         owner: EventOwner::NONE,
-        //~^ ERROR E0451: field `owner` of struct `rust_hmm::mm::notifier::Event` is private:
+        //~^ ERROR E0451: field `owner` of struct `rust_hmm::mm::notifier::NotifierRange` is private:
         call: (0, 0),
-        //~^ ERROR E0451: field `call` of struct `rust_hmm::mm::notifier::Event` is private:
+        //~^ ERROR E0451: field `call` of struct `rust_hmm::mm::notifier::NotifierRange` is private:
         _borrow: PhantomData,
-        //~^ ERROR E0451: field `_borrow` of struct `rust_hmm::mm::notifier::Event` is private:
+        //~^ ERROR E0451: field `_borrow` of struct `rust_hmm::mm::notifier::NotifierRange` is private:
     }
 }

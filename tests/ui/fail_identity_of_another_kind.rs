@@ -7,7 +7,7 @@ use rust_hmm::{
     kernel::identity::{FenceType, MigrationId, MmId, PgmapOwner},
     mm::{
         fence::{Fence, Pending},
-        notifier::Event,
+        notifier::NotifierRange,
     },
 };
 
@@ -21,12 +21,12 @@ pub fn is_of(fence: &Fence, owner: PgmapOwner) -> bool {
     //~^ ERROR E0308: mismatched types: expected `FenceType`, found `PgmapOwner`
 }
 
-pub fn is_from_mm(event: &Event<'_>, mm: MmId) -> bool {
+pub fn is_from_mm(event: &NotifierRange<'_>, mm: MmId) -> bool {
     event.is_from(mm)
     //~^ ERROR E0277: the trait bound `EventOwner: From<MmId>` is not satisfied
 }
 
-pub fn is_from_device(event: &Event<'_>, device: FenceType) -> bool {
+pub fn is_from_device(event: &NotifierRange<'_>, device: FenceType) -> bool {
     event.is_from(device)
     //~^ ERROR E0277: the trait bound `EventOwner: From<FenceType>` is not satisfied
 }

@@ -3,9 +3,9 @@
 //! A page of a locked range cannot outlive the reference to the range.
 
 use kernel::sync::Arc;
-use rust_hmm::{host_lock::Region, mm::page::CpuPagesMut};
+use rust_hmm::{host_lock::PinnedRange, mm::page::CpuPagesMut};
 
-pub fn keep<'a>(region: Arc<Region>, address: usize) -> Option<CpuPagesMut<'a>> {
+pub fn keep<'a>(region: Arc<PinnedRange>, address: usize) -> Option<CpuPagesMut<'a>> {
     region.page(address)
     //~^ ERROR E0515: cannot return value referencing function parameter `region`: returns a value
 }

@@ -3,7 +3,7 @@
 //! Each type of address, used for its purpose.
 
 use rust_hmm::{
-    mirror::Target,
+    mirror::PageAddress,
     mm::dma::{
         DeviceAddress,
         DmaAddress,
@@ -14,9 +14,9 @@ use rust_hmm::{
 
 fn copy_from(_system: DmaAddress) {}
 
-pub fn copy(system: DmaAddress) -> Target {
+pub fn copy(system: DmaAddress) -> PageAddress {
     copy_from(system);
-    Target::Dma(system)
+    PageAddress::Dma(system)
 }
 
 pub fn place(memory: &PeerMemory, at: DeviceAddress) -> Option<PeerAddress> {

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use rust_hmm::pgtable::{
-    Entry,
+    DevicePte,
     Format, //
 };
 
@@ -18,7 +18,7 @@ impl Format for Small {
     const BITS: u32 = 8;
     const LEAVES: &'static [u32] = &[0, 4, 8];
 
-    fn can_hold(entry: Entry) -> bool {
+    fn can_hold(entry: DevicePte) -> bool {
         entry.number() >> 20 == 0
     }
 
@@ -30,7 +30,7 @@ impl Format for Small {
         address as u32 | 1
     }
 
-    fn leaf(order: u32, entry: Entry) -> u32 {
+    fn leaf(order: u32, entry: DevicePte) -> u32 {
         (entry.number() << 12) as u32 | order << 4 | 2
     }
 }

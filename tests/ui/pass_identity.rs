@@ -7,7 +7,7 @@ use rust_hmm::{
     kernel::identity::{FenceType, MigrationId, MmId, PgmapOwner},
     mm::{
         fence::{Fence, Pending},
-        notifier::Event,
+        notifier::NotifierRange,
     },
 };
 
@@ -19,7 +19,7 @@ pub fn is_of(fence: &Fence, kind: FenceType) -> bool {
     fence.is_of(kind)
 }
 
-pub fn is_own(event: &Event<'_>, migration: MigrationId, owner: PgmapOwner) -> bool {
+pub fn is_own(event: &NotifierRange<'_>, migration: MigrationId, owner: PgmapOwner) -> bool {
     event.is_from(migration) || event.is_from(owner)
 }
 

@@ -5,7 +5,7 @@
 use kernel::prelude::*;
 use rust_hmm::{
     kernel::identity::{FenceType, MigrationId},
-    mm::{addr::PageRange, notifier::Event, page::CpuPages},
+    mm::{addr::PageRange, notifier::NotifierRange, page::CpuPages},
 };
 
 pub fn range() -> Result<PageRange> {
@@ -20,7 +20,7 @@ pub fn fence_type(object: &PageRange) -> FenceType {
     FenceType::of(object)
 }
 
-pub fn event(event: &Event<'_>) -> PageRange {
+pub fn event(event: &NotifierRange<'_>) -> PageRange {
     event.range
 }
 

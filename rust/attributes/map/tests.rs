@@ -3,7 +3,7 @@
 //! KUnit tests: the attributes of an address space, compared with a simple model.
 
 use super::*;
-use crate::attributes::Location as To;
+use crate::attributes::PreferredLocation as To;
 use core::cell::Cell;
 
 /// Returns the identity of a device.

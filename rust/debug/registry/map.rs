@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     mm::{addr::PageRange, space::fatal_signal_pending},
-    pgtable::Entry,
+    pgtable::DevicePte,
 };
 use core::fmt::Write;
 use kernel::{
@@ -25,14 +25,15 @@ const ROOM: usize = 16384;
 struct Run {
     start: usize,
     pages: usize,
-    entry: Entry,
+    entry: DevicePte,
     huge: bool,
 }
 
 impl Run {
     /// Returns whether a page with `entry` is shown like those of the run.
-    fn is_like(&self, entry: Entry, huge: bool) -> bool {
-        let looks = |entry: Entry| (entry.is_device(), entry.is_exclusive(), entry.is_writable());
+    fn is_like(&self, entry: DevicePte, huge: bool) -> bool {
+        let looks =
+            |entry: DevicePte| (entry.is_device(), entry.is_exclusive(), entry.is_writable());
         looks(self.entry) == looks(entry) && self.huge == huge
     }
 }
@@ -56,7 +57,7 @@ impl fmt::Write for Lines {
 
 impl Lines {
     /// Adds a translation. Returns `false` if there is no room for it.
-    fn add(&mut self, range: PageRange, entry: Entry, huge: bool) -> bool {
+    fn add(&mut self, range: PageRange, entry: DevicePte, huge: bool) -> bool {
         if let Some(run) = &mut self.run {
             let end = run.start + (run.pages << PAGE_SHIFT);
             if end == range.start() && run.is_like(entry, huge) {
@@ -189,14 +190,14 @@ mod tests {
         let page = |index: usize| PageRange::from_pages(index * PAGE_SIZE, 1);
         for index in 1..=3 {
             // Page frames need not be consecutive.
-            assert!(lines.add(page(index)?, Entry::system(9 - index, true), false));
+            assert!(lines.add(page(index)?, DevicePte::system(9 - index, true), false));
         }
-        assert!(lines.add(page(4)?, Entry::system(9, false), false));
-        assert!(lines.add(page(5)?, Entry::device(9, false), false));
-        assert!(lines.add(page(7)?, Entry::device(10, false), false));
+        assert!(lines.add(page(4)?, DevicePte::system(9, false), false));
+        assert!(lines.add(page(5)?, DevicePte::device(9, false), false));
+        assert!(lines.add(page(7)?, DevicePte::device(10, false), false));
         assert!(lines.add(
             PageRange::from_pages(512 * PAGE_SIZE, 512)?,
-            Entry::exclusive(3),
+            DevicePte::exclusive(3),
             true
         ));
         lines.end_run();
@@ -212,7 +213,7 @@ mod tests {
         let mut lines = lines(2 * LONGEST)?;
         let far = |index: usize| PageRange::from_pages(index * 2 * PAGE_SIZE, 1);
         let mut taken = 0;
-        while lines.add(far(taken)?, Entry::system(1, true), false) {
+        while lines.add(far(taken)?, DevicePte::system(1, true), false) {
             taken += 1;
         }
         lines.end_run();
@@ -228,7 +229,7 @@ mod tests {
         longest.text.clear();
         let end = usize::MAX & kernel::page::PAGE_MASK;
         let all = PageRange::new(1 << 63, end)?;
-        assert!(longest.add(all, Entry::exclusive(1), false));
+        assert!(longest.add(all, DevicePte::exclusive(1), false));
         longest.end_run();
         assert!(longest.text.len() <= LONGEST && longest.text.last() == Some(&b'\n'));
         Ok(())

@@ -8,7 +8,8 @@
 //! always all of its memory is charged to one cgroup.
 //!
 //! An owner may have callbacks in a driver that can be unloaded. Therefore a mutex is held during a
-//! request, and the end of the [`Registration`] takes that mutex. Reclaim takes it with a trylock.
+//! request, and the end of the [`OwnerRegistration`] takes that mutex. Reclaim takes it with a
+//! trylock.
 //!
 //! C header: [`include/linux/list_lru.h`](srctree/include/linux/list_lru.h)
 
@@ -79,10 +80,10 @@ impl Owner {
     ///
     /// May sleep.
     #[inline(never)]
-    pub(crate) fn register(this: &Arc<Self>, shrink: Arc<dyn Shrink>) -> Result<Registration> {
+    pub(crate) fn register(this: &Arc<Self>, shrink: Arc<dyn Shrink>) -> Result<OwnerRegistration> {
         let registered = Deferred::new(|| Ok(Registered(this.clone())), GFP_KERNEL_ACCOUNT)?;
         *this.shrink.lock() = Some(shrink);
-        Ok(Registration {
+        Ok(OwnerRegistration {
             _registered: registered,
         })
     }
@@ -153,7 +154,7 @@ impl Drop for Registered {
 ///
 /// The drop may sleep. In a callback, in atomic context and in reclaim it returns at once, and a
 /// worker ends the registration.
-pub(crate) struct Registration {
+pub(crate) struct OwnerRegistration {
     _registered: Deferred<Registered>,
 }
 
@@ -282,7 +283,7 @@ mod tests {
         }
     }
 
-    fn giver(pages: usize) -> Result<(Arc<Owner>, Arc<Giver>, Registration)> {
+    fn giver(pages: usize) -> Result<(Arc<Owner>, Arc<Giver>, OwnerRegistration)> {
         let pages = Atomic::new(pages);
         let asked = Atomic::new(0);
         let giver = Arc::new(Giver { pages, asked }, GFP_KERNEL)?;

@@ -77,7 +77,7 @@ fn targets(
     addr: usize,
     kept: &Leaf,
     write: bool,
-) -> Result<(Result<Target, Unresolved>, Option<Target>)> {
+) -> Result<(Result<PageAddress, Unresolved>, Option<PageAddress>)> {
     let by_walker = mirror.enter(0)?.target(addr, kept, write);
     Ok((by_walker, mirror.lock_table()?.target(addr, write)))
 }
@@ -93,7 +93,7 @@ mod suite {
         assert_eq!(dma.live(), 4);
         let addr = range.address(2);
         let leaf = walk(&mirror, addr)?;
-        let there = Target::Dma(DmaAddress::from_frame(leaf.entry.number()));
+        let there = PageAddress::Dma(DmaAddress::from_frame(leaf.entry.number()));
         assert_eq!(
             targets(&mirror, addr, &leaf, true)?,
             (Ok(there), Some(there))
@@ -156,7 +156,7 @@ mod suite {
         let (by_walker, by_table) = targets(&mirror, range.address(1), &leaf, true)?;
         assert_eq!(by_walker.ok(), by_table);
         match by_table {
-            Some(Target::Device(address)) => assert_eq!(address.raw(), bytes),
+            Some(PageAddress::Device(address)) => assert_eq!(address.raw(), bytes),
             _ => return Err(EIO),
         }
         assert_eq!(mirror.migrate(range).to_system()?.moved, 2);

@@ -148,7 +148,7 @@ mod suite {
     fn events_that_only_take_write_access_keep_the_entry() -> Result {
         let (range, _shared, mirror, pfn) = writable()?;
         let first = PageRange::from_pages(range.start(), 1)?;
-        assert!(pretend(&mirror, Reason::SoftDirty, first));
+        assert!(pretend(&mirror, NotifierEvent::SoftDirty, first));
         {
             let table = mirror.lock_table()?;
             assert!(table.readable(range.start()).is_some());
@@ -158,13 +158,13 @@ mod suite {
         // The device may have written the page, so that reclaim must not drop it.
         assert!(is_dirty(pfn));
         // There is no write access left to remove.
-        assert!(!pretend(&mirror, Reason::ProtectionPage, first));
+        assert!(!pretend(&mirror, NotifierEvent::ProtectionPage, first));
         // A write fault restores write access.
         mirror.fault(first, Access::Write)?;
         assert!(mirror.lock_table()?.writable(range.start()).is_some());
 
         // A change of the VMA's protection may remove read access, too.
-        assert!(pretend(&mirror, Reason::ProtectionVma, first));
+        assert!(pretend(&mirror, NotifierEvent::ProtectionVma, first));
         assert!(mirror.lock_table()?.readable(range.start()).is_none());
         assert_eq!(mirror.lock_table()?.present(range), 0);
         assert!(mirror.lock_table()?.readable(range.address(1)).is_some());
@@ -174,7 +174,7 @@ mod suite {
     #[test]
     fn what_the_device_wrote_is_dirty_when_it_is_taken_away() -> Result {
         let (range, _shared, mirror, pfn) = writable()?;
-        assert!(pretend(&mirror, Reason::ProtectionVma, range));
+        assert!(pretend(&mirror, NotifierEvent::ProtectionVma, range));
         assert_eq!(mirror.lock_table()?.present(range), 0);
         assert!(is_dirty(pfn));
         Ok(())
@@ -225,12 +225,12 @@ mod suite {
         // The table has fewer rights than the leaf. Because that was flushed, no engine may hold
         // the leaf.
         let page = PageRange::from_pages(addr, 1)?;
-        assert!(pretend(&mirror, Reason::SoftDirty, page));
+        assert!(pretend(&mirror, NotifierEvent::SoftDirty, page));
         assert_eq!(check(&read_only)?, [None, Some(Unresolved::ReadOnly)]);
         assert_eq!(check(&kept)?, [Some(Unresolved::Stale); 2]);
         // An invalid entry is not a translation of page frame 0.
         let none = Leaf {
-            entry: Entry::NONE,
+            entry: DevicePte::NONE,
             order: 0,
         };
         assert_eq!(check(&none)?, [Some(Unresolved::Stale); 2]);

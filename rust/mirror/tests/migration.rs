@@ -78,7 +78,7 @@ mod suite {
             let hook = move || {
                 let entry = |index| {
                     let leaf = inside.inner().reader.walk(range.address(index));
-                    leaf.map_or(Entry::NONE, |leaf| leaf.entry)
+                    leaf.map_or(DevicePte::NONE, |leaf| leaf.entry)
                 };
                 let new = (0..4).filter(|index| entry(*index).is_device() == to_device);
                 if new.count() == 4 && counted.fetch_add(1, Relaxed) == 0 {
@@ -112,7 +112,7 @@ mod suite {
     #[test]
     fn what_loses_write_access_meanwhile_does_not_get_it_back() -> Result {
         let take = |mirror: &Mirror<TestDevice>, range| {
-            pretend(mirror, Reason::ProtectionPage, range);
+            pretend(mirror, NotifierEvent::ProtectionPage, range);
         };
         switched(take, false)
     }

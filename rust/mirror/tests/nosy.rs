@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     attributes::Change,
     connection::Connection,
-    debug::events::Event as Told,
+    debug::events::Event,
     host_lock::{
         Grain,
         Refused, //
@@ -204,7 +204,7 @@ impl MemoryOps for NosyMemory {
         job.complete(Ok(()));
     }
 
-    fn copy_at_once(&self, _copy: &Copy<'_>) -> Option<Result> {
+    fn copy_at_once(&self, _copy: &CopyDesc<'_>) -> Option<Result> {
         self.0.ask(From::CopyAtOnce);
         None
     }
@@ -237,7 +237,7 @@ impl MemoryOps for NosyMemory {
         true
     }
 
-    fn event(&self, _space: MmId, _event: &Told) {
+    fn event(&self, _space: MmId, _event: &Event) {
         self.0.ask(From::MemoryEvent);
     }
 
@@ -278,7 +278,7 @@ impl Device for Nosy {
         true
     }
 
-    fn event(&self, _mirror: u32, _event: &Told) {
+    fn event(&self, _mirror: u32, _event: &Event) {
         self.0.probe.ask(From::Event);
     }
 

@@ -43,7 +43,7 @@ impl Format for Tight {
     const BITS: u32 = Radix4::BITS;
     const LEAVES: &'static [u32] = Radix4::LEAVES;
 
-    fn can_hold(entry: Entry) -> bool {
+    fn can_hold(entry: DevicePte) -> bool {
         !entry.is_device() || entry.number() < PMD_PAGES
     }
 
@@ -51,7 +51,7 @@ impl Format for Tight {
         Radix4::table(level, address)
     }
 
-    fn leaf(order: u32, entry: Entry) -> u64 {
+    fn leaf(order: u32, entry: DevicePte) -> u64 {
         Radix4::leaf(order, entry)
     }
 }

@@ -182,7 +182,7 @@ mod suite {
         let (mirror, range) = nosy(1)?;
         let armed = Armed::new(&mirror, range);
         let inner = mirror.inner();
-        let mut event = Event::for_test(Reason::Unmap, range, EventOwner::NONE);
+        let mut event = NotifierRange::for_test(NotifierEvent::Unmap, range, EventOwner::NONE);
         event.blockable = false;
         assert!(inner.invalidate(&event, false).is_break());
         assert!(armed.0.was_refused(From::FlushSleeps));

@@ -5,7 +5,7 @@
 use super::*;
 use crate::{
     kernel::identity::{EventOwner, PgmapOwner},
-    mm::notifier::Reason,
+    mm::notifier::NotifierEvent,
 };
 use kernel::page::PAGE_SHIFT;
 
@@ -33,7 +33,11 @@ mod suite {
         assert!(!running.owns(other, 0x20_0000) && !running.owns(mine, 0x40_0000));
 
         assert_eq!(
-            running.note(&Event::for_test(Reason::Migrate, range, mine)),
+            running.note(&NotifierRange::for_test(
+                NotifierEvent::Migrate,
+                range,
+                mine
+            )),
             Some(mine)
         );
         assert!(running.owns(mine, 0x20_0000));
@@ -41,19 +45,27 @@ mod suite {
         // Events with another originator, without one, or of another kind.
         let page = PageRange::from_pages(0x20_3000, 1)?;
         assert_eq!(
-            running.note(&Event::for_test(Reason::Migrate, page, other)),
+            running.note(&NotifierRange::for_test(
+                NotifierEvent::Migrate,
+                page,
+                other
+            )),
             None
         );
         assert!(!running.owns(mine, 0x20_3000) && running.owns(mine, 0x20_2000));
         let page = PageRange::from_pages(0x20_4000, 1)?;
         assert_eq!(
-            running.note(&Event::for_test(Reason::Clear, page, mine)),
+            running.note(&NotifierRange::for_test(NotifierEvent::Clear, page, mine)),
             None
         );
         assert!(!running.owns(mine, 0x20_4000) && running.owns(mine, 0x20_5000));
         let all = PageRange::new(0, usize::MAX & !0xfff)?;
         assert_eq!(
-            running.note(&Event::for_test(Reason::Release, all, EventOwner::NONE)),
+            running.note(&NotifierRange::for_test(
+                NotifierEvent::Release,
+                all,
+                EventOwner::NONE
+            )),
             None
         );
         assert!(!running.owns(mine, 0x20_5000));
@@ -121,7 +133,11 @@ mod suite {
         // An event clears marks only in its range.
         let range = PageRange::from_pages(100 << PAGE_SHIFT, 300)?;
         assert_eq!(
-            running.note(&Event::for_test(Reason::Clear, range, EventOwner::NONE)),
+            running.note(&NotifierRange::for_test(
+                NotifierEvent::Clear,
+                range,
+                EventOwner::NONE
+            )),
             None
         );
         for page in [0, 99, 100, 399, 400, 499] {
@@ -164,10 +180,10 @@ mod suite {
         // The event of the second migration clears the mark of the first one, and removes the
         // entry.
         let range = PageRange::from_pages(0x3000, 4)?;
-        let event = Event::for_test(Reason::Migrate, range, second);
+        let event = NotifierRange::for_test(NotifierEvent::Migrate, range, second);
         assert_eq!(running.note(&event), Some(second));
         assert!(!running.owns(first, 0x4000) && running.owns(first, 0x2000));
-        let entry = Entry::system(1, false);
+        let entry = DevicePte::system(1, false);
         let page = |addr| PageRange::from_pages(addr, 1);
         assert!(!running.keeps(second, page(0x4000)?, entry));
         assert!(running.keeps(second, page(0x5000)?, entry));
@@ -214,11 +230,11 @@ mod suite {
             },
             Room::new()?,
         )?;
-        let event = Event::for_test(Reason::Migrate, range, there);
+        let event = NotifierRange::for_test(NotifierEvent::Migrate, range, there);
         assert_eq!(running.note(&event), Some(there));
         let page = |addr| PageRange::from_pages(addr, 1);
-        let device = Entry::device(1, false);
-        let system = Entry::system(1, false);
+        let device = DevicePte::device(1, false);
+        let system = DevicePte::system(1, false);
         assert!(!running.owns(back, 0x1000) && !running.keeps(there, page(0x1000)?, device));
         assert!(running.keeps(there, page(0x3000)?, device));
         assert!(!running.keeps(there, page(0x3000)?, system));
@@ -241,8 +257,8 @@ mod suite {
             destination: Destination::Any,
         };
         running.begin(request, Room::new()?)?;
-        let entry = Entry::device(1, false);
-        let event = |range, owner| Event::for_test(Reason::Migrate, range, owner);
+        let entry = DevicePte::device(1, false);
+        let event = |range, owner| NotifierRange::for_test(NotifierEvent::Migrate, range, owner);
         assert_eq!(running.note(&event(range, owner)), Some(name));
         let page = |addr| PageRange::from_pages(addr, 1);
         assert!(running.keeps(name, page(0x20_0000)?, entry));

@@ -14,7 +14,7 @@
 use super::{
     super::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
-        migrate::{Batch, Entry, Isolated, Origin, Select, Source},
+        migrate::{Batch, Isolated, MigrateEntry, Origin, Select, Source},
         space::{MmapGuard, Vma},
     },
     DevicePageOps, DevicePages, Kind, PIECE_PAGES,
@@ -303,7 +303,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         let range = all.intersect(&block).ok_or(EINVAL)?;
         let isolated = Isolated::new(vma, range, self.origin(), compound, None, batch)?;
         // The folio may have been unmapped since the lookup, and other pages mapped instead.
-        let is_here = |entry: Entry| match entry.source {
+        let is_here = |entry: MigrateEntry| match entry.source {
             Source::Page(pfn) => frames.contains(&pfn),
             Source::Hole => false,
         };

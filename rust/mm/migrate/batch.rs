@@ -2,7 +2,7 @@
 
 //! The source and destination arrays of one migration, and the state of each entry.
 
-use super::{whole::Whole, Entry, Source, COMPOUND, MIGRATE, SHIFT, VALID, WRITE};
+use super::{whole::Whole, MigrateEntry, Source, COMPOUND, MIGRATE, SHIFT, VALID, WRITE};
 use crate::{
     bindings,
     mm::{
@@ -88,7 +88,7 @@ pub(super) struct Inner<'a> {
 
 impl Inner<'_> {
     #[inline]
-    pub(super) fn entry(&self, index: usize) -> Option<Entry> {
+    pub(super) fn entry(&self, index: usize) -> Option<MigrateEntry> {
         let src = *self.batch.src.get(..self.pages)?.get(index)?;
         // Only for an entry that can migrate.
         if src & MIGRATE == 0 {
@@ -99,9 +99,9 @@ impl Inner<'_> {
 
     /// Decodes `src` and `dst` at `index`.
     #[inline]
-    fn entry_of(index: usize, src: usize, dst: usize) -> Option<Entry> {
+    fn entry_of(index: usize, src: usize, dst: usize) -> Option<MigrateEntry> {
         let pages = if src & COMPOUND != 0 { PMD_PAGES } else { 1 };
-        (src & MIGRATE != 0).then_some(Entry {
+        (src & MIGRATE != 0).then_some(MigrateEntry {
             index,
             pages,
             source: if src & VALID != 0 {
@@ -126,7 +126,7 @@ impl Inner<'_> {
 
     /// Returns the first entry at or after page `index`.
     #[inline]
-    pub(super) fn entry_from(&self, index: usize) -> Option<Entry> {
+    pub(super) fn entry_from(&self, index: usize) -> Option<MigrateEntry> {
         let rest = self.batch.src.get(index..self.pages)?;
         let found = rest.iter().position(|src| src & MIGRATE != 0)?;
         self.entry(index + found)
@@ -143,7 +143,7 @@ impl Inner<'_> {
     }
 
     #[inline]
-    pub(super) fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+    pub(super) fn entries(&self) -> impl Iterator<Item = MigrateEntry> + '_ {
         let both = self.batch.src.iter().zip(&self.batch.dst);
         both.take(self.places())
             .enumerate()
@@ -176,7 +176,7 @@ impl Inner<'_> {
 
     /// Returns whether `entry` has a destination that the CPU can address.
     #[inline]
-    pub(super) fn is_addressable(&self, entry: &Entry) -> bool {
+    pub(super) fn is_addressable(&self, entry: &MigrateEntry) -> bool {
         // SAFETY: Called only if there is a destination. Its folio is alive: the batch owns it, or
         // the source has migrated to it.
         let is_private = || unsafe { bindings::rust_hmm_pfn_is_private(entry.destination) };

@@ -2,7 +2,7 @@
 
 //! The second state of a migration: its result, and finalization.
 
-use super::{batch::Inner, Entry, Reader};
+use super::{batch::Inner, MigrateEntry, Reader};
 use crate::mm::addr::PageRange;
 
 /// Result of a migration, as passed to the readers of the pages.
@@ -17,7 +17,7 @@ impl Moved<'_> {
 
     /// Returns the entries that moved to their destination.
     #[inline]
-    pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+    pub fn entries(&self) -> impl Iterator<Item = MigrateEntry> + '_ {
         self.0.entries().filter(|entry| entry.destination != 0)
     }
 
@@ -28,7 +28,7 @@ impl Moved<'_> {
 
     /// Returns whether the CPU can address the destination of `entry`.
     #[inline]
-    pub fn is_addressable(&self, entry: &Entry) -> bool {
+    pub fn is_addressable(&self, entry: &MigrateEntry) -> bool {
         self.0.is_addressable(entry)
     }
 
@@ -41,7 +41,7 @@ impl Moved<'_> {
 
     /// Returns the entry that moved page `index` of the range.
     #[inline]
-    pub fn at(&self, index: usize) -> Option<Entry> {
+    pub fn at(&self, index: usize) -> Option<MigrateEntry> {
         // A huge entry begins with the range.
         let huge = || self.0.entry(0).filter(|entry| entry.pages > index);
         let entry = self.0.entry(index).or_else(huge)?;

@@ -79,7 +79,7 @@ impl<F: Format> FixtureOf<F> {
         batch.start(&AtOnce).wait(&AtOnce);
     }
 
-    fn install(&mut self, range: PageRange, entry: impl Fn(usize) -> Entry) -> Result {
+    fn install(&mut self, range: PageRange, entry: impl Fn(usize) -> DevicePte) -> Result {
         let mut spares = self.table.reader().spares();
         spares.refill()?;
         let mut batch = self.table.batch();
@@ -98,7 +98,7 @@ impl<F: Format> FixtureOf<F> {
     fn remove(&mut self, range: PageRange) -> u32 {
         let mut batch = self.table.batch();
         self.table
-            .for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
+            .for_each(range, &mut batch, |_, entry| *entry = DevicePte::NONE);
         let tick = self.windows.tick();
         Self::flush(batch);
         tick
@@ -119,8 +119,8 @@ fn pages(first: usize, count: usize) -> Result<PageRange> {
     PageRange::from_pages(16 * PMD_SIZE + first * PAGE_SIZE, count)
 }
 
-fn system(index: usize) -> Entry {
-    Entry::system(FRAME + 3 * index, true)
+fn system(index: usize) -> DevicePte {
+    DevicePte::system(FRAME + 3 * index, true)
 }
 
 #[kunit_tests(rust_hmm_dma)]
@@ -168,7 +168,7 @@ mod suite {
         assert_eq!(fixture.device.live(), 1);
         // The page of the first entry is still mapped.
         assert_eq!(fixture.install(one, system), Err(EBUSY));
-        assert_eq!(fixture.table.get(one.start()), Entry::NONE);
+        assert_eq!(fixture.table.get(one.start()), DevicePte::NONE);
         assert_eq!(fixture.install(other, system), Ok(()));
         fixture.windows.unmap(range, first);
         assert_eq!(fixture.device.live(), 1);
@@ -182,14 +182,14 @@ mod suite {
         let mut fixture = Fixture::new()?;
         let range = pages(0, PMD_PAGES)?;
         fixture.windows.prepare(range)?;
-        fixture.install(range, |index| Entry::system(FRAME + index, true))?;
+        fixture.install(range, |index| DevicePte::system(FRAME + index, true))?;
         assert_eq!(
             fixture.table.leaf(range.start()).map(|leaf| leaf.order),
             Some(9)
         );
         assert_eq!(fixture.device.live(), PMD_PAGES as u64);
         let before = fixture.windows.tick();
-        fixture.install(range, |index| Entry::device(index, true))?;
+        fixture.install(range, |index| DevicePte::device(index, true))?;
         let tick = fixture.windows.tick();
         assert_eq!(tick, before + 1);
         fixture.windows.unmap(range, tick);
@@ -202,7 +202,7 @@ mod suite {
             |_| true,
             |span, entry| {
                 if let Some(index) = range.index_of(span.start()) {
-                    *entry = Entry::system(FRAME + index, false);
+                    *entry = DevicePte::system(FRAME + index, false);
                 }
             },
         );
@@ -216,7 +216,7 @@ mod suite {
         let mut fixture = Fixture::new()?;
         let range = pages(0, PMD_PAGES)?;
         let one = pages(7, 1)?;
-        let frame = |index| Entry::system(FRAME + index, true);
+        let frame = |index| DevicePte::system(FRAME + index, true);
         fixture.windows.prepare(range)?;
         fixture.install(one, |_| frame(7))?;
         let tick = fixture.remove(one);
@@ -224,7 +224,7 @@ mod suite {
         assert_eq!(fixture.install(range, frame), Err(EBUSY));
         assert_eq!(fixture.device.unmapped(), 7);
         assert_eq!(fixture.device.mapped(), 1 + 7 + 511);
-        assert_eq!(fixture.table.get(one.start()), Entry::NONE);
+        assert_eq!(fixture.table.get(one.start()), DevicePte::NONE);
         for index in (0..PMD_PAGES).filter(|index| *index != 7) {
             assert_eq!(fixture.table.get(range.address(index)), frame(index));
         }
@@ -246,7 +246,7 @@ mod suite {
         assert_eq!(fixture.install(range, system), Err(ENOMEM));
         assert!(!armed.is_left());
         assert_eq!((fixture.device.live(), fixture.table.live()), (3, 3));
-        assert_eq!(fixture.table.get(range.address(1)), Entry::NONE);
+        assert_eq!(fixture.table.get(range.address(1)), DevicePte::NONE);
         assert_eq!(fixture.table.get(range.address(2)), system(2));
         // A page that is mapped is not mapped again.
         let armed = Armed::new(Point::Dma, 2, false)?;
@@ -260,7 +260,7 @@ mod suite {
     fn a_huge_page_without_all_addresses_becomes_small_ones() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, PMD_PAGES)?;
-        let frame = |index| Entry::system(FRAME + index, true);
+        let frame = |index| DevicePte::system(FRAME + index, true);
         fixture.windows.prepare(range)?;
         // No page can be mapped.
         let armed = Armed::new(Point::Dma, 1, true)?;
@@ -283,7 +283,7 @@ mod suite {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 4)?;
         fixture.windows.prepare(range)?;
-        fixture.install(range, |index| Entry::device(index, true))?;
+        fixture.install(range, |index| DevicePte::device(index, true))?;
         let armed = Armed::new(Point::Dma, 3, false)?;
         let mut batch = fixture.table.batch();
         fixture.table.for_each(range, &mut batch, |span, entry| {
@@ -294,7 +294,7 @@ mod suite {
         Fixture::flush(batch);
         assert!(!armed.is_left());
         assert_eq!((fixture.device.live(), fixture.table.live()), (3, 3));
-        assert_eq!(fixture.table.get(range.address(2)), Entry::NONE);
+        assert_eq!(fixture.table.get(range.address(2)), DevicePte::NONE);
         assert_eq!(fixture.table.get(range.address(3)), system(3));
         Ok(())
     }
@@ -304,13 +304,13 @@ mod suite {
         let mut fixture = FixtureOf::<FormatOf<PlainBits>>::new()?;
         let range = pages(0, PMD_PAGES)?;
         fixture.windows.prepare(range)?;
-        fixture.install(range, |index| Entry::system(FRAME + index, true))?;
+        fixture.install(range, |index| DevicePte::system(FRAME + index, true))?;
         let first = pages(0, 1)?;
-        let exclusive = |index| Entry::exclusive(FRAME + index);
+        let exclusive = |index| DevicePte::exclusive(FRAME + index);
         assert_eq!(fixture.install(first, exclusive), Err(EINVAL));
         // The other entries are unchanged. The first one is removed, and its page unmapped by the
         // flush.
-        assert_eq!(fixture.table.get(first.start()), Entry::NONE);
+        assert_eq!(fixture.table.get(first.start()), DevicePte::NONE);
         assert_eq!((fixture.device.live(), fixture.table.live()), (512, 511));
         let tick = fixture.windows.tick();
         fixture.windows.unmap(first, tick);

@@ -4,7 +4,7 @@
 //!
 //! The bits are those of `drivers/gpu/drm/amd/amdgpu/amdgpu_vm.h`.
 
-use crate::pgtable::{Entry, Format};
+use crate::pgtable::{DevicePte, Format};
 use kernel::{page::PAGE_SHIFT, prelude::*};
 
 /// Page table of GFX9 with four levels (PDB2, PDB1, PDB0, PTB) and addresses of 48 bits. Leaves are
@@ -43,7 +43,7 @@ impl Format for Gfx9 {
     const BITS: u32 = 9;
     const LEAVES: &'static [u32] = &[0, 4, Self::LARGE];
 
-    fn can_hold(entry: Entry) -> bool {
+    fn can_hold(entry: DevicePte) -> bool {
         entry.number() >> (Self::ADDRESS - PAGE_SHIFT as u32) == 0
     }
 
@@ -55,7 +55,7 @@ impl Format for Gfx9 {
         address | Self::VALID | Self::SYSTEM | Self::SNOOPED
     }
 
-    fn leaf(order: u32, entry: Entry) -> u64 {
+    fn leaf(order: u32, entry: DevicePte) -> u64 {
         let flag = |set: bool, bits: u64| if set { bits } else { 0 };
         (entry.number() as u64) << PAGE_SHIFT
             | Self::VALID
@@ -74,14 +74,14 @@ mod tests {
     #[test]
     fn each_bit_is_where_the_kernel_has_it() {
         assert_eq!(Gfx9::table(1, 0x1234_5000), 0x1234_5007);
-        assert_eq!(Gfx9::leaf(0, Entry::system(0x77, false)), 0x7_7027);
-        assert_eq!(Gfx9::leaf(0, Entry::system(0x77, true)), 0x7_7067);
-        assert_eq!(Gfx9::leaf(0, Entry::exclusive(0x77)), 0x7_7067);
-        assert_eq!(Gfx9::leaf(0, Entry::device(0x77, true)), 0x7_7061);
-        assert_eq!(Gfx9::leaf(4, Entry::device(16, true)), 0x1_0261);
+        assert_eq!(Gfx9::leaf(0, DevicePte::system(0x77, false)), 0x7_7027);
+        assert_eq!(Gfx9::leaf(0, DevicePte::system(0x77, true)), 0x7_7067);
+        assert_eq!(Gfx9::leaf(0, DevicePte::exclusive(0x77)), 0x7_7067);
+        assert_eq!(Gfx9::leaf(0, DevicePte::device(0x77, true)), 0x7_7061);
+        assert_eq!(Gfx9::leaf(4, DevicePte::device(16, true)), 0x1_0261);
         let large = 1 << 54 | 0x20_0000 | 9 << 7 | 0x61;
-        assert_eq!(Gfx9::leaf(9, Entry::device(512, true)), large);
-        let last = Entry::device((1 << 36) - 1, true);
+        assert_eq!(Gfx9::leaf(9, DevicePte::device(512, true)), large);
+        let last = DevicePte::device((1 << 36) - 1, true);
         assert!(Gfx9::can_hold(last) && !Gfx9::can_hold(last.plus(1)));
     }
 }

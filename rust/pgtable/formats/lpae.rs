@@ -4,7 +4,7 @@
 //!
 //! Arm Architecture Reference Manual for A-profile, D8.3, "Translation table descriptor formats".
 
-use crate::pgtable::{Entry, Format};
+use crate::pgtable::{DevicePte, Format};
 use kernel::{page::PAGE_SHIFT, prelude::*};
 
 /// VMSAv8-64 of stage 1 with a granule of 4 KiB, for 48 bits of address in and out: levels 0 to 3
@@ -65,7 +65,7 @@ impl Format for Lpae {
     const BITS: u32 = 9;
     const LEAVES: &'static [u32] = &[0, Self::RUN, Self::LARGE];
 
-    fn can_hold(entry: Entry) -> bool {
+    fn can_hold(entry: DevicePte) -> bool {
         entry.number() >> (Self::ADDRESS - PAGE_SHIFT as u32) == 0
     }
 
@@ -77,7 +77,7 @@ impl Format for Lpae {
         address | Self::TABLE
     }
 
-    fn leaf(order: u32, entry: Entry) -> u64 {
+    fn leaf(order: u32, entry: DevicePte) -> u64 {
         let kind = match order {
             Self::LARGE => Self::BLOCK,
             Self::RUN => Self::PAGE | Self::CONTIGUOUS,
@@ -108,22 +108,25 @@ mod tests {
         assert_eq!(Lpae::table(1, 0x1234_5000), 0x1234_5003);
         // Page, attribute 1, AP 11 (read-only), SH 11, AF, nG, PXN, UXN.
         let page = 0x0060_0000_0000_0003 | 1 << 2 | 0b11 << 6 | 0b11 << 8 | 1 << 10 | 1 << 11;
-        assert_eq!(Lpae::leaf(0, Entry::system(0x77, false)), page | 0x7_7000);
+        assert_eq!(
+            Lpae::leaf(0, DevicePte::system(0x77, false)),
+            page | 0x7_7000
+        );
         // AP 01: may be written.
         let writable = page & !(1 << 7);
-        assert_eq!(Lpae::leaf(0, Entry::system(1, true)), writable | 0x1000);
-        assert_eq!(Lpae::leaf(0, Entry::exclusive(1)), writable | 0x1000);
+        assert_eq!(Lpae::leaf(0, DevicePte::system(1, true)), writable | 0x1000);
+        assert_eq!(Lpae::leaf(0, DevicePte::exclusive(1)), writable | 0x1000);
         // Contiguous; block.
         assert_eq!(
-            Lpae::leaf(4, Entry::system(16, true)),
+            Lpae::leaf(4, DevicePte::system(16, true)),
             writable | 1 << 52 | 0x1_0000
         );
         let block = (writable & !0b11) | 0b01 | 0x20_0000;
-        assert_eq!(Lpae::leaf(9, Entry::system(512, true)), block);
+        assert_eq!(Lpae::leaf(9, DevicePte::system(512, true)), block);
         // Attribute 0, SH 10.
         let device = (writable & !(0b111 << 2 | 0b11 << 8)) | 0b10 << 8 | 0x1000;
-        assert_eq!(Lpae::leaf(0, Entry::device(1, true)), device);
-        let last = Entry::system((1 << 36) - 1, true);
+        assert_eq!(Lpae::leaf(0, DevicePte::device(1, true)), device);
+        let last = DevicePte::system((1 << 36) - 1, true);
         assert!(Lpae::can_hold(last) && !Lpae::can_hold(last.plus(1)));
         assert!(Lpae::can_link((1 << 48) - 4096) && !Lpae::can_link(1 << 48));
     }

@@ -252,7 +252,7 @@ impl Flusher for Started<'_> {
 }
 
 /// Returns whether `found` is the translation of `entry`. The size is not compared.
-fn agrees(entry: Entry, found: Option<Found>) -> bool {
+fn agrees(entry: DevicePte, found: Option<Found>) -> bool {
     let Some(found) = found else {
         return !entry.is_valid();
     };
@@ -264,7 +264,7 @@ fn agrees(entry: Entry, found: Option<Found>) -> bool {
 }
 
 /// Returns whether a walker finds each entry of the model.
-pub(super) fn image_agrees<F: Walked>(table: &Table<F>, model: &[Entry]) -> bool {
+pub(super) fn image_agrees<F: Walked>(table: &Table<F>, model: &[DevicePte]) -> bool {
     let walker = Walker::new(table);
     model.iter().enumerate().all(|(index, entry)| {
         let found = F::walk(&walker, index * PAGE_SIZE);
@@ -424,7 +424,7 @@ mod tests {
         spares.refill()?;
         let mut batch = table.batch();
         let result = table.install(page, &mut spares, &mut batch, |_, entry| {
-            *entry = Entry::device(0, true);
+            *entry = DevicePte::device(0, true);
         });
         assert_eq!((result, table.live()), (Err(EINVAL), 0));
         let odd = TableMemory::plain().with_device_pages_at(1 << 20);
@@ -448,7 +448,7 @@ mod tests {
         let filled = notes.written.load(Relaxed);
         assert!(filled != 0 && notes.settled.load(Relaxed) == 0);
         let mut batch = table.batch();
-        table.for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
+        table.for_each(range, &mut batch, |_, entry| *entry = DevicePte::NONE);
         let started = Started(&notes, Cell::new((0, 0)));
         let _flushed = batch.start(&started).wait(&started);
         let (written, settled) = started.1.get();
@@ -474,7 +474,7 @@ mod tests {
         assert_eq!(device.close(), 0);
         assert!(table.reader().root_address().is_none());
         // The library has its own tree, and can still change it.
-        assert_eq!(table.get(PMD_SIZE), Entry::system(16, true));
+        assert_eq!(table.get(PMD_SIZE), DevicePte::system(16, true));
         fill(&mut table, range, 77, true)?;
         assert_eq!(clear(&mut table, all()?).0, 20);
         assert_eq!(table.live(), 0);

@@ -17,20 +17,20 @@ mod tests {
 
     #[test]
     fn entries_keep_what_they_are_given() {
-        let entry = Entry::device(77, true);
+        let entry = DevicePte::device(77, true);
         assert!(entry.is_valid() && entry.is_writable() && entry.is_device());
         assert_eq!(entry.number(), 77);
         assert!(!entry.write_protected().is_writable());
         assert_eq!(entry.write_protected().number(), 77);
-        assert_eq!(entry.plus(3), Entry::device(80, true));
-        assert_eq!(Entry::NONE.plus(3), Entry::NONE);
-        assert!(Entry::exclusive(5).may_be_dirty() && !Entry::exclusive(5).is_writable());
-        assert!(!Entry::NONE.is_valid());
+        assert_eq!(entry.plus(3), DevicePte::device(80, true));
+        assert_eq!(DevicePte::NONE.plus(3), DevicePte::NONE);
+        assert!(DevicePte::exclusive(5).may_be_dirty() && !DevicePte::exclusive(5).is_writable());
+        assert!(!DevicePte::NONE.is_valid());
         // A TLB may keep an entry with fewer access rights.
         let read = entry.write_protected();
         assert!(!read.is_outdated_by(entry) && entry.is_outdated_by(read));
-        assert!(read.is_outdated_by(Entry::NONE) && !Entry::NONE.is_outdated_by(read));
-        assert!(read.is_outdated_by(Entry::system(77, false)));
+        assert!(read.is_outdated_by(DevicePte::NONE) && !DevicePte::NONE.is_outdated_by(read));
+        assert!(read.is_outdated_by(DevicePte::system(77, false)));
     }
 
     #[test]
@@ -51,7 +51,7 @@ mod tests {
         assert_eq!(fill(&mut table, range, 1, true)?, None);
         assert_eq!(table.live(), 511);
         assert_eq!(table.present(PageRange::from_pages(at, 512)?), 511);
-        assert_eq!(table.get(at + 0x1000), Entry::system(2, true));
+        assert_eq!(table.get(at + 0x1000), DevicePte::system(2, true));
         // Clearing the whole address space visits only existing tables.
         let (pages, flushed) = clear(&mut table, all()?);
         assert_eq!((pages, table.live()), (511, 0));
@@ -85,7 +85,7 @@ mod tests {
         }));
         // A huge leaf is visited once.
         assert_eq!(seen, 3 + 1 + 1);
-        let is = |number| move |entry: Entry| entry.number() == number;
+        let is = |number| move |entry: DevicePte| entry.number() == number;
         assert!(table.any(everything, is(3)) && table.any(everything, is(9)));
         assert!(table.any(top, is(9)) && !table.any(top, is(3)));
         assert!(!table.any(PageRange::from_pages(at + 3 * PAGE_SIZE, 1)?, |_| true));
@@ -103,13 +103,13 @@ mod tests {
         let range = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
         fill(&mut table, range, 512, true)?;
         let leaf = table.leaf(PMD_SIZE + 5 * PAGE_SIZE).ok_or(EINVAL)?;
-        assert_eq!((leaf.order, leaf.entry), (9, Entry::system(517, true)));
+        assert_eq!((leaf.order, leaf.entry), (9, DevicePte::system(517, true)));
         // Removing one page leaves the others.
         let page = PageRange::from_pages(PMD_SIZE + 5 * PAGE_SIZE, 1)?;
         assert_eq!(clear(&mut table, page), (1, Some(page)));
         assert_eq!(table.live(), 511);
         let leaf = table.leaf(PMD_SIZE + 6 * PAGE_SIZE).ok_or(EINVAL)?;
-        assert_eq!((leaf.order, leaf.entry), (0, Entry::system(518, true)));
+        assert_eq!((leaf.order, leaf.entry), (0, DevicePte::system(518, true)));
         // All pages are present, but their numbers are not aligned or their rights differ: no
         // merge.
         fill(&mut table, range, 513, true)?;
@@ -184,7 +184,7 @@ mod tests {
         let range = PageRange::from_pages(0x1000, 1)?;
         let mut batch = table.batch();
         let result = table.install(range, &mut none, &mut batch, |_, entry| {
-            *entry = Entry::system(1, false);
+            *entry = DevicePte::system(1, false);
         });
         assert_eq!(result, Err(ENOMEM));
         assert!(batch.is_empty());
@@ -203,7 +203,7 @@ mod tests {
         foreign.refill()?;
         let mut batch = table.batch();
         let mut wrong = other.batch();
-        let set = |_: usize, entry: &mut Entry| *entry = Entry::system(1, false);
+        let set = |_: usize, entry: &mut DevicePte| *entry = DevicePte::system(1, false);
         assert_eq!(
             table.install(range, &mut foreign, &mut batch, set),
             Err(EINVAL)
@@ -213,7 +213,7 @@ mod tests {
         table.install(range, &mut own, &mut batch, set)?;
         // The detached pages would be freed into the pool of the other table.
         let expected = Expected::new(Alarm::FlushOfAnotherTable);
-        table.for_each(range, &mut wrong, |_, entry| *entry = Entry::NONE);
+        table.for_each(range, &mut wrong, |_, entry| *entry = DevicePte::NONE);
         assert_eq!(expected.raised(), 1);
         drop(expected);
         assert_eq!(table.live(), 1);
@@ -245,7 +245,7 @@ mod tests {
         for (alarm, started) in [(Alarm::FlushLost, false), (Alarm::FlushNotAwaited, true)] {
             fill(&mut table, range, 8, false)?;
             let mut batch = table.batch();
-            table.for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
+            table.for_each(range, &mut batch, |_, entry| *entry = DevicePte::NONE);
             let expected = Expected::new(alarm);
             if started {
                 drop(batch.start(&TestFlusher::default()))
@@ -268,7 +268,7 @@ mod tests {
         fill(&mut table, range, 8, false)?;
         let before = table.pool.free_pages();
         let mut batch = table.batch();
-        table.for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
+        table.for_each(range, &mut batch, |_, entry| *entry = DevicePte::NONE);
         // Three tables are detached, but not yet free.
         assert_eq!(batch.detached.len(), 3);
         assert_eq!(table.pool.free_pages(), before);

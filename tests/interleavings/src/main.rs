@@ -25,6 +25,8 @@ mod pgtable {
     mod grow;
     mod image;
     mod install;
+    #[path = "../il/tests/pgtable.rs"]
+    pub(crate) mod interleavings;
     mod layout;
     mod list;
     mod pass;
@@ -32,14 +34,12 @@ mod pgtable {
     mod scan;
     mod sizes;
     mod table;
-    mod walk;
     mod tree;
-    #[path = "../il/tests/pgtable.rs"]
-    pub(crate) mod interleavings;
+    mod walk;
 
     pub use crate::mm::flush::{Flushed, Flusher};
     pub use dma::OfDma;
-    pub use entry::{Entry, Leaf};
+    pub use entry::{DevicePte, Leaf};
     pub use flush::{FlushBatch, Flushing};
     pub use format::{Format, Radix, Radix4, Radix5, Word};
     pub use layout::{Bits, FormatOf, Layout};
@@ -77,15 +77,15 @@ mod mm {
     pub(crate) mod mask;
 
     pub(crate) mod device_pages {
-        #[path = "../../il/device_pages.rs"]
-        mod owner;
         mod hints;
-        pub(super) mod piece;
-        mod region;
         #[path = "../../il/tests/hints.rs"]
         pub(crate) mod hints_interleavings;
         #[path = "../../il/tests/piece.rs"]
         pub(crate) mod interleavings;
+        #[path = "../../il/device_pages.rs"]
+        mod owner;
+        pub(super) mod piece;
+        mod region;
 
         pub use owner::*;
     }
@@ -108,17 +108,17 @@ mod memory {
     mod arrivals;
     mod connection;
     mod copy;
+    #[path = "../il/tests/memory.rs"]
+    pub(crate) mod interleavings;
     mod known;
     mod lru;
     mod steps;
-    #[path = "../il/tests/memory.rs"]
-    pub(crate) mod interleavings;
 
     pub use connection::Connection;
 
     /// A driver with copy operations.
     pub(crate) trait MemoryOps {
-        fn copy_at_once(&self, copy: &copy::Copy<'_>) -> Option<kernel::error::Result>;
+        fn copy_at_once(&self, copy: &copy::CopyDesc<'_>) -> Option<kernel::error::Result>;
         fn copy(&self, job: copy::CopyJob);
     }
 }

@@ -2,7 +2,7 @@
 
 //! The attributes of an address space with three devices, compared with an array of pages.
 
-use crate::{attributes::{Attributes, Change, Common, Found, Home, Location, Map}, harness::{Property, Trial}, inject::{Point, arm}, kernel::identity::DeviceId, mm::addr::PageRange};
+use crate::{attributes::{Attributes, Change, Common, Found, Home, Map, PreferredLocation}, harness::{Property, Trial}, inject::{Point, arm}, kernel::identity::DeviceId, mm::addr::PageRange};
 use kernel::prelude::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -43,7 +43,8 @@ impl What {
         let mut change = Change::default();
         match self {
             Self::Preferred(to) => {
-                let all = [Location::Any, Location::Device, Location::System];
+                let all =
+                    [PreferredLocation::Any, PreferredLocation::Device, PreferredLocation::System];
                 change.preferred = Some(all[to as usize]);
             }
             Self::AccessedBy(set) => change.accessed_by = Some(set),
@@ -117,7 +118,7 @@ struct Page {
 impl Page {
     fn set(&mut self, change: &Change, device: Device) {
         if let Some(to) = change.preferred {
-            self.preferred = (to == Location::Device).then_some(device);
+            self.preferred = (to == PreferredLocation::Device).then_some(device);
         }
         if let Some(yes) = change.accessed_by {
             self.accessed[device] = yes;
@@ -129,7 +130,7 @@ impl Page {
     fn close(&mut self, device: Device) {
         if self.preferred == Some(device) {
             self.preferred = None;
-            self.all = prefer(Location::Any).apply(self.all).unwrap();
+            self.all = prefer(PreferredLocation::Any).apply(self.all).unwrap();
         }
         self.accessed[device] = false;
     }
@@ -138,16 +139,16 @@ impl Page {
     fn seen_by(&self, device: Device) -> Attributes {
         let change = Change {
             accessed_by: Some(self.accessed[device]),
-            preferred: Some(Location::Any),
+            preferred: Some(PreferredLocation::Any),
             ..Change::default()
         };
         change.apply(self.all).unwrap()
     }
 
     /// The preferred location that `device` sees.
-    fn place(&self, device: Device) -> Location {
+    fn place(&self, device: Device) -> PreferredLocation {
         match self.preferred {
-            Some(other) if other != device => Location::Other,
+            Some(other) if other != device => PreferredLocation::Other,
             _ => self.all.preferred(),
         }
     }
@@ -157,13 +158,13 @@ impl Page {
     }
 }
 
-fn prefer(to: Location) -> Change {
+fn prefer(to: PreferredLocation) -> Change {
     Change { preferred: Some(to), ..Change::default() }
 }
 
 /// `attributes` without the preferred location, and that location.
-fn apart(attributes: Attributes) -> (Attributes, Location) {
-    let other = prefer(Location::Any).apply(attributes).unwrap();
+fn apart(attributes: Attributes) -> (Attributes, PreferredLocation) {
+    let other = prefer(PreferredLocation::Any).apply(attributes).unwrap();
     (other, attributes.preferred())
 }
 

@@ -2,7 +2,7 @@
 
 //! The page table, walked while it changes: with 16 entries in a table page, and two levels.
 
-use super::{Entry, Flusher, Format, Leaf, Reader, Spares, Table};
+use super::{DevicePte, Flusher, Format, Leaf, Reader, Spares, Table};
 use crate::{
     harness::{full, Test},
     kernel::{lock_classes, shrinker::Shrink},
@@ -48,7 +48,7 @@ impl Format for Small {
         address | TABLE
     }
 
-    fn leaf(order: u32, entry: Entry) -> u64 {
+    fn leaf(order: u32, entry: DevicePte) -> u64 {
         entry.bits() | if order == 2 { RUN } else { 0 }
     }
 }
@@ -84,7 +84,7 @@ fn put(table: &mut Table<Small>, spares: &mut Spares<Small>, range: PageRange, n
     let mut batch = table.batch();
     table
         .install(range, spares, &mut batch, |addr, slot| {
-            *slot = Entry::device(number + range.index_of(addr).unwrap(), true);
+            *slot = DevicePte::device(number + range.index_of(addr).unwrap(), true);
         })
         .unwrap();
     assert!(batch.is_empty());
@@ -130,7 +130,7 @@ fn split() {
         let mut batch = table.batch();
         table.for_each(page(1), &mut batch, |span, slot| {
             assert_eq!(span, page(1));
-            *slot = Entry::NONE;
+            *slot = DevicePte::NONE;
         });
         batch.start(&*walkers()).wait(&*walkers());
         (table, spares)
@@ -289,7 +289,7 @@ fn device_split() {
     assert_eq!(device.walk(2), Some((18, false)));
     let thread = spawn(move || {
         let mut batch = table.batch();
-        table.for_each(page(1), &mut batch, |_, slot| *slot = Entry::NONE);
+        table.for_each(page(1), &mut batch, |_, slot| *slot = DevicePte::NONE);
         batch.start(&*walkers()).wait(&*walkers());
         (table, spares)
     });
@@ -319,7 +319,7 @@ fn device_run_by(range: PageRange) {
         let mut batch = table.batch();
         table.for_each(range, &mut batch, |span, slot| {
             if span == page(6) {
-                *slot = Entry::NONE;
+                *slot = DevicePte::NONE;
             }
         });
         batch.start(&*walkers()).wait(&*walkers());

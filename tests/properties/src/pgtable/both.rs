@@ -74,7 +74,12 @@ impl<F: Format> Both<F> {
     }
 
     /// Calls `install` for each 2 MiB of the pages.
-    pub(super) fn install(&mut self, at: At, starves: bool, f: &dyn Fn(usize, Entry) -> Entry) {
+    pub(super) fn install(
+        &mut self,
+        at: At,
+        starves: bool,
+        f: &dyn Fn(usize, DevicePte) -> DevicePte,
+    ) {
         let (first, count) = resolve::<F>(at);
         for piece in range(first, count).pmd_pieces() {
             if let Some((_, windows)) = &self.dma {
@@ -117,7 +122,7 @@ impl<F: Format> Both<F> {
         range: PageRange,
         split: bool,
         fast: bool,
-        f: &dyn Fn(usize, Entry) -> Entry,
+        f: &dyn Fn(usize, DevicePte) -> DevicePte,
     ) {
         let first = range.start() / PAGE_SIZE;
         let last = ((range.end() - 1) / PAGE_SIZE).min(total::<F>() - 1);
@@ -212,7 +217,7 @@ impl<F: Format> Both<F> {
             }
             Op::Starve(at, entries) => self.install(at, true, &|page, old| set(entries, page, old)),
             Op::Upgrade(at) => self.install(at, false, &|_, old| upgraded(old)),
-            Op::Take(at) => self.install(at, false, &|_, _| Entry::NONE),
+            Op::Take(at) => self.install(at, false, &|_, _| DevicePte::NONE),
             Op::Protect(at, split) => {
                 let (first, count) = resolve::<F>(at);
                 self.pass(range(first, count), split, false, &|_, old| old.write_protected());
@@ -233,9 +238,9 @@ impl<F: Format> Both<F> {
             }
             Op::Remove(at, fast) => {
                 let (first, count) = resolve::<F>(at);
-                self.pass(range(first, count), false, fast, &|_, _| Entry::NONE);
+                self.pass(range(first, count), false, fast, &|_, _| DevicePte::NONE);
             }
-            Op::RemoveAll(fast) => self.pass(everything(), false, fast, &|_, _| Entry::NONE),
+            Op::RemoveAll(fast) => self.pass(everything(), false, fast, &|_, _| DevicePte::NONE),
             Op::Refill => {
                 if self.spares.refill().is_ok() {
                     let free = self.table.pool.free_pages();
@@ -275,7 +280,7 @@ impl<F: Format> Both<F> {
             let expected = self.model.get(page);
             assert_eq!(self.table.get(page * PAGE_SIZE), expected, "page {page}");
             let addr = page * PAGE_SIZE + page % PAGE_SIZE;
-            let found = self.reader.walk(addr).map_or(Entry::NONE, |leaf| leaf.entry);
+            let found = self.reader.walk(addr).map_or(DevicePte::NONE, |leaf| leaf.entry);
             assert_eq!(found, Model::<F>::raw(expected), "walk to page {page}");
             // Twice: the first look may begin at the root.
             for _ in 0..2 {
@@ -367,7 +372,7 @@ impl<F: Format> Both<F> {
                 let range = range(first, end - first);
                 let present = (first..end).take_while(|page| model.get(*page).is_valid()).count();
                 assert_eq!(self.table.present(range), present, "present in {range:?}");
-                let holds = |entry: Entry| entry.is_valid() && entry.is_device();
+                let holds = |entry: DevicePte| entry.is_valid() && entry.is_device();
                 // Of a huge leaf only one is asked, but all are alike in this.
                 let any = (first..end).any(|page| holds(model.get(page)));
                 assert_eq!(self.table.any(range, holds), any, "any in {range:?}");
@@ -418,7 +423,7 @@ impl<F: Format> Both<F> {
     /// Removes everything.
     pub(super) fn end(mut self) {
         arm(None);
-        self.pass(everything(), false, true, &|_, _| Entry::NONE);
+        self.pass(everything(), false, true, &|_, _| DevicePte::NONE);
         self.check();
         self.start();
         while !self.started.is_empty() {
@@ -446,7 +451,7 @@ impl<F: Format> Both<F> {
     }
 }
 
-pub(super) fn set(entries: Entries, page: usize, old: Entry) -> Entry {
+pub(super) fn set(entries: Entries, page: usize, old: DevicePte) -> DevicePte {
     match entries.leave {
         0 => entries.of(page),
         every if page % every == 0 => old,

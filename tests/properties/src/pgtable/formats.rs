@@ -77,7 +77,7 @@ impl Format for Tight {
     const BITS: u32 = Radix4::BITS;
     const LEAVES: &'static [u32] = Radix4::LEAVES;
 
-    fn can_hold(entry: Entry) -> bool {
+    fn can_hold(entry: DevicePte) -> bool {
         !entry.is_device() || entry.number() < PMD_PAGES
     }
 
@@ -85,7 +85,7 @@ impl Format for Tight {
         Radix4::table(level, address)
     }
 
-    fn leaf(order: u32, entry: Entry) -> u64 {
+    fn leaf(order: u32, entry: DevicePte) -> u64 {
         Radix4::leaf(order, entry)
     }
 }
@@ -114,7 +114,7 @@ impl Format for Runs {
         address | 1
     }
 
-    fn leaf(order: u32, entry: Entry) -> u64 {
+    fn leaf(order: u32, entry: DevicePte) -> u64 {
         (entry.number() as u64) << 12
             | u64::from(order) << Self::ORDER
             | u64::from(entry.is_device()) << 3

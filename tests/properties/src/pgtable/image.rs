@@ -69,7 +69,7 @@ impl<F: Decode> Beside<F> {
         told();
         writes();
         // Narrow formats have no room for it.
-        let base = if F::can_hold(Entry::device(1 << 30, true)) { 1 << 20 } else { 0 };
+        let base = if F::can_hold(DevicePte::device(1 << 30, true)) { 1 << 20 } else { 0 };
         let memory = TableMemory::plain().with_device_pages_at((base as u64) << 12);
         let both = Both::<F>::with_memory(Look::Walks, memory);
         let root = both.reader.root_address().expect("a root");
@@ -81,7 +81,7 @@ impl<F: Decode> Beside<F> {
     }
 
     /// Whether `found` is the translation for the model's `entry`.
-    fn is(&self, found: Option<Leaf>, entry: Entry) -> bool {
+    fn is(&self, found: Option<Leaf>, entry: DevicePte) -> bool {
         let entry = Model::<F>::raw(entry);
         let base = if entry.is_device() { self.base } else { 0 };
         found.map_or(!entry.is_valid(), |leaf| {
@@ -93,7 +93,7 @@ impl<F: Decode> Beside<F> {
     }
 
     /// Pages to look at after each write: around the first and the last that change, and elsewhere.
-    fn probes(&self, before: &BTreeMap<usize, Entry>) -> Vec<usize> {
+    fn probes(&self, before: &BTreeMap<usize, DevicePte>) -> Vec<usize> {
         let after = &self.both.model.pages;
         let mut changed = looked_at::<F>().filter(|page| before.get(page) != after.get(page));
         let first = changed.next();
@@ -121,7 +121,7 @@ impl<F: Decode> Beside<F> {
             }
         }
         let probes = self.probes(&before);
-        let old = |page: usize| before.get(&page).copied().unwrap_or(Entry::NONE);
+        let old = |page: usize| before.get(&page).copied().unwrap_or(DevicePte::NONE);
         let starts = self.both.starts;
         let mut tlb = std::mem::take(&mut self.tlb);
         self.follow(|this, device| {

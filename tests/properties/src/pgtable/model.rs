@@ -15,7 +15,7 @@ pub(super) enum Mapped {
 
 /// Expected contents of a table of format `F`.
 pub(super) struct Model<F: Format> {
-    pub(super) pages: BTreeMap<usize, Entry>,
+    pub(super) pages: BTreeMap<usize, DevicePte>,
     /// Tables of the lowest level of which a huge leaf takes the place, by their numbers.
     pub(super) huge: BTreeSet<usize>,
     /// Pages of which the device may have more than the table says, until the next flush, and how
@@ -39,11 +39,11 @@ impl<F: Format> Model<F> {
         }
     }
 
-    pub(super) fn get(&self, page: usize) -> Entry {
-        self.pages.get(&page).copied().unwrap_or(Entry::NONE)
+    pub(super) fn get(&self, page: usize) -> DevicePte {
+        self.pages.get(&page).copied().unwrap_or(DevicePte::NONE)
     }
 
-    pub(super) fn set(&mut self, page: usize, new: Entry) {
+    pub(super) fn set(&mut self, page: usize, new: DevicePte) {
         let old = self.get(page);
         if old.is_outdated_by(new) {
             *self.lost.entry(page).or_default() += 1;
@@ -56,7 +56,7 @@ impl<F: Format> Model<F> {
     }
 
     /// The entry as the table has it.
-    pub(super) fn raw(entry: Entry) -> Entry {
+    pub(super) fn raw(entry: DevicePte) -> DevicePte {
         if F::DMA && is_system(entry) {
             entry.with_number(entry.number() + crate::bindings::OFFSET)
         } else {
@@ -64,14 +64,14 @@ impl<F: Format> Model<F> {
         }
     }
 
-    pub(super) fn is_run(new: &[Entry]) -> bool {
+    pub(super) fn is_run(new: &[DevicePte]) -> bool {
         let first = new[0];
         first.is_valid()
             && first.number() % new.len() == 0
             && (0..new.len()).all(|index| new[index] == first.plus(index))
     }
 
-    pub(super) fn retire(&mut self, page: usize, old: Entry) {
+    pub(super) fn retire(&mut self, page: usize, old: DevicePte) {
         if F::DMA && is_system(old) {
             self.mapped.insert(page, Mapped::Dying(self.tick));
         }
@@ -79,14 +79,14 @@ impl<F: Format> Model<F> {
 
     /// Whether pages from `first` on, which are mapped together, can have addresses for `new` and
     /// the entries that follow it.
-    pub(super) fn can_map(&self, first: usize, count: usize, new: Entry) -> bool {
+    pub(super) fn can_map(&self, first: usize, count: usize, new: DevicePte) -> bool {
         (0..count).all(|index| match self.mapped.get(&(first + index)) {
             None => true,
             Some(mapped) => *mapped == Mapped::Live(new.number() + index),
         }) && F::can_hold(Self::raw(new))
     }
 
-    pub(super) fn map(&mut self, first: usize, count: usize, new: Entry) {
+    pub(super) fn map(&mut self, first: usize, count: usize, new: DevicePte) {
         if F::DMA && is_system(new) {
             for index in 0..count {
                 let live = Mapped::Live(new.number() + index);
@@ -96,7 +96,13 @@ impl<F: Format> Model<F> {
     }
 
     /// Replaces the entries of pages that one leaf maps. Returns whether the new ones are there.
-    pub(super) fn replace(&mut self, first: usize, count: usize, old: Entry, new: Entry) -> bool {
+    pub(super) fn replace(
+        &mut self,
+        first: usize,
+        count: usize,
+        old: DevicePte,
+        new: DevicePte,
+    ) -> bool {
         let same = is_system(old)
             && is_system(new)
             && old.number() == new.number()
@@ -107,7 +113,7 @@ impl<F: Format> Model<F> {
                 self.retire(first + index, old);
             }
             if is_system(new) && !self.can_map(first, count, new) {
-                new = Entry::NONE;
+                new = DevicePte::NONE;
             }
             self.map(first, count, new);
         }
@@ -122,11 +128,11 @@ impl<F: Format> Model<F> {
         &mut self,
         first: usize,
         count: usize,
-        f: &dyn Fn(usize, Entry) -> Entry,
+        f: &dyn Fn(usize, DevicePte) -> DevicePte,
     ) -> bool {
         let new: Vec<_> = (first..first + count).map(|page| f(page, self.get(page))).collect();
         let changed = |this: &Self, index: usize| new[index] != this.get(first + index);
-        let is_refused = |entry: Entry| {
+        let is_refused = |entry: DevicePte| {
             entry.is_valid() && (!F::DMA || entry.is_device()) && !F::can_hold(entry)
         };
         if (0..count).any(|index| changed(self, index) && is_refused(new[index])) {
@@ -168,7 +174,7 @@ impl<F: Format> Model<F> {
         &mut self,
         first: usize,
         count: usize,
-        f: &dyn Fn(usize, Entry) -> Entry,
+        f: &dyn Fn(usize, DevicePte) -> DevicePte,
     ) -> bool {
         if first + count > total::<F>() {
             return false;
@@ -193,8 +199,8 @@ impl<F: Format> Model<F> {
         last: usize,
         mut free: usize,
         split: bool,
-        f: &dyn Fn(usize, Entry) -> Entry,
-    ) -> Vec<(usize, usize, Entry)> {
+        f: &dyn Fn(usize, DevicePte) -> DevicePte,
+    ) -> Vec<(usize, usize, DevicePte)> {
         let mut seen = Vec::new();
         let mut at = first;
         while let Some(page) = self.next(at, last) {

@@ -15,13 +15,13 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) fn entry(self, number: usize) -> Entry {
+    pub(super) fn entry(self, number: usize) -> DevicePte {
         match self {
-            Self::ReadOnly => Entry::system(number, false),
-            Self::Writable => Entry::system(number, true),
-            Self::Device => Entry::device(number, true),
-            Self::ReadOnlyDevice => Entry::device(number, false),
-            Self::Exclusive => Entry::exclusive(number),
+            Self::ReadOnly => DevicePte::system(number, false),
+            Self::Writable => DevicePte::system(number, true),
+            Self::Device => DevicePte::device(number, true),
+            Self::ReadOnlyDevice => DevicePte::device(number, false),
+            Self::Exclusive => DevicePte::exclusive(number),
         }
     }
 }
@@ -49,7 +49,7 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    pub(super) fn of(&self, page: usize) -> Entry {
+    pub(super) fn of(&self, page: usize) -> DevicePte {
         let low = page % 1024;
         let number = self.base * 1024
             + match self.order {
@@ -236,14 +236,14 @@ pub(super) fn everything() -> PageRange {
     PageRange::new(0, usize::MAX & PAGE_MASK).unwrap()
 }
 
-pub(super) fn is_system(entry: Entry) -> bool {
+pub(super) fn is_system(entry: DevicePte) -> bool {
     entry.is_valid() && !entry.is_device()
 }
 
-pub(super) fn upgraded(entry: Entry) -> Entry {
+pub(super) fn upgraded(entry: DevicePte) -> DevicePte {
     match entry {
         _ if !entry.is_valid() || entry.is_exclusive() => entry,
-        _ if entry.is_device() => Entry::device(entry.number(), true),
-        _ => Entry::system(entry.number(), true),
+        _ if entry.is_device() => DevicePte::device(entry.number(), true),
+        _ => DevicePte::system(entry.number(), true),
     }
 }

@@ -307,6 +307,20 @@ mod tests {
     }
 
     #[test]
+    fn one_allocation_of_the_device_fails() {
+        let faults = DeviceFaults::new();
+        assert!(!faults.fails_allocation() && !faults.keeps_write());
+        faults.fail_allocation(true);
+        faults.keep_write(true);
+        assert!(faults.fails_allocation() && !faults.fails_allocation());
+        assert!(faults.keeps_write());
+        faults.fail_allocation(true);
+        faults.fail_allocation(false);
+        faults.keep_write(false);
+        assert!(!faults.fails_allocation() && !faults.keeps_write());
+    }
+
+    #[test]
     fn other_text_is_refused() {
         for text in ["", "x", "-1", "1 always", "1 every 2", "1 2"] {
             assert_eq!(text.parse::<Setting>(), Err(EINVAL));

@@ -7,6 +7,7 @@
 //! - [`addr`] has page-aligned ranges of virtual addresses.
 //! - [`space`] has address spaces in use (`mm_users`), and the mmap lock.
 //! - [`notifier`] has `mmu_interval_notifier`, with the lock under which its retry check is valid.
+//! - [`identity`] has one type for each kind of identity.
 //! - [`range_fault`] has `hmm_range_fault`, in the states collected and validated.
 //! - [`range_map`] has maple trees that map ranges to numbers.
 //! - [`page`] has page contents and locked folios.

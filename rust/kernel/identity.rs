@@ -192,3 +192,27 @@ impl FenceType {
         ptr::without_provenance_mut(self.0)
     }
 }
+
+#[kunit_tests(rust_hmm_identity)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_differs_from_objects_at_its_address() {
+        let object = [0u64; 2];
+        let owner = EventOwner::from(PgmapOwner::inside(&object));
+        assert_ne!(owner, MigrationId::of(&object).into());
+        assert_ne!(owner, MigrationId::of(&object[0]).into());
+        assert_ne!(owner, MigrationId::of(&object[1]).into());
+        assert_ne!(owner, EventOwner::NONE);
+    }
+
+    #[test]
+    fn identities_of_two_objects_differ() {
+        let objects = [0u8; 2];
+        assert_ne!(FenceType::of(&objects[0]), FenceType::of(&objects[1]));
+        assert_ne!(MemoryId::of(&objects[0]), MemoryId::of(&objects[1]));
+        assert_ne!(DeviceId::of(&objects[0]), DeviceId::of(&objects[1]));
+        assert_eq!(FenceType::of(&objects), FenceType::of(&objects[0]));
+    }
+}

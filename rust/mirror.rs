@@ -63,8 +63,8 @@ pub(crate) mod transaction;
 mod walker;
 mod watch;
 
-pub use crate::mm::location::{Place, PlaceMut, Target};
-pub use access::{PageAddress, TableGuard};
+pub use crate::mm::location::{PageAddress, Place, PlaceMut};
+pub use access::TableGuard;
 pub(crate) use announced::Announced;
 pub(crate) use fault::Present;
 pub(crate) use invalidate::{Inner, State};

@@ -30,7 +30,7 @@ use rust_hmm::{
 
 /// Maximum number of page table walks of one access. A concurrent table change may invalidate the
 /// result of a walk before it is used; the access then walks again.
-const LOOKS: usize = 16;
+const ACCESS_MAX_WALKS: usize = 16;
 
 impl Port for Client {
     type Lane<'p> = Bus<'p>;
@@ -142,7 +142,7 @@ impl Lane for Bus<'_> {
     }
 
     fn access_now(&self, addr: usize, action: &mut Action<'_>) -> Result<Access> {
-        for _ in 0..LOOKS {
+        for _ in 0..ACCESS_MAX_WALKS {
             let Some(leaf) = self.section.walk(addr) else {
                 break;
             };

@@ -20,10 +20,10 @@ use rust_hmm::{
 
 use crate::device::View;
 
-const WORD: usize = size_of::<u64>();
+const WORD_BYTES: usize = size_of::<u64>();
 
 /// Maximum number of cached pages. A full cache is written back before the end of the command.
-const LINES: usize = 256;
+const MAX_CACHED_PAGES: usize = 256;
 
 /// A page of coarse-grained memory.
 struct Line {
@@ -32,7 +32,7 @@ struct Line {
     address: usize,
     bytes: KBox<[u8; PAGE_SIZE]>,
     /// Dirty bits, one for each 64-bit word.
-    dirty: [u64; PAGE_SIZE / WORD / 64],
+    dirty: [u64; PAGE_SIZE / WORD_BYTES / 64],
 }
 
 impl Line {
@@ -44,7 +44,7 @@ impl Line {
             region: region.clone(),
             address,
             bytes,
-            dirty: [0; PAGE_SIZE / WORD / 64],
+            dirty: [0; PAGE_SIZE / WORD_BYTES / 64],
         })
     }
 
@@ -56,10 +56,10 @@ impl Line {
     /// not lost.
     fn write_back(&mut self, device: &DmaDevice) -> Result {
         let page = self.region.page(self.address).ok_or(EFAULT)?;
-        for (index, word) in self.bytes.chunks_exact(WORD).enumerate() {
+        for (index, word) in self.bytes.chunks_exact(WORD_BYTES).enumerate() {
             let dirty = self.dirty.get(index / 64).copied().unwrap_or(0);
             if dirty & (1 << (index % 64)) != 0 {
-                page.write(index * WORD, word)?;
+                page.write(index * WORD_BYTES, word)?;
             }
         }
         self.dirty.fill(0);
@@ -72,7 +72,7 @@ impl Line {
         let len = match &action {
             Action::Read(buffer) => buffer.len(),
             Action::Write(buffer) => buffer.len(),
-            Action::Add(_) => WORD,
+            Action::Add(_) => WORD_BYTES,
         };
         let part = self.bytes.get_mut(at..at + len).ok_or(EINVAL)?;
         let writes = action.writes();
@@ -80,7 +80,7 @@ impl Line {
             Action::Read(buffer) => buffer.copy_from_slice(part),
             Action::Write(buffer) => part.copy_from_slice(buffer),
             Action::Add(value) => {
-                let mut word = [0; WORD];
+                let mut word = [0; WORD_BYTES];
                 word.copy_from_slice(part);
                 let before = u64::from_ne_bytes(word);
                 part.copy_from_slice(&before.wrapping_add(*value).to_ne_bytes());
@@ -88,7 +88,7 @@ impl Line {
             }
         }
         if writes {
-            for index in at / WORD..(at + len).div_ceil(WORD) {
+            for index in at / WORD_BYTES..(at + len).div_ceil(WORD_BYTES) {
                 if let Some(word) = self.dirty.get_mut(index / 64) {
                     *word |= 1 << (index % 64);
                 }
@@ -158,7 +158,7 @@ impl Aperture {
         let index = match found {
             Some(index) => index,
             None => {
-                if lines.len() >= LINES {
+                if lines.len() >= MAX_CACHED_PAGES {
                     for line in lines.iter_mut() {
                         line.write_back(&self.device)?;
                     }

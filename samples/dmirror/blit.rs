@@ -34,14 +34,14 @@ use rust_hmm::{
 };
 
 /// Maximum number of blits that are queued or running, or whose memory is still pinned.
-const DEPTH: usize = 64;
+const MAX_BLITS: usize = 64;
 
 /// Maximum duration of a blit. Real hardware would be reset after a timeout.
-const LONGEST: Delta = Delta::from_secs(10);
+const BLIT_TIMEOUT: Delta = Delta::from_secs(10);
 
 /// Timeout of the threads' waits, in jiffies. Every event wakes them explicitly, so its value does
 /// not matter.
-const LOOK_AGAIN: Jiffies = 1 << 16;
+const BLIT_RECHECK_JIFFIES: Jiffies = 1 << 16;
 
 /// Part of a locked range, pinned while this exists.
 pub(crate) struct Locked {
@@ -133,7 +133,7 @@ impl Shared {
                     return Err(cancelled());
                 }
                 // A kernel thread gets no signals.
-                let _signal = fence.sleep(&self.submitted, LOOK_AGAIN, false);
+                let _signal = fence.sleep(&self.submitted, BLIT_RECHECK_JIFFIES, false);
             }
         }
         result
@@ -161,7 +161,7 @@ impl Shared {
             result = self.copy(&blit);
         }
         if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
-            let left = delay.min(LONGEST) - since.elapsed();
+            let left = delay.min(BLIT_TIMEOUT) - since.elapsed();
             if left > Delta::ZERO {
                 fsleep(left);
             }
@@ -179,7 +179,7 @@ impl Shared {
                 first
             };
             let Some(blit) = first else {
-                self.submitted.wait(LOOK_AGAIN);
+                self.submitted.wait(BLIT_RECHECK_JIFFIES);
                 continue;
             };
             let remains = self.carry_out(blit);
@@ -206,7 +206,7 @@ impl Shared {
                     self.lists.lock().busy -= 1;
                 }
                 None if self.stop.load(Relaxed) => return,
-                None => self.ended.wait(LOOK_AGAIN),
+                None => self.ended.wait(BLIT_RECHECK_JIFFIES),
             }
         }
     }
@@ -222,8 +222,8 @@ impl BlitEngine {
     /// Starts the threads. `ENOMEM`; `EINTR`.
     pub(crate) fn new(settings: Arc<Settings>) -> Result<Self> {
         let lists = Lists {
-            waiting: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
-            ended: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
+            waiting: KVec::with_capacity(MAX_BLITS, GFP_KERNEL)?,
+            ended: KVec::with_capacity(MAX_BLITS, GFP_KERNEL)?,
             busy: 0,
         };
         let shared = Arc::pin_init(
@@ -286,7 +286,7 @@ impl BlitEngine {
             end,
         };
         let mut lists = self.shared.lists.lock();
-        if lists.waiting.len() + lists.ended.len() + lists.busy >= DEPTH {
+        if lists.waiting.len() + lists.ended.len() + lists.busy >= MAX_BLITS {
             drop(lists);
             // Not under the lock: memory is unpinned, which takes an mmap lock.
             drop(blit);

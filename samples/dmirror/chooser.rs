@@ -10,7 +10,7 @@ use kernel::{
 use rust_hmm::mm::device_pages::DeviceRange;
 
 /// Number of suggestions that are tracked until the folio is freed.
-const PLACES: usize = 4096;
+const MAX_SUGGESTIONS: usize = 4096;
 
 /// The allocator.
 pub(crate) struct Chooser {
@@ -24,8 +24,8 @@ pub(crate) struct Chooser {
 impl Chooser {
     /// Creates an allocator for `pages` pages.
     pub(crate) fn new(pages: usize) -> Result<Self> {
-        let mut chosen = KVVec::with_capacity(PLACES, GFP_KERNEL)?;
-        for _ in 0..PLACES {
+        let mut chosen = KVVec::with_capacity(MAX_SUGGESTIONS, GFP_KERNEL)?;
+        for _ in 0..MAX_SUGGESTIONS {
             chosen.push(Atomic::new(0), GFP_KERNEL)?;
         }
         Ok(Self {
@@ -41,7 +41,7 @@ impl Chooser {
         let pages = 1 << order;
         let next = self.next.fetch_add(pages, Relaxed) % self.pages.max(1);
         let number = next & !(pages - 1);
-        if let Some(place) = self.chosen.get(number % PLACES) {
+        if let Some(place) = self.chosen.get(number % MAX_SUGGESTIONS) {
             place.store(number + 1, Relaxed);
         }
         Some(number)
@@ -49,7 +49,7 @@ impl Chooser {
 
     /// Counts a freed folio if it was allocated at a suggested page.
     pub(crate) fn freed(&self, range: DeviceRange) {
-        if let Some(place) = self.chosen.get(range.first % PLACES) {
+        if let Some(place) = self.chosen.get(range.first % MAX_SUGGESTIONS) {
             if place.load(Relaxed) == range.first + 1 {
                 place.store(0, Relaxed);
                 self.honoured.add(1, Relaxed);

@@ -33,7 +33,7 @@ use rust_hmm::{
 };
 
 /// Commands of a file that were not waited for.
-const COMMANDS: usize = 1024;
+const MAX_COMMANDS: usize = 1024;
 
 /// A command, and the engine that has it.
 struct Command {
@@ -201,7 +201,7 @@ impl Client {
         };
         let engine = engine.ok_or(EINVAL)?.clone();
         let mut commands = self.commands.lock();
-        if commands.list.len() >= COMMANDS {
+        if commands.list.len() >= MAX_COMMANDS {
             return Err(EBUSY);
         }
         let id = commands.last + 1;

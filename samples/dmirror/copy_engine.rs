@@ -25,13 +25,13 @@ use rust_hmm::{
 };
 
 /// Capacity of the job queue. When it is full, the submitting task executes the job itself.
-const DEPTH: usize = 2048;
+const QUEUE_DEPTH: usize = 2048;
 
 /// Interval at which a delayed copy checks whether its job was cancelled.
-const NAP: Delta = Delta::from_millis(10);
+const CANCEL_POLL_INTERVAL: Delta = Delta::from_millis(10);
 
 /// Remaining delay that is slept at once: the inaccuracy of so short a sleep does not matter.
-const EXACT: Delta = Delta::from_micros(50);
+const MIN_SLEEP: Delta = Delta::from_micros(50);
 
 /// A job, and the destination memory if that belongs to another device.
 type Task = (CopyJob, Option<Arc<Store>>);
@@ -47,7 +47,7 @@ struct Queue {
 impl Queue {
     fn push(&mut self, job: Task) -> Result<(), Task> {
         let at = (self.first + self.len) % self.ring.len().max(1);
-        match self.ring.get_mut(at).filter(|_| self.len < DEPTH) {
+        match self.ring.get_mut(at).filter(|_| self.len < QUEUE_DEPTH) {
             Some(place) => {
                 *place = Some(job);
                 self.len += 1;
@@ -90,8 +90,8 @@ fn wait(job: &CopyJob, since: Instant<Monotonic>, time: Delta) {
         // rest.
         let part = Delta::from_nanos(left.as_nanos() - left.as_nanos() / 5);
         fsleep(match part {
-            part if part > NAP => NAP,
-            part if part > EXACT => part,
+            part if part > CANCEL_POLL_INTERVAL => CANCEL_POLL_INTERVAL,
+            part if part > MIN_SLEEP => part,
             _ => left,
         });
     }
@@ -162,8 +162,8 @@ pub(crate) struct CopyEngine {
 
 impl CopyEngine {
     pub(crate) fn new(store: Arc<Store>, settings: Arc<Settings>, threads: usize) -> Result<Self> {
-        let mut ring = KVVec::with_capacity(DEPTH, GFP_KERNEL)?;
-        for _ in 0..DEPTH {
+        let mut ring = KVVec::with_capacity(QUEUE_DEPTH, GFP_KERNEL)?;
+        for _ in 0..QUEUE_DEPTH {
             ring.push(None, GFP_KERNEL)?;
         }
         let queue = Queue {

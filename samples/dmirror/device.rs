@@ -38,7 +38,7 @@ use rust_hmm::{
 const MIB_PAGES: u64 = 256;
 
 /// Worker threads that execute parts of queue operations in parallel.
-const CREW: usize = 3;
+const POOL_THREADS: usize = 3;
 
 /// One device.
 #[pin_data]
@@ -105,7 +105,7 @@ impl MockDevice {
                 blits,
                 faults,
                 streams,
-                crew: Crew::new(CREW)?,
+                crew: Crew::new(POOL_THREADS)?,
                 agents,
                 walkers,
                 open_files: Atomic::new(0),

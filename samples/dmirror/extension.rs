@@ -43,7 +43,7 @@ const TO_SYSTEM: u32 = 1;
 const ORDINARY: u32 = 2;
 
 /// Number of page outcomes that are buffered in the kernel.
-const OUTCOMES: usize = 4096;
+const MAX_OUTCOMES: usize = 4096;
 
 /// Handles an ioctl. `EINVAL` for an unknown one, as in `test_hmm`.
 // Not inlined: the handlers keep their arguments on the stack, and their frames would add up.
@@ -108,7 +108,7 @@ fn info(client: &Client, user: usize) -> Result {
         .limit()
         .saturating_mul(kernel::page::PAGE_SIZE);
     raw.vram_bytes = bytes as u64;
-    raw.queue_depth = engine::DEPTH as u64;
+    raw.queue_depth = engine::COMMAND_DEPTH as u64;
     raw.write()
 }
 
@@ -257,7 +257,7 @@ fn migrate(client: &Client, user: usize) -> Result {
     let outcomes = usize::try_from(raw.outcomes)?;
     let mut pages = KVVec::new();
     if outcomes != 0 {
-        pages.resize(all.pages().min(OUTCOMES), PageOutcome::None, GFP_KERNEL)?;
+        pages.resize(all.pages().min(MAX_OUTCOMES), PageOutcome::None, GFP_KERNEL)?;
     }
     let since = kernel::time::Instant::<kernel::time::Monotonic>::now();
     let mut total = Outcome::default();
@@ -267,7 +267,7 @@ fn migrate(client: &Client, user: usize) -> Result {
         // holds.
         let part = match outcomes {
             0 => range,
-            _ => PageRange::from_pages(range.start(), range.pages().min(OUTCOMES))?,
+            _ => PageRange::from_pages(range.start(), range.pages().min(MAX_OUTCOMES))?,
         };
         let migration = client
             .mirror()

@@ -26,7 +26,7 @@ use rust_hmm::{
 };
 
 /// Maximum number of pages in a batch.
-const BATCH: usize = 32;
+const BATCH_MAX_PAGES: usize = 32;
 
 /// Open files, found by the tags of their address spaces. A file is removed when it is closed,
 /// after its commands have ended.
@@ -147,7 +147,7 @@ impl Shared {
                 break;
             }
             taken.count += 1;
-            next = if taken.count < BATCH {
+            next = if taken.count < BATCH_MAX_PAGES {
                 self.buffer.take(|packet| taken.borders(packet))
             } else {
                 None
@@ -240,7 +240,7 @@ impl FaultThreads {
         };
         for _ in 0..threads {
             // Allocate before the thread starts: without a fault thread no command would complete.
-            let faults = KVec::with_capacity(BATCH, GFP_KERNEL)?;
+            let faults = KVec::with_capacity(BATCH_MAX_PAGES, GFP_KERNEL)?;
             let shared = all.shared.clone();
             all.threads.reserve(1, GFP_KERNEL)?;
             let thread = Thread::spawn(c"dmirror_fault", move || shared.work(faults))?;

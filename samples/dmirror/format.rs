@@ -62,20 +62,21 @@ impl Selected {
 pub(crate) enum Chosen {}
 
 /// Order of a leaf of 64 KiB.
-const RUN: u32 = 4;
+const RUN_ORDER: u32 = 4;
 
 impl Format for Chosen {
     type Word = u64;
 
     const LEVELS: u32 = 4;
     const BITS: u32 = 9;
-    const LEAVES: &'static [u32] = &[0, RUN, 9];
+    const LEAVES: &'static [u32] = &[0, RUN_ORDER, 9];
 
     fn break_before_make() -> bool {
         Selected::now().has_one_size()
     }
 
-    // All of them: each entry is checked, and a look at the parameter takes as long as the rest of it.
+    // All of them: each entry is checked, and a look at the parameter takes as long as the rest of
+    // it.
     fn can_hold(entry: DevicePte) -> bool {
         Radix4::can_hold(entry) && Lpae::can_hold(entry) && Gfx9::can_hold(entry)
     }
@@ -99,7 +100,7 @@ impl Format for Chosen {
     fn leaf(order: u32, entry: DevicePte) -> u64 {
         match Selected::now() {
             // It has no leaves of 64 KiB: there each entry stands for itself.
-            Selected::Radix4 | Selected::Tree if order == RUN => Radix4::leaf(0, entry),
+            Selected::Radix4 | Selected::Tree if order == RUN_ORDER => Radix4::leaf(0, entry),
             Selected::Radix4 | Selected::Tree => Radix4::leaf(order, entry),
             Selected::Lpae | Selected::LpaeOneSize => Lpae::leaf(order, entry),
             Selected::Gfx9 => Gfx9::leaf(order, entry),

@@ -26,7 +26,7 @@ const LOCKED: u32 = 0x72;
 const FINE: u32 = 1;
 
 /// Maximum number of lookups in one call.
-const LOOKS: u64 = 1 << 20;
+const MAX_LOOKUPS: u64 = 1 << 20;
 
 type Raw = Structure<Lock>;
 
@@ -98,7 +98,7 @@ fn locked(client: &Client, user: usize) -> Result {
     no_flags(raw.flags)?;
     let addr = usize::try_from(raw.addr)?;
     let looks = raw.looks.max(1);
-    if looks > LOOKS {
+    if looks > MAX_LOOKUPS {
         return Err(EINVAL);
     }
     let since = monotonic_ns();

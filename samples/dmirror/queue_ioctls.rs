@@ -56,7 +56,7 @@ const COPY: u32 = 3;
 const ENGINE: u32 = 16;
 
 /// Maximum number of fences that an operation depends on.
-const MOST_AFTER: usize = 64;
+const MAX_DEPENDENCIES: usize = 64;
 
 type RawQueue = Structure<arguments::Queue>;
 
@@ -124,7 +124,7 @@ fn numbered(client: &Client, mut raw: RawQueue, id: u64) -> Result {
 /// Reads the numbers of the fences that an operation depends on, and looks them up with `find`.
 fn after<F>(raw: &RawQueue, find: impl Fn(u64) -> Result<F>) -> Result<KVec<F>> {
     let count = usize::try_from(raw.nafter)?;
-    if count > MOST_AFTER {
+    if count > MAX_DEPENDENCIES {
         return Err(EINVAL);
     }
     let at = UserPtr::from_addr(usize::try_from(raw.after)?);

@@ -32,16 +32,16 @@ use rust_hmm::{
 };
 
 /// Maximum number of queues of a file.
-const QUEUES: usize = 16;
+const MAX_QUEUES: usize = 16;
 
 /// Maximum number of fences of a file.
-const FENCES: usize = 4096;
+const MAX_FENCES: usize = 4096;
 
 /// Capacity of a queue.
-const DEPTH: usize = 2048;
+const QUEUE_DEPTH: usize = 2048;
 
 /// Interval at which a running operation checks for cancellation.
-const LOOK: Delta = Delta::from_millis(50);
+const CANCEL_POLL_INTERVAL: Delta = Delta::from_millis(50);
 
 /// Identifies this type of device by its address.
 static KIND: u8 = 0;
@@ -155,9 +155,12 @@ impl Queues {
 
     /// Creates a queue. `EMFILE`; `ENOMEM`; `EINTR`.
     pub(crate) fn create(&self) -> Result<u32> {
-        let queue = Arc::new(Queue::new(FenceType::of(&KIND), DEPTH)?, GFP_KERNEL_ACCOUNT)?;
+        let queue = Arc::new(
+            Queue::new(FenceType::of(&KIND), QUEUE_DEPTH)?,
+            GFP_KERNEL_ACCOUNT,
+        )?;
         let mut tables = self.tables.lock();
-        if tables.queues.len() >= QUEUES {
+        if tables.queues.len() >= MAX_QUEUES {
             // Unlock first: dropping the queue waits for its thread.
             drop(tables);
             return Err(EMFILE);
@@ -191,7 +194,7 @@ impl Queues {
         let findings = Findings::new()?;
         let mut tables = self.tables.lock();
         let places = tables.reserved + 1;
-        if tables.fences.len() + places > FENCES {
+        if tables.fences.len() + places > MAX_FENCES {
             return Err(EMFILE);
         }
         tables.fences.reserve(places, GFP_KERNEL_ACCOUNT)?;
@@ -465,7 +468,7 @@ impl Client {
             }
         };
         let status = self.status(id)?;
-        while let Err(error) = status.wait(Some(LOOK)) {
+        while let Err(error) = status.wait(Some(CANCEL_POLL_INTERVAL)) {
             if error != ETIMEDOUT || stop.is_set() {
                 // A concurrent task may have stopped and released it already.
                 let _gone = self.stop(id);

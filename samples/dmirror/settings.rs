@@ -37,9 +37,9 @@ pub(crate) struct Fixed {
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// Maximum numbers of engines, copy threads and TLB entries.
-const MOST: [u64; 3] = [64, 16, 1 << 20];
+const MAX_VALUES: [u64; 3] = [64, 16, 1 << 20];
 
-const SECOND: u64 = 1_000_000_000;
+const NS_PER_SEC: u64 = 1_000_000_000;
 
 impl Fixed {
     /// Checks the values of the module's parameters.
@@ -50,11 +50,11 @@ impl Fixed {
         copy_delay_us: u64,
         copy_fail: u64,
     ) -> Result<Self> {
-        let [most_engines, most_threads, most_lines] = MOST;
+        let [most_engines, most_threads, most_lines] = MAX_VALUES;
         let valid = (1..=most_engines).contains(&engines)
             && copy_threads <= most_threads
             && (1..=most_lines).contains(&tlb_entries)
-            && copy_delay_us <= SECOND / 1000;
+            && copy_delay_us <= NS_PER_SEC / 1000;
         if !valid {
             pr_err!("a parameter is out of range\n");
             return Err(EINVAL);
@@ -127,12 +127,12 @@ pub(crate) enum Setting {
     Connection,
 }
 
-const SETTINGS: usize = Setting::Connection as usize + 1;
+const SETTING_COUNT: usize = Setting::Connection as usize + 1;
 
 /// Settings that tests change.
 pub(crate) struct Settings {
-    values: [Atomic<u64>; SETTINGS],
-    initial: [u64; SETTINGS],
+    values: [Atomic<u64>; SETTING_COUNT],
+    initial: [u64; SETTING_COUNT],
 }
 
 impl Settings {
@@ -146,7 +146,7 @@ impl Settings {
 
     /// Sets setting `what` and returns its previous value. `EINVAL`.
     pub(crate) fn set(&self, what: u32, value: u64) -> Result<u64> {
-        let most = [SECOND, NEVER, NEVER, 1, 10 * SECOND, 2];
+        let most = [NS_PER_SEC, NEVER, NEVER, 1, 10 * NS_PER_SEC, 2];
         let what = usize::try_from(what)?;
         if value > *most.get(what).ok_or(EINVAL)? {
             return Err(EINVAL);

@@ -27,7 +27,7 @@ pub(crate) use record::ALL_TYPES;
 pub(crate) use stream::Stream;
 
 /// Maximum number of streams of a device.
-const STREAMS: usize = 256;
+const MAX_STREAMS: usize = 256;
 
 /// All streams of one device.
 #[pin_data]
@@ -46,7 +46,7 @@ impl Streams {
 
     /// Creates an empty list.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let list = KVec::with_capacity(STREAMS, GFP_KERNEL)?;
+        let list = KVec::with_capacity(MAX_STREAMS, GFP_KERNEL)?;
         Arc::pin_init(
             pin_init!(Self {
                 count: Atomic::new(0),

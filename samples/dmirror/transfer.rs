@@ -23,7 +23,7 @@ use rust_hmm::{
 const FAULT_ROUNDS: usize = 10_000;
 
 /// Number of pages that are copied under one table lock.
-const AT_ONCE: usize = 64;
+const LOCKED_BATCH_PAGES: usize = 64;
 
 /// Number of user pages that are faulted in at once.
 const USER_PAGES: usize = 64;
@@ -104,8 +104,8 @@ fn write_page(
     })
 }
 
-/// Copies up to [`AT_ONCE`] pages of `range` under the table lock, until a page is missing. `first`
-/// is the index in `user` of the first page. Returns the number of pages copied.
+/// Copies up to [`LOCKED_BATCH_PAGES`] pages of `range` under the table lock, until a page is
+/// missing. `first` is the index in `user` of the first page. Returns the number of pages copied.
 fn copy_some(
     mirror: &Mirror<View>,
     range: PageRange,
@@ -114,7 +114,7 @@ fn copy_some(
     copy: impl Fn(&TableGuard<'_, View>, &View, usize, UserSpan) -> Result<Option<usize>>,
 ) -> Result<(usize, Stopped)> {
     let table = mirror.lock_table()?;
-    let count = range.pages().min(AT_ONCE);
+    let count = range.pages().min(LOCKED_BATCH_PAGES);
     for index in 0..count {
         let place = part(user, first + index, 1)?;
         match copy(&table, mirror.device(), range.address(index), place)? {

@@ -2,7 +2,7 @@
 
 //! The copy engine: a thread that executes copy jobs.
 
-use crate::PAGES;
+use crate::MEMORY_PAGES;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
@@ -20,7 +20,7 @@ use rust_hmm::{
 };
 
 /// Capacity of the job queue.
-const DEPTH: usize = 512;
+const QUEUE_DEPTH: usize = 512;
 
 struct Queue {
     jobs: KVec<CopyJob>,
@@ -92,10 +92,10 @@ impl Copier {
     pub(crate) fn new() -> Result<Self> {
         let queue = Queue {
             // In advance: copy() must not allocate with reclaim.
-            jobs: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
+            jobs: KVec::with_capacity(QUEUE_DEPTH, GFP_KERNEL)?,
             stop: false,
         };
-        let vram = SharedBytes::new(PAGES * PAGE_SIZE)?;
+        let vram = SharedBytes::new(MEMORY_PAGES * PAGE_SIZE)?;
         let shared = Arc::pin_init(
             pin_init!(Shared {
                 vram,
@@ -122,7 +122,7 @@ impl MemoryOps for Copier {
     // Queues the job. The migration waits until the job is completed. A job that is dropped fails.
     fn copy(&self, job: CopyJob) {
         let mut queue = self.shared.queue.lock();
-        if queue.jobs.len() < DEPTH {
+        if queue.jobs.len() < QUEUE_DEPTH {
             // There is room, so that nothing is allocated.
             let _failed = queue.jobs.push(job, GFP_NOWAIT);
             return;

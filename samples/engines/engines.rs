@@ -43,13 +43,13 @@ use rust_hmm::{
 use tlb::Tlb;
 
 /// Pages of device memory.
-const PAGES: usize = 4096;
+const MEMORY_PAGES: usize = 4096;
 
 /// Engines of each open file.
-const ENGINES: usize = 2;
+const ENGINE_COUNT: usize = 2;
 
 /// Maximum number of device faults of one access.
-const TRIES: usize = 100;
+const ACCESS_MAX_FAULTS: usize = 100;
 
 /// The card.
 #[pin_data]
@@ -63,7 +63,7 @@ impl Card {
         let copier = Copier::new()?;
         Arc::pin_init(
             try_pin_init!(Self {
-                memory <- Memory::new(copier, Kind::Private, PAGES),
+                memory <- Memory::new(copier, Kind::Private, MEMORY_PAGES),
             }? Error),
             GFP_KERNEL,
         )
@@ -142,7 +142,7 @@ fn try_add(mirror: &Mirror<View>, engine: usize, addr: usize, value: u64) -> Res
 /// Adds `value` to the word at `addr` of the process.
 fn add(mirror: &Mirror<View>, engine: usize, addr: usize, value: u64) -> Result {
     let page = PageRange::from_pages(addr & PAGE_MASK, 1)?;
-    for _ in 0..TRIES {
+    for _ in 0..ACCESS_MAX_FAULTS {
         if try_add(mirror, engine, addr, value)?.is_some() {
             return Ok(());
         }
@@ -171,7 +171,7 @@ impl OpenFile for File {
     fn open(card: Arc<Card>) -> Result<Pin<KBox<Self>>> {
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
-        let walkers = Walkers::new(ENGINES, |_| Tlb::new())?;
+        let walkers = Walkers::new(ENGINE_COUNT, |_| Tlb::new())?;
         let mirror = rust_hmm::new_mirror!(mm, View { card, walkers })?;
         Ok(KBox::pin(Self { mirror }, GFP_KERNEL_ACCOUNT)?)
     }

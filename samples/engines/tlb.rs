@@ -12,18 +12,18 @@ use rust_hmm::{
 };
 
 /// Number of TLB entries.
-const LINES: usize = 64;
+const TLB_ENTRIES: usize = 64;
 
 /// A direct-mapped TLB: addresses of pages, and their translations.
 pub(crate) struct Tlb(KVec<Option<(usize, Leaf)>>);
 
 impl Tlb {
     pub(crate) fn new() -> Result<Self> {
-        Ok(Self(KVec::from_elem(None, LINES, GFP_KERNEL)?))
+        Ok(Self(KVec::from_elem(None, TLB_ENTRIES, GFP_KERNEL)?))
     }
 
     fn line(&mut self, page: usize) -> Option<&mut Option<(usize, Leaf)>> {
-        self.0.get_mut((page >> PAGE_SHIFT) % LINES)
+        self.0.get_mut((page >> PAGE_SHIFT) % TLB_ENTRIES)
     }
 
     /// Returns the cached translation of the page at address `page`.

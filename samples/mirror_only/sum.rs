@@ -26,10 +26,10 @@ const SUM: u32 = 0;
 const SUM_AFTER: u32 = 1;
 
 /// Maximum number of consecutive device faults without progress.
-const TRIES: usize = 100;
+const ACCESS_MAX_FAULTS: usize = 100;
 
 /// Timeout of a sum.
-const PATIENCE: Delta = Delta::from_secs(60);
+const SUM_TIMEOUT: Delta = Delta::from_secs(60);
 
 /// Hooks for the differences between the devices.
 pub(crate) trait Hardware: Device {
@@ -86,7 +86,7 @@ impl<D: Hardware> Client<D> {
             let (pages, sum) = self.add(left, &mut page)?;
             total = total.wrapping_add(sum);
             tries = if pages == 0 { tries + 1 } else { 0 };
-            if tries > TRIES {
+            if tries > ACCESS_MAX_FAULTS {
                 return Err(EBUSY);
             }
             rest = left.from_address(left.start() + pages * PAGE_SIZE);
@@ -144,7 +144,7 @@ impl<D: Hardware> Sums<D> {
             result.store(client.sum(range, stop)?, Relaxed);
             Ok(())
         })?;
-        done.synchronize(Some(PATIENCE))?;
+        done.synchronize(Some(SUM_TIMEOUT))?;
         for word in [range.start() as u64, range.pages() as u64, after as u64] {
             output.write(&word)?;
         }

@@ -55,13 +55,13 @@ const START: u32 = 1;
 const FROM_BUFFER: u32 = 2;
 const INTERRUPT: u32 = 4;
 /// Address of the internal buffer on the device side.
-const BUFFER: u64 = 0x40000;
-const PAGE: u64 = PAGE_SIZE as u64;
+const BUFFER_ADDRESS: u64 = 0x40000;
+const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 /// Capacity of the job queue.
-const DEPTH: usize = 4096;
+const QUEUE_DEPTH: usize = 4096;
 /// Timeout of a transfer.
-const TIMEOUT: Delta = Delta::from_secs(20);
+const TRANSFER_TIMEOUT: Delta = Delta::from_secs(20);
 
 #[cfg(not(hmm_series_7_3))]
 type Registers = kernel::devres::Devres<pci::Bar<'static, 0x100>>;
@@ -178,7 +178,7 @@ impl Engine {
             try_pin_init!(Self {
                 registers,
                 work <- kernel::new_mutex!(Work {
-                    copies: KVVec::with_capacity(DEPTH, GFP_KERNEL)?,
+                    copies: KVVec::with_capacity(QUEUE_DEPTH, GFP_KERNEL)?,
                     accesses: KVec::new(),
                     stop: false,
                 }, "qemu_gpu::work"),
@@ -334,7 +334,7 @@ impl Hardware {
     fn end(&self, before: u64) -> Result {
         let since = Instant::<Monotonic>::now();
         while self.engine.finished.load(Acquire) == before {
-            if since.elapsed() > TIMEOUT {
+            if since.elapsed() > TRANSFER_TIMEOUT {
                 pr_err!("qemu_gpu: no interrupt\n");
                 return Err(EIO);
             }
@@ -344,11 +344,11 @@ impl Hardware {
     }
 
     fn load(&self, from: u64) -> Result {
-        self.end(self.begin(from, BUFFER, 0)?)
+        self.end(self.begin(from, BUFFER_ADDRESS, 0)?)
     }
 
     fn store(&self, to: u64) -> Result {
-        self.end(self.begin(BUFFER, to, FROM_BUFFER)?)
+        self.end(self.begin(BUFFER_ADDRESS, to, FROM_BUFFER)?)
     }
 
     /// Returns the bus address of `target`. `to` is the memory of the target if that belongs to
@@ -356,11 +356,13 @@ impl Hardware {
     fn address(&self, target: PageAddress, to: Option<&Arc<PciMemory>>) -> Result<u64> {
         Ok(match (target, to) {
             (PageAddress::Dma(address), _) => address.raw(),
-            (PageAddress::Device(at), None) => self.vram.address(at, PAGE).ok_or(ENODEV)?.raw(),
+            (PageAddress::Device(at), None) => {
+                self.vram.address(at, PAGE_BYTES).ok_or(ENODEV)?.raw()
+            }
             (PageAddress::Device(at), Some(memory)) => {
                 let peers = self.engine.peers.lock();
                 let peer = peers.iter().find(|peer| peer.is_of(memory));
-                peer.and_then(|peer| peer.address(at, PAGE))
+                peer.and_then(|peer| peer.address(at, PAGE_BYTES))
                     .ok_or(ENODEV)?
                     .raw()
             }
@@ -426,7 +428,7 @@ impl Hardware {
     fn transfer(&self, found: Translation, write: bool) -> Result {
         let at = match found.address.checked_sub(VRAM) {
             Some(at) => {
-                let at = self.vram.address(DeviceAddress::START.plus(at), PAGE);
+                let at = self.vram.address(DeviceAddress::START.plus(at), PAGE_BYTES);
                 at.ok_or(ENODEV)?.raw()
             }
             None => found.address,

@@ -28,7 +28,7 @@ use rust_hmm::{
 
 /// Maximum number of consecutive device faults without progress, after which a command fails with
 /// `EBUSY`.
-const ROUNDS: usize = 10_000;
+const FAULT_ROUNDS: usize = 10_000;
 /// `DMIRROR_PULL`, and `DMIRROR_PULL_ASK`.
 const PULL: u32 = 0x78;
 const ASK: u32 = 1;
@@ -234,7 +234,7 @@ impl File {
                 continue;
             }
             rounds += 1;
-            if rounds > ROUNDS {
+            if rounds > FAULT_ROUNDS {
                 return Err(EBUSY);
             }
             let rest = PageRange::new(request.range.address(done), request.range.end())?;

@@ -34,7 +34,7 @@ pub(crate) const VRAM: u64 = 1 << 40;
 
 /// Size of the area for page tables at the end of device memory; at most half of the memory is
 /// used.
-const TABLES: u64 = 8 << 20;
+const TABLES_MAX_BYTES: u64 = 8 << 20;
 
 /// Device memory of a GPU.
 pub(crate) struct Vram {
@@ -93,7 +93,7 @@ impl Gpu {
         }
         let dma = DmaDevice::bound(pdev.as_ref(), bits)?;
         let bar = PciMemory::claim(pdev, 0, 2)?;
-        let for_tables = TABLES.min(bar.size() / 2);
+        let for_tables = TABLES_MAX_BYTES.min(bar.size() / 2);
         let usable = bar.size() - for_tables;
         let pages = usize::try_from(usable)? / PAGE_SIZE;
         let tables = BarTables::new(&bar, usable, for_tables, VRAM + usable)?;

@@ -31,7 +31,7 @@ use rust_hmm::{
 // Step 1: the memory.
 
 /// Number of 4 KiB pages of device memory.
-const PAGES: usize = 4096;
+const MEMORY_PAGES: usize = 4096;
 
 /// HARDWARE: the memory on the card, simulated by kernel memory.
 struct Vram(SharedBytes);
@@ -79,10 +79,10 @@ struct Card {
 
 impl Card {
     fn new() -> Result<Arc<Self>> {
-        let vram = Vram(SharedBytes::new(PAGES * PAGE_SIZE)?);
+        let vram = Vram(SharedBytes::new(MEMORY_PAGES * PAGE_SIZE)?);
         Arc::pin_init(
             try_pin_init!(Self {
-                memory <- Memory::new(vram, Kind::Private, PAGES),
+                memory <- Memory::new(vram, Kind::Private, MEMORY_PAGES),
             }? Error),
             GFP_KERNEL,
         )
@@ -122,7 +122,7 @@ impl Device for View {
 
 /// Maximum number of device faults of one access. A concurrent invalidation may remove the entry
 /// before it is used, each time.
-const TRIES: usize = 100;
+const ACCESS_MAX_FAULTS: usize = 100;
 
 /// HARDWARE: atomically adds `value` to the word at `addr` of the process. Returns the previous
 /// value.
@@ -135,7 +135,7 @@ const TRIES: usize = 100;
 fn add(mirror: &Mirror<View>, addr: usize, value: u64) -> Result<u64> {
     let page = PageRange::from_pages(addr & PAGE_MASK, 1)?;
     let within = addr % PAGE_SIZE;
-    for _ in 0..TRIES {
+    for _ in 0..ACCESS_MAX_FAULTS {
         {
             // The table lock keeps entries and their pages stable. User memory must not be accessed
             // with it held.

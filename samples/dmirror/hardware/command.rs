@@ -12,7 +12,7 @@ use super::{
 use kernel::{page::PAGE_SIZE, prelude::*};
 use rust_hmm::mm::addr::PageRange;
 
-const WORD: usize = size_of::<u64>();
+const WORD_BYTES: usize = size_of::<u64>();
 
 /// `DMIRROR_OP_*`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,7 +96,7 @@ impl Spec {
         let words = [spec.addr, spec.bytes, spec.src, spec.stride];
         let end = |start: usize| start.checked_add(spec.bytes);
         let copies = spec.op == Op::Memcpy;
-        let valid = words.iter().all(|value| value % WORD == 0)
+        let valid = words.iter().all(|value| value % WORD_BYTES == 0)
             && spec.bytes != 0
             && end(spec.addr).is_some()
             && end(spec.src).is_some()
@@ -157,8 +157,8 @@ pub(crate) enum Step {
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
-    bytes.chunks_exact(WORD).map(|chunk| {
-        let mut word = [0; WORD];
+    bytes.chunks_exact(WORD_BYTES).map(|chunk| {
+        let mut word = [0; WORD_BYTES];
         word.copy_from_slice(chunk);
         u64::from_ne_bytes(word)
     })
@@ -211,9 +211,9 @@ impl Spec {
             Op::Write | Op::Fill => {
                 let len = self.chunk(done, addr, addr);
                 let part = buffer.get_mut(..len).ok_or(EINVAL)?;
-                for (n, chunk) in part.chunks_exact_mut(WORD).enumerate() {
+                for (n, chunk) in part.chunks_exact_mut(WORD_BYTES).enumerate() {
                     let plus = if self.op == Op::Write {
-                        (done / WORD + n) as u64
+                        (done / WORD_BYTES + n) as u64
                     } else {
                         0
                     };
@@ -251,7 +251,7 @@ impl Spec {
                 progress.done = done.saturating_add(self.stride);
             }
             Op::Strided => {
-                let mut word = [0; WORD];
+                let mut word = [0; WORD_BYTES];
                 if let Access::Fault =
                     port::access(port, index, counted, addr, Action::Read(&mut word))?
                 {
@@ -266,17 +266,17 @@ impl Spec {
                 } else {
                     usize::try_from(progress.result)?
                 };
-                if at % WORD != 0 {
+                if at % WORD_BYTES != 0 {
                     return Err(EFAULT);
                 }
-                let mut word = [0; WORD];
+                let mut word = [0; WORD_BYTES];
                 if let Access::Fault =
                     port::access(port, index, counted, at, Action::Read(&mut word))?
                 {
                     return fault(at, false);
                 }
                 progress.result = u64::from_ne_bytes(word);
-                progress.done += WORD;
+                progress.done += WORD_BYTES;
             }
         }
         if progress.done < self.bytes {

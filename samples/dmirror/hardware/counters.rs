@@ -29,14 +29,14 @@ pub(crate) enum Count {
 }
 
 /// Number of counters.
-pub(crate) const COUNTS: usize = Count::SetAside as usize + 1;
+pub(crate) const COUNTER_COUNT: usize = Count::SetAside as usize + 1;
 
 /// A set of counters.
-pub(crate) struct Counters([Atomic<u64>; COUNTS]);
+pub(crate) struct Counters([Atomic<u64>; COUNTER_COUNT]);
 
 impl Counters {
     pub(crate) const fn new() -> Self {
-        Self([const { Atomic::new(0) }; COUNTS])
+        Self([const { Atomic::new(0) }; COUNTER_COUNT])
     }
 
     pub(crate) fn add(&self, count: Count, by: u64) {

@@ -18,19 +18,19 @@ use kernel::{
 };
 
 /// Maximum number of commands of an engine.
-pub(crate) const DEPTH: usize = 64;
+pub(crate) const COMMAND_DEPTH: usize = 64;
 
 /// Maximum number of accesses in a turn.
-const TURN: usize = 64;
+const TURN_MAX_ACCESSES: usize = 64;
 
 /// Maximum number of attempts to serve a fault of a page that keeps changing.
-const TRIES: usize = 30;
+const FAULT_MAX_TRIES: usize = 30;
 
 /// Interval at which a fault is reported again if the fault buffer was full, in ns.
-const RETRY_NS: u64 = 5_000_000;
+const FAULT_RETRY_NS: u64 = 5_000_000;
 
 /// Maximum sleep of the thread until the next pause ends, in ms.
-const NAP: u64 = 1000;
+const MAX_SLEEP_MS: u64 = 1000;
 
 /// Maximum duration of a turn.
 const TURN_TIME: Delta = Delta::from_millis(1);
@@ -100,7 +100,7 @@ impl<P: Port> Job<P> {
     fn due(&self) -> Option<u64> {
         let (since, pause) = match &self.state {
             State::Thinking { since } => (since, self.spec.think_ns),
-            State::NoRoom { since, .. } => (since, RETRY_NS),
+            State::NoRoom { since, .. } => (since, FAULT_RETRY_NS),
             State::Ready | State::SetAside(_) => return None,
         };
         Some(pause.saturating_sub(ns(*since)))
@@ -157,7 +157,7 @@ pub(crate) struct Engine<P> {
 impl<P> Engine<P> {
     pub(crate) fn new(index: usize) -> Result<Arc<Self>> {
         let queue = Queue {
-            jobs: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
+            jobs: KVec::with_capacity(COMMAND_DEPTH, GFP_KERNEL)?,
             running: false,
             rest: None,
             stop: false,
@@ -176,7 +176,7 @@ impl<P> Engine<P> {
     /// Queues a command. `EBUSY` if the queue is full.
     pub(crate) fn submit(&self, job: Job<P>) -> Result {
         let mut queue = self.queue.lock();
-        if queue.load() >= DEPTH {
+        if queue.load() >= COMMAND_DEPTH {
             return Err(EBUSY);
         }
         queue.jobs.push_within_capacity(job).map_err(|_| EBUSY)?;
@@ -262,7 +262,7 @@ impl<P: Port> Engine<P> {
             // A kernel thread gets no signals.
             match queue.jobs.iter().filter_map(Job::due).min() {
                 Some(left) => {
-                    let nap = left.div_ceil(1_000_000).clamp(1, NAP) as u32;
+                    let nap = left.div_ceil(1_000_000).clamp(1, MAX_SLEEP_MS) as u32;
                     let _why = self
                         .wake
                         .wait_interruptible_timeout(&mut queue, msecs_to_jiffies(nap));
@@ -281,7 +281,7 @@ impl<P: Port> Engine<P> {
         match core::mem::replace(&mut job.state, State::Ready) {
             State::SetAside(wait) => match wait.result() {
                 // The page changed concurrently: retry a limited number of times.
-                Some(Err(error)) if error == EBUSY && job.tries < TRIES => job.tries += 1,
+                Some(Err(error)) if error == EBUSY && job.tries < FAULT_MAX_TRIES => job.tries += 1,
                 Some(Err(error)) => {
                     job.end(Err(error));
                     return None;
@@ -295,7 +295,7 @@ impl<P: Port> Engine<P> {
             _ => {}
         }
         let since = Now::now();
-        for _ in 0..TURN {
+        for _ in 0..TURN_MAX_ACCESSES {
             if job.status.is_stopped() {
                 let result = if job.spec.rounds == 0 {
                     Ok(())

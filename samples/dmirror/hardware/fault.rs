@@ -16,10 +16,10 @@ use kernel::{
 };
 
 /// Capacity of the buffer. An engine that finds it full retries later.
-const DEPTH: usize = 256;
+const BUFFER_DEPTH: usize = 256;
 
 /// Maximum number of commands that wait for one packet.
-const WAITERS: usize = 8;
+const PACKET_MAX_WAITERS: usize = 8;
 
 /// The reply to a fault, for which a command waits.
 pub(crate) struct Wait<P> {
@@ -82,7 +82,7 @@ pub(crate) struct Buffer<P> {
 
 impl<P> Buffer<P> {
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let faults = KVec::with_capacity(DEPTH, GFP_KERNEL)?;
+        let faults = KVec::with_capacity(BUFFER_DEPTH, GFP_KERNEL)?;
         Arc::pin_init(
             pin_init!(Self {
                 faults <- kernel::new_mutex!(faults, "dmirror::fault_buffer"),
@@ -99,17 +99,17 @@ impl<P> Buffer<P> {
             engine: engine.clone(),
         };
         let wait = Arc::new(wait, GFP_KERNEL).ok()?;
-        let mut waiters = KVec::with_capacity(WAITERS, GFP_KERNEL).ok()?;
+        let mut waiters = KVec::with_capacity(PACKET_MAX_WAITERS, GFP_KERNEL).ok()?;
         let mut faults = self.faults.lock();
         let same = faults
             .iter_mut()
-            .find(|fault| fault.packet == packet && fault.waiters.len() < WAITERS);
+            .find(|fault| fault.packet == packet && fault.waiters.len() < PACKET_MAX_WAITERS);
         if let Some(fault) = same {
             fault.waiters.push_within_capacity(wait.clone()).ok()?;
             self.coalesced.add(1, Relaxed);
             return Some(wait);
         }
-        if faults.len() >= DEPTH {
+        if faults.len() >= BUFFER_DEPTH {
             return None;
         }
         waiters.push_within_capacity(wait.clone()).ok()?;

@@ -22,10 +22,10 @@ pub(crate) const EILSEQ: c_int = -84;
 pub(crate) const ECANCELED: c_int = -125;
 
 /// Maximum sleep of a wait before it checks the clock again, in ms.
-const NAP: u32 = 100;
+const MAX_SLEEP_MS: u32 = 100;
 
 /// Polling interval while a pending signal prevents an interruptible wait.
-const PAUSE: Delta = Delta::from_millis(1);
+const POLL_INTERVAL: Delta = Delta::from_millis(1);
 
 /// Progress and outcome of a command.
 #[derive(Clone, Copy)]
@@ -128,9 +128,11 @@ impl Status {
             let nap = match timeout {
                 Some(timeout) => {
                     let left = timeout - since.elapsed();
-                    u32::try_from(left.as_millis()).unwrap_or(NAP).clamp(1, NAP)
+                    u32::try_from(left.as_millis())
+                        .unwrap_or(MAX_SLEEP_MS)
+                        .clamp(1, MAX_SLEEP_MS)
                 }
-                None => NAP,
+                None => MAX_SLEEP_MS,
             };
             let why = self
                 .end
@@ -151,11 +153,11 @@ impl Status {
             // detector tolerates an uninterruptible sleep.
             let why = self
                 .end
-                .wait_interruptible_timeout(&mut ended, msecs_to_jiffies(NAP));
+                .wait_interruptible_timeout(&mut ended, msecs_to_jiffies(MAX_SLEEP_MS));
             if let CondVarTimeoutResult::Signal { .. } = why {
                 // A pending signal makes the wait return immediately, so sleep instead.
                 drop(ended);
-                fsleep(PAUSE);
+                fsleep(POLL_INTERVAL);
                 ended = self.ended.lock();
             }
         }

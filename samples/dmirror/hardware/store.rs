@@ -13,7 +13,7 @@ use kernel::{
 use rust_hmm::mm::{addr::PMD_SIZE, device_pages::DeviceRange, page::SharedBytes};
 
 /// Number of blocks in a group, whose slots are allocated together: 8 GiB.
-const GROUP: usize = 4096;
+const GROUP_BLOCKS: usize = 4096;
 
 /// Contents of device memory. Blocks of 2 MiB, and the groups of their slots, are allocated when
 /// they are first written, so that device memory may exceed the memory of the machine. Not used for
@@ -25,14 +25,14 @@ pub(crate) struct Store {
 }
 
 /// Maximum number of pages that tests can mark as lost.
-const LOST: usize = 1024;
+const MAX_LOST_PAGES: usize = 1024;
 
 impl Store {
     /// Creates a store for `bytes` bytes.
     pub(crate) fn new(bytes: usize) -> Result<Self> {
-        let groups = places(bytes.div_ceil(PMD_SIZE * GROUP))?;
-        let mut lost = KVVec::with_capacity(LOST, GFP_KERNEL)?;
-        for _ in 0..LOST {
+        let groups = places(bytes.div_ceil(PMD_SIZE * GROUP_BLOCKS))?;
+        let mut lost = KVVec::with_capacity(MAX_LOST_PAGES, GFP_KERNEL)?;
+        for _ in 0..MAX_LOST_PAGES {
             lost.push(Atomic::new(0), GFP_KERNEL)?;
         }
         Ok(Self { groups, lost })
@@ -64,18 +64,18 @@ impl Store {
     /// Returns the block of `range` and the offset in it. `EIO` if the block was never written.
     pub(crate) fn find(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
         let (block, offset) = Self::locate(range)?;
-        let group = self.groups.get(block / GROUP).ok_or(EINVAL)?;
+        let group = self.groups.get(block / GROUP_BLOCKS).ok_or(EINVAL)?;
         let blocks = group.as_ref().ok_or(EIO)?;
-        let bytes = blocks.get(block % GROUP).ok_or(EINVAL)?.as_ref();
+        let bytes = blocks.get(block % GROUP_BLOCKS).ok_or(EINVAL)?.as_ref();
         Ok((bytes.ok_or(EIO)?, offset))
     }
 
     /// Returns the block of `range` and the offset in it. Allocates the block if necessary.
     pub(crate) fn find_or_make(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
         let (block, offset) = Self::locate(range)?;
-        let group = self.groups.get(block / GROUP).ok_or(EINVAL)?;
-        let blocks = made(group, || places(GROUP))?;
-        let block = blocks.get(block % GROUP).ok_or(EINVAL)?;
+        let group = self.groups.get(block / GROUP_BLOCKS).ok_or(EINVAL)?;
+        let blocks = made(group, || places(GROUP_BLOCKS))?;
+        let block = blocks.get(block % GROUP_BLOCKS).ok_or(EINVAL)?;
         Ok((made(block, || SharedBytes::new(PMD_SIZE))?, offset))
     }
 }

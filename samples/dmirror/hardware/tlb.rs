@@ -7,7 +7,7 @@ use kernel::{page::PAGE_SHIFT, prelude::*};
 use rust_hmm::mm::addr::{PageRange, PMD_ORDER, PMD_PAGES};
 
 /// Sizes of translations that a line can have, as log2 of pages: 4 KiB, 64 KiB, 2 MiB.
-const ORDERS: [u32; 3] = [0, 4, PMD_ORDER];
+const LINE_ORDERS: [u32; 3] = [0, 4, PMD_ORDER];
 
 /// One translation.
 #[derive(Clone, Copy)]
@@ -46,7 +46,7 @@ impl Tlb {
     /// The translation of `addr`, if it is there.
     pub(crate) fn lookup(&self, tag: u64, addr: usize) -> Option<Translation> {
         let page = addr >> PAGE_SHIFT;
-        ORDERS.into_iter().find_map(|order| {
+        LINE_ORDERS.into_iter().find_map(|order| {
             let line = (*self.lines.get(self.index(tag, page, order))?)?;
             let first = page & !((1 << order) - 1);
             let offset = ((page - first) as u64) << PAGE_SHIFT;
@@ -72,7 +72,7 @@ impl Tlb {
     pub(crate) fn fill(&mut self, tag: u64, addr: usize, found: Translation) {
         let page = addr >> PAGE_SHIFT;
         let fits = |order: &u32| *order <= found.order;
-        let order = ORDERS.into_iter().rev().find(fits).unwrap_or(0);
+        let order = LINE_ORDERS.into_iter().rev().find(fits).unwrap_or(0);
         let first = page & !((1 << order) - 1);
         let offset = ((page - first) as u64) << PAGE_SHIFT;
         let index = self.index(tag, page, order);
@@ -93,7 +93,7 @@ impl Tlb {
     /// Forgets the translation of `addr`.
     pub(crate) fn forget(&mut self, tag: u64, addr: usize) {
         let page = addr >> PAGE_SHIFT;
-        for order in ORDERS {
+        for order in LINE_ORDERS {
             let index = self.index(tag, page, order);
             if let Some(line) = self.lines.get_mut(index) {
                 if line.is_some_and(|line| line.tag == tag && line.covers(page, 1)) {

@@ -10,7 +10,7 @@ use rust_hmm::debug::events::Event;
 const VERSION: u16 = 1;
 
 /// Size of `struct dmirror_event`.
-pub(crate) const RECORD: usize = size_of::<arguments::Event>();
+pub(crate) const RECORD_BYTES: usize = size_of::<arguments::Event>();
 
 /// `DMIRROR_EVENT_*`.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 
 //! The event stream of a file: a ring of records.
 
-use super::record::{Record, Said, Type, RECORD};
+use super::record::{Record, Said, Type, RECORD_BYTES};
 use crate::device::View;
 use kernel::{
     prelude::*,
@@ -23,10 +23,10 @@ use rust_hmm::{
 };
 
 /// Capacity of a ring.
-const RECORDS: usize = 1024;
+const RING_RECORDS: usize = 1024;
 
 /// Number of records that are copied out of the ring under one lock.
-const AT_ONCE: usize = 8;
+const COPY_BATCH_RECORDS: usize = 8;
 
 /// Records that were not read yet.
 struct Ring {
@@ -42,9 +42,9 @@ impl Ring {
     fn push(&mut self, mirror: u32, said: Said) {
         let sequence = self.sequence;
         self.sequence += 1;
-        let at = (self.first + self.count) % RECORDS;
+        let at = (self.first + self.count) % RING_RECORDS;
         match self.records.get_mut(at) {
-            Some(place) if self.count < RECORDS => {
+            Some(place) if self.count < RING_RECORDS => {
                 *place = Some(Record {
                     time_ns: monotonic_ns(),
                     lost: self.lost,
@@ -62,12 +62,12 @@ impl Ring {
         if index >= self.count {
             return None;
         }
-        *self.records.get((self.first + index) % RECORDS)?
+        *self.records.get((self.first + index) % RING_RECORDS)?
     }
 
     fn drop_first(&mut self, count: usize) {
         let count = count.min(self.count);
-        self.first = (self.first + count) % RECORDS;
+        self.first = (self.first + count) % RING_RECORDS;
         self.count -= count;
     }
 }
@@ -97,7 +97,7 @@ impl Stream {
     /// Creates a stream of `mirror` with an empty event mask. `ENOMEM`.
     pub(super) fn new(mirror: &Mirror<View>) -> Result<Arc<Self>> {
         let mut records = KVVec::new();
-        records.resize(RECORDS, None, GFP_KERNEL_ACCOUNT)?;
+        records.resize(RING_RECORDS, None, GFP_KERNEL_ACCOUNT)?;
         let ring = Ring {
             records,
             first: 0,
@@ -163,7 +163,7 @@ impl Stream {
     /// - `EINTR`
     /// - `EFAULT`
     pub(crate) fn read(&self, to: &mut UserSliceWriter, wait: bool) -> Result<usize> {
-        if to.len() < RECORD {
+        if to.len() < RECORD_BYTES {
             return Err(EINVAL);
         }
         loop {
@@ -189,9 +189,9 @@ impl Stream {
     fn copy_out(&self, to: &mut UserSliceWriter) -> Result<usize> {
         let _alone = self.reading.lock();
         let mut bytes = 0;
-        while to.len() >= RECORD {
-            let mut part = [const { None }; AT_ONCE];
-            let most = AT_ONCE.min(to.len() / RECORD);
+        while to.len() >= RECORD_BYTES {
+            let mut part = [const { None }; COPY_BATCH_RECORDS];
+            let most = COPY_BATCH_RECORDS.min(to.len() / RECORD_BYTES);
             {
                 let ring = self.ring.lock();
                 for (index, place) in part.iter_mut().enumerate().take(most) {
@@ -206,13 +206,13 @@ impl Stream {
                     return if bytes + copied == 0 {
                         Err(error)
                     } else {
-                        Ok(bytes + copied * RECORD)
+                        Ok(bytes + copied * RECORD_BYTES)
                     };
                 }
                 copied += 1;
             }
             self.ring.lock().drop_first(copied);
-            bytes += copied * RECORD;
+            bytes += copied * RECORD_BYTES;
             if copied < most {
                 break;
             }

@@ -38,10 +38,10 @@ named! {
     StaleTranslation = "stale-translation";
 }
 
-const COUNT: usize = Alarm::ALL.len();
+const ALARM_COUNT: usize = Alarm::ALL.len();
 
 /// Most log lines of one alarm in each period.
-const BURST: u32 = 10;
+const ALARM_BURST: u32 = 10;
 
 /// Count and rate limit of one alarm.
 struct State {
@@ -49,12 +49,12 @@ struct State {
     limit: Limit,
 }
 
-static STATES: [State; COUNT] = [const {
+static ALARM_STATES: [State; ALARM_COUNT] = [const {
     State {
         count: Atomic::new(0),
-        limit: Limit::new(BURST),
+        limit: Limit::new(ALARM_BURST),
     }
-}; COUNT];
+}; ALARM_COUNT];
 
 impl Alarm {
     /// Name in the log, in debugfs, and in tests that expect the alarm.
@@ -66,7 +66,7 @@ impl Alarm {
 
     /// Returns how often the alarm was raised since the module was loaded.
     pub fn count(self) -> u64 {
-        STATES
+        ALARM_STATES
             .get(self as usize)
             .map_or(0, |state| state.count.load(Relaxed))
     }
@@ -80,7 +80,7 @@ impl Alarm {
     // Not inlined: callers in other modules must use the counters of the library.
     #[inline(never)]
     pub fn raise(self, what: fmt::Arguments<'_>) {
-        let Some(state) = STATES.get(self as usize) else {
+        let Some(state) = ALARM_STATES.get(self as usize) else {
             return;
         };
         state.count.add(1, Relaxed);

@@ -69,7 +69,7 @@ named! {
     Window = c"window";
 }
 
-const COUNT: usize = Point::ALL.len();
+const POINT_COUNT: usize = Point::ALL.len();
 
 /// The setting of a point.
 struct State {
@@ -117,31 +117,31 @@ impl State {
 }
 
 /// Number of points that are set. The only variable that is read while none is set.
-static SET: Atomic<usize> = Atomic::new(0);
+static ARMED_POINTS: Atomic<usize> = Atomic::new(0);
 
-static STATES: [State; COUNT] = [const { State::new() }; COUNT];
+static POINT_STATES: [State; POINT_COUNT] = [const { State::new() }; POINT_COUNT];
 
 /// Counts a use of `point`, and returns whether it must fail. Context: any.
 #[inline]
 pub(crate) fn fails(point: Point) -> bool {
-    SET.load(Relaxed) != 0 && counted(point)
+    ARMED_POINTS.load(Relaxed) != 0 && counted(point)
 }
 
 /// Returns whether any point is set. Context: any.
 #[inline]
 pub(crate) fn is_injecting() -> bool {
-    SET.load(Relaxed) != 0
+    ARMED_POINTS.load(Relaxed) != 0
 }
 
 /// Recomputes the number of points that are set.
 fn recount() {
     let set = |state: &&State| state.left.load(Relaxed) != 0;
-    SET.store(STATES.iter().filter(set).count(), Relaxed);
+    ARMED_POINTS.store(POINT_STATES.iter().filter(set).count(), Relaxed);
 }
 
 #[cold]
 fn counted(point: Point) -> bool {
-    STATES.get(point as usize).is_some_and(State::fails)
+    POINT_STATES.get(point as usize).is_some_and(State::fails)
 }
 
 /// The parsed text of a write to a file.
@@ -198,7 +198,7 @@ pub(crate) struct Armed(&'static State);
 impl Armed {
     /// Makes the `left`-th use of `point` from now on fail, and with `again` each `left`-th.
     pub(crate) fn new(point: Point, left: u64, again: bool) -> Result<Self> {
-        let state = STATES.get(point as usize).ok_or(EINVAL)?;
+        let state = POINT_STATES.get(point as usize).ok_or(EINVAL)?;
         state.set(Setting {
             left,
             period: if again { left } else { 0 },
@@ -271,7 +271,7 @@ impl DeviceFaults {
 pub(crate) fn files() -> impl Iterator<Item = File> {
     Point::ALL
         .iter()
-        .zip(&STATES)
+        .zip(&POINT_STATES)
         .map(|((_, name), state)| File {
             below: Some(c"inject"),
             name,

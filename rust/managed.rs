@@ -34,14 +34,15 @@ use kernel::{
 
 /// Bit of the offset that marks a mapping of the device file as managed memory. The bits below
 /// distinguish allocations. No mapping is large enough for its offsets to carry into this bit.
-const MANAGED: usize = 1 << 48;
-const HOST_SHARED: usize = 1 << 49;
-const POPULATE: usize = 1 << 50;
-const HUGE: usize = 1 << 51;
-const ALL: usize = (MANAGED - 1) | MANAGED | HOST_SHARED | POPULATE | HUGE;
+const OFFSET_MANAGED: usize = 1 << 48;
+const OFFSET_HOST_SHARED: usize = 1 << 49;
+const OFFSET_POPULATE: usize = 1 << 50;
+const OFFSET_HUGE: usize = 1 << 51;
+const OFFSET_MASK: usize =
+    (OFFSET_MANAGED - 1) | OFFSET_MANAGED | OFFSET_HOST_SHARED | OFFSET_POPULATE | OFFSET_HUGE;
 
 /// First offset of the next allocation.
-static NEXT: Atomic<usize> = Atomic::new(PMD_SIZE);
+static NEXT_OFFSET: Atomic<usize> = Atomic::new(PMD_SIZE);
 
 /// Flags of a managed allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,10 +59,10 @@ pub struct Flags {
 impl Flags {
     /// Returns the flags that `offset` encodes; `None` if it is not an offset of managed memory.
     pub fn of(offset: usize) -> Option<Self> {
-        (offset & MANAGED != 0).then_some(Self {
-            host_shared: offset & HOST_SHARED != 0,
-            populate: offset & POPULATE != 0,
-            huge: offset & HUGE != 0,
+        (offset & OFFSET_MANAGED != 0).then_some(Self {
+            host_shared: offset & OFFSET_HOST_SHARED != 0,
+            populate: offset & OFFSET_POPULATE != 0,
+            huge: offset & OFFSET_HUGE != 0,
         })
     }
 
@@ -77,10 +78,10 @@ impl Flags {
     /// Returns the offset bits that encode the flags.
     pub fn offset(self) -> usize {
         let bit = |yes: bool, bit| if yes { bit } else { 0 };
-        MANAGED
-            | bit(self.host_shared, HOST_SHARED)
-            | bit(self.populate, POPULATE)
-            | bit(self.huge, HUGE)
+        OFFSET_MANAGED
+            | bit(self.host_shared, OFFSET_HOST_SHARED)
+            | bit(self.populate, OFFSET_POPULATE)
+            | bit(self.huge, OFFSET_HUGE)
     }
 }
 
@@ -99,7 +100,7 @@ pub fn map(vma: &VmaNew) -> Result<bool> {
     let Some(flags) = Flags::of(offset) else {
         return Ok(false);
     };
-    if offset & !ALL != 0 {
+    if offset & !OFFSET_MASK != 0 {
         return Err(EINVAL);
     }
     anon::set_anonymous(vma, flags.huge)?;
@@ -148,8 +149,12 @@ pub fn allocate<F: OpenFile>(
     // A gap between the offsets prevents merging the mappings of two allocations. Offsets are
     // multiples of a huge page, because the kernel aligns the address like the offset.
     let step = (length / PMD_SIZE + 1) * PMD_SIZE;
-    let next = NEXT.fetch_add(step, Relaxed) % MANAGED;
-    let first = if next > MANAGED - step { 0 } else { next };
+    let next = NEXT_OFFSET.fetch_add(step, Relaxed) % OFFSET_MANAGED;
+    let first = if next > OFFSET_MANAGED - step {
+        0
+    } else {
+        next
+    };
     let offset = flags.offset() + first;
     let start = files.map(fd, length, offset)?;
     let range = PageRange::new(start, start.checked_add(length).ok_or(EINVAL)?)?;
@@ -285,7 +290,7 @@ pub fn length(bytes: usize, flags: Flags) -> Result<usize> {
     let unit = if flags.huge { PMD_SIZE } else { PAGE_SIZE };
     let length = bytes.checked_next_multiple_of(unit).ok_or(EINVAL)?;
     // The offsets of the allocation must not reach the flag bits.
-    if bytes == 0 || length >= MANAGED - PMD_SIZE {
+    if bytes == 0 || length >= OFFSET_MANAGED - PMD_SIZE {
         return Err(EINVAL);
     }
     Ok(length)
@@ -339,7 +344,7 @@ mod tests {
         assert_eq!(length(0, small), Err(EINVAL));
         assert_eq!(length(1, small), Ok(PAGE_SIZE));
         assert_eq!(length(PAGE_SIZE + 1, huge), Ok(PMD_SIZE));
-        assert_eq!(length(MANAGED, small), Err(EINVAL));
+        assert_eq!(length(OFFSET_MANAGED, small), Err(EINVAL));
         assert_eq!(length(usize::MAX, huge), Err(EINVAL));
     }
 }

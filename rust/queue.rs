@@ -39,10 +39,10 @@ pub use memory::{HasMirror, Report, Transfer};
 use ring::Ring;
 
 /// Number of polls of a fence of another type of device before the queue sleeps.
-const LOOKS: usize = 8;
+const FOREIGN_FENCE_POLLS: usize = 8;
 
 /// Longest sleep without a wake-up, in jiffies. Only a safety net: each event wakes the thread.
-const LOOK_AGAIN: Jiffies = 1 << 16;
+const QUEUE_RECHECK_JIFFIES: Jiffies = 1 << 16;
 
 /// Cancellation token of an operation, set when its queue is dropped. Clones share their state.
 #[derive(Clone)]
@@ -159,7 +159,7 @@ impl Shared {
             self.count(Count::OnDevice);
         } else {
             self.count(Count::OnHost);
-            for _ in 0..LOOKS {
+            for _ in 0..FOREIGN_FENCE_POLLS {
                 self.count(Count::Looks);
                 if let Some(ended) = fence.check().ended() {
                     return ended;
@@ -171,7 +171,7 @@ impl Shared {
         }
         loop {
             // A kernel thread has no signals, so that the wait is not interrupted.
-            let _signal = fence.sleep(&self.bell, LOOK_AGAIN, false);
+            let _signal = fence.sleep(&self.bell, QUEUE_RECHECK_JIFFIES, false);
             if let Some(ended) = fence.check().ended() {
                 return ended;
             }
@@ -188,7 +188,7 @@ impl Shared {
         while !self.stop.is_set() {
             let item = self.items.lock().pop();
             match item {
-                None => self.bell.wait(LOOK_AGAIN),
+                None => self.bell.wait(QUEUE_RECHECK_JIFFIES),
                 Some(Item::Wait(fence)) => {
                     sticky = sticky.and(self.wait_for(&fence));
                     first = first.and(sticky);

@@ -110,16 +110,16 @@ module! {
 
 /// Returns the files of the debugfs directory: reports, and controls of fault injection.
 fn files() -> Result<KVec<File>> {
-    static MIRRORS: registry::Report = registry::Report(registry::Kind::Mirror);
-    static DEVICES: registry::Report = registry::Report(registry::Kind::Device);
+    static MIRRORS_REPORT: registry::Report = registry::Report(registry::Kind::Mirror);
+    static DEVICES_REPORT: registry::Report = registry::Report(registry::Kind::Device);
     let reports = [
         (c"phases", Contents::Text(&timing::Report)),
         (c"overlaps", Contents::Text(&migrate::Report)),
         (c"tables", Contents::Text(&footprint::Report)),
         (c"dma", Contents::Text(&footprint::Dma)),
         (c"alarms", Contents::Text(&alarm::Report)),
-        (c"mirrors", Contents::Text(&MIRRORS)),
-        (c"devices", Contents::Text(&DEVICES)),
+        (c"mirrors", Contents::Text(&MIRRORS_REPORT)),
+        (c"devices", Contents::Text(&DEVICES_REPORT)),
         (c"map", Contents::Binary(&registry::Map)),
     ];
     let reports = reports.map(|(name, contents)| File {

@@ -10,7 +10,7 @@ use core::num::NonZeroU64;
 /// the VMA's reverse mapping. `mremap()` changes only the difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Home {
-    /// Page number minus offset, modulo 2^[`Home::DIFFERENCE`].
+    /// Page number minus offset, modulo 2^[`Home::DIFFERENCE_BITS`].
     pub(crate) difference: u64,
     /// Hash of the VMA's reverse mapping. 0 if it has none, so that attributes do not follow the
     /// VMA.
@@ -18,48 +18,48 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    const DIFFERENCE: u32 = 44;
-    const TAG: u32 = 7;
-    const MASK: u64 = (1 << Self::DIFFERENCE) - 1;
+    const DIFFERENCE_BITS: u32 = 44;
+    const TAG_BITS: u32 = 7;
+    const DIFFERENCE_MASK: u64 = (1 << Self::DIFFERENCE_BITS) - 1;
 
     /// Returns the identity of the pages of a VMA. `first` is the number of its first page,
     /// `offset` the offset of that page, and `anon` identifies the reverse mapping.
     pub(crate) fn new(first: usize, offset: usize, anon: usize) -> Self {
-        let hash = (anon as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - Self::TAG);
+        let hash = (anon as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - Self::TAG_BITS);
         Self {
-            difference: (first as u64).wrapping_sub(offset as u64) & Self::MASK,
+            difference: (first as u64).wrapping_sub(offset as u64) & Self::DIFFERENCE_MASK,
             tag: if anon == 0 { 0 } else { hash.max(1) as u8 },
         }
     }
 
     /// Returns the offset of page `number`.
     pub(super) fn offset(self, number: usize) -> usize {
-        ((number as u64).wrapping_sub(self.difference) & Self::MASK) as usize
+        ((number as u64).wrapping_sub(self.difference) & Self::DIFFERENCE_MASK) as usize
     }
 }
 
 /// Number of bits for the number of a set, which is not 0.
-const NUMBER: u32 = 10;
+const SET_NUMBER_BITS: u32 = 10;
 
-const _: () = assert!(Sets::MOST < 1 << NUMBER);
-const _: () = assert!(NUMBER + Home::DIFFERENCE + Home::TAG <= 62);
+const _: () = assert!(Sets::MAX_SETS < 1 << SET_NUMBER_BITS);
+const _: () = assert!(SET_NUMBER_BITS + Home::DIFFERENCE_BITS + Home::TAG_BITS <= 62);
 
 /// Encodes the number of a range's set, and the identity of its pages. Returns `None` without a
 /// number.
 pub(super) fn pack(number: Option<Number>, home: Home) -> Option<NonZeroU64> {
-    let high = u64::from(home.tag) << Home::DIFFERENCE | home.difference;
-    NonZeroU64::new(high << NUMBER | number? as u64)
+    let high = u64::from(home.tag) << Home::DIFFERENCE_BITS | home.difference;
+    NonZeroU64::new(high << SET_NUMBER_BITS | number? as u64)
 }
 
 /// Decodes a value of [`pack`].
 pub(super) fn unpack(value: NonZeroU64) -> (Option<Number>, Home) {
     let value = value.get();
     // CAST: 10 bits.
-    let number = (value & ((1 << NUMBER) - 1)) as Number;
-    let high = value >> NUMBER;
+    let number = (value & ((1 << SET_NUMBER_BITS) - 1)) as Number;
+    let high = value >> SET_NUMBER_BITS;
     let home = Home {
-        difference: high & Home::MASK,
-        tag: (high >> Home::DIFFERENCE) as u8,
+        difference: high & Home::DIFFERENCE_MASK,
+        tag: (high >> Home::DIFFERENCE_BITS) as u8,
     };
     (Some(number), home)
 }

@@ -34,7 +34,7 @@ use kernel::{
 };
 
 /// Most pieces that are set aside. Of more pieces, the oldest are dropped.
-const ASIDE: usize = 64;
+const MAX_ORPHANS: usize = 64;
 
 /// Returns the first and last page number of a range.
 fn numbers(range: PageRange) -> (usize, usize) {
@@ -44,8 +44,8 @@ fn numbers(range: PageRange) -> (usize, usize) {
 /// State under a mutex that invalidation callbacks take. Therefore no task that holds it allocates
 /// with reclaim.
 struct Inside {
-    /// Pieces whose VMA was unmapped or moved, the oldest first. The capacity is [`ASIDE`] as soon
-    /// as there is a set.
+    /// Pieces whose VMA was unmapped or moved, the oldest first. The capacity is [`MAX_ORPHANS`] as
+    /// soon as there is a set.
     aside: KVec<Piece>,
     sets: Sets,
 }
@@ -99,7 +99,8 @@ impl Map {
     /// After `ENOSPC` or `ENOMEM`, a part of the range may have changed.
     ///
     /// - `EINVAL` if the change is invalid.
-    /// - `ENOSPC` if there are too many sets or devices, see [`Sets::MOST`] and [`Sets::DEVICES`].
+    /// - `ENOSPC` if there are too many sets or devices, see [`Sets::MAX_SETS`] and
+    ///   [`Sets::MAX_DEVICES`].
     /// - `ENOMEM`
     ///
     /// # Context
@@ -193,7 +194,7 @@ impl Map {
             return self.sweep();
         };
         let aside = match places {
-            0 => KVec::with_capacity(ASIDE, GFP_KERNEL_ACCOUNT)?,
+            0 => KVec::with_capacity(MAX_ORPHANS, GFP_KERNEL_ACCOUNT)?,
             _ => KVec::new(),
         };
         let mut inside = self.inside.lock();
@@ -217,7 +218,7 @@ impl Map {
     ///
     /// May sleep; `changing` is held.
     fn sweep(&self) -> Result {
-        let mut used = [0u64; Sets::MOST / u64::BITS as usize + 1];
+        let mut used = [0u64; Sets::MAX_SETS / u64::BITS as usize + 1];
         let mut inside = self.inside.lock();
         let mut note = |piece: &Piece| {
             let number = unpack(piece.value).0.unwrap_or(0);
@@ -325,7 +326,7 @@ impl Map {
         let aside = &mut inside.aside;
         let mut at = first;
         while let Some(piece) = self.ranges.find(at, last) {
-            if aside.len() >= ASIDE {
+            if aside.len() >= MAX_ORPHANS {
                 let _oldest = aside.remove(0);
             }
             let part = Piece {
@@ -333,7 +334,7 @@ impl Map {
                 last: piece.last.min(last),
                 value: piece.value,
             };
-            // Cannot fail: the capacity is `ASIDE`.
+            // Cannot fail: the capacity is `MAX_ORPHANS`.
             let _full = aside.push_within_capacity(part);
             if part.last == usize::MAX {
                 break;

@@ -9,7 +9,7 @@ use super::{Attributes, Change, PreferredLocation};
 use crate::kernel::identity::DeviceId;
 use kernel::prelude::*;
 
-/// Number of a set: from 1 to [`Sets::MOST`].
+/// Number of a set: from 1 to [`Sets::MAX_SETS`].
 pub(super) type Number = usize;
 
 /// Number of a device in [`Set::accessed_by`].
@@ -113,23 +113,23 @@ pub(super) struct Sets {
     /// The set with number `n` is at index `n - 1`. `None` is an unused number.
     sets: KVec<Option<Set>>,
     /// Identities of devices by index. [`DeviceId::NONE`] is an unused index.
-    devices: [DeviceId; Self::DEVICES],
+    devices: [DeviceId; Self::MAX_DEVICES],
     /// Indices from this one on are unused.
     end: usize,
 }
 
 impl Sets {
     /// Maximum number of distinct sets.
-    pub(super) const MOST: usize = 1023;
+    pub(super) const MAX_SETS: usize = 1023;
     /// Maximum number of devices that attributes name.
-    pub(super) const DEVICES: usize = u64::BITS as usize;
+    pub(super) const MAX_DEVICES: usize = u64::BITS as usize;
     /// Initial capacity.
-    const FIRST: usize = 16;
+    const INITIAL_CAPACITY: usize = 16;
 
     pub(super) const fn new() -> Self {
         Self {
             sets: KVec::new(),
-            devices: [DeviceId::NONE; Self::DEVICES],
+            devices: [DeviceId::NONE; Self::MAX_DEVICES],
             end: 0,
         }
     }
@@ -203,7 +203,7 @@ impl Sets {
         if let Some(place) = place {
             return Ok(Some(place + 1));
         }
-        if self.sets.len() < self.sets.capacity().min(Self::MOST) {
+        if self.sets.len() < self.sets.capacity().min(Self::MAX_SETS) {
             // Cannot fail, because there is capacity.
             let _ = self.sets.push_within_capacity(Some(set));
             return Ok(Some(self.sets.len()));
@@ -227,10 +227,10 @@ impl Sets {
     ///
     /// May sleep. The lock of `self` must not be held.
     pub(super) fn larger(places: usize) -> Result<Option<Larger>> {
-        if places >= Self::MOST {
+        if places >= Self::MAX_SETS {
             return Ok(None);
         }
-        let places = (2 * places).clamp(Self::FIRST, Self::MOST);
+        let places = (2 * places).clamp(Self::INITIAL_CAPACITY, Self::MAX_SETS);
         Ok(Some(Larger(KVec::with_capacity(
             places,
             GFP_KERNEL_ACCOUNT,

@@ -28,7 +28,7 @@ use kernel::{
 };
 
 /// Duration of an injected delay.
-const DELAY: Delta = Delta::from_millis(100);
+const INJECTED_DELAY: Delta = Delta::from_millis(100);
 
 declared! {
     rust_hmm_memory_create,
@@ -131,7 +131,7 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         if fails(Point::Window) {
-            fsleep(DELAY);
+            fsleep(INJECTED_DELAY);
         }
         // Pairs with the load in `rust_hmm_memory_destroy()`.
         self.0 .0.fetch_sub(1, Release);

@@ -31,7 +31,7 @@ declared! {
 }
 
 /// Maximum number of items of a queue.
-const DEEPEST: u32 = 1 << 16;
+const QUEUE_MAX_DEPTH: u32 = 1 << 16;
 
 type Run =
     Option<unsafe extern "C" fn(*mut ffi::c_void, *const bindings::rust_hmm_stop) -> ffi::c_int>;
@@ -89,7 +89,7 @@ unsafe fn this<'a>(raw: *mut bindings::rust_hmm_queue) -> &'a CQueue {
 }
 
 fn create(what: *const ffi::c_void, depth: u32) -> Result<*mut bindings::rust_hmm_queue> {
-    if depth == 0 || depth > DEEPEST {
+    if depth == 0 || depth > QUEUE_MAX_DEPTH {
         return Err(EINVAL);
     }
     // CAST: `depth` is at most 65536.

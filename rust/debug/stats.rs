@@ -43,14 +43,14 @@ pub enum Counter {
     Pauses,
 }
 
-const COUNT: usize = Counter::Pauses as usize + 1;
+const COUNTER_COUNT: usize = Counter::Pauses as usize + 1;
 
 /// Counters of a mirror or of device memory, one for each [`Counter`].
-pub struct Stats([Atomic<u64>; COUNT]);
+pub struct Stats([Atomic<u64>; COUNTER_COUNT]);
 
 impl Stats {
     pub(crate) const fn new() -> Self {
-        Self([const { Atomic::new(0) }; COUNT])
+        Self([const { Atomic::new(0) }; COUNTER_COUNT])
     }
 
     #[inline]

@@ -36,7 +36,7 @@ pub enum Phase {
     Wait,
 }
 
-const NAMES: [&str; 8] = [
+const PHASE_NAMES: [&str; 8] = [
     "collect", "unmap", "allocate", "copy", "switch", "flush", "finalize", "wait",
 ];
 
@@ -46,17 +46,17 @@ struct Account {
     ns: Atomic<u64>,
 }
 
-static ACCOUNTS: [Account; NAMES.len()] = [const {
+static PHASE_COUNTERS: [Account; PHASE_NAMES.len()] = [const {
     Account {
         count: Atomic::new(0),
         ns: Atomic::new(0),
     }
-}; NAMES.len()];
+}; PHASE_NAMES.len()];
 
 /// Adds to the counters of `phase`. Not inlined, so that all modules use the same counters.
 #[inline(never)]
 fn add(phase: Phase, ns: u64) {
-    if let Some(account) = ACCOUNTS.get(phase as usize) {
+    if let Some(account) = PHASE_COUNTERS.get(phase as usize) {
         account.count.add(1, Relaxed);
         account.ns.add(ns, Relaxed);
     }
@@ -91,7 +91,7 @@ pub(crate) struct Report;
 
 impl Writer for Report {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, account) in NAMES.iter().zip(&ACCOUNTS) {
+        for (name, account) in PHASE_NAMES.iter().zip(&PHASE_COUNTERS) {
             let count = account.count.load(Relaxed);
             let ns = account.ns.load(Relaxed);
             writeln!(f, "{name} {count} {ns}")?;
@@ -108,7 +108,7 @@ mod tests {
     fn time_belongs_to_the_phase_that_ends() {
         // Nothing else uses the library during KUnit suites, so that only this test adds to `Wait`.
         let read = || {
-            let [.., wait] = &ACCOUNTS;
+            let [.., wait] = &PHASE_COUNTERS;
             (wait.count.load(Relaxed), wait.ns.load(Relaxed))
         };
         let before = read();
@@ -118,6 +118,6 @@ mod tests {
         let after = read();
         assert_eq!(after.0, before.0 + 1);
         assert!(after.1 >= before.1 + 100_000);
-        assert_eq!(NAMES.get(Phase::Wait as usize), Some(&"wait"));
+        assert_eq!(PHASE_NAMES.get(Phase::Wait as usize), Some(&"wait"));
     }
 }

@@ -18,19 +18,19 @@ use kernel::{
 };
 
 /// Numbers of mirrors and devices, in the order of their creation.
-static MIRRORS: Atomic<u32> = Atomic::new(0);
-static DEVICES: Atomic<u32> = Atomic::new(0);
+static MIRROR_NUMBERS: Atomic<u32> = Atomic::new(0);
+static DEVICE_NUMBERS: Atomic<u32> = Atomic::new(0);
 
 /// Returns a new number for a device's memory.
 #[inline(never)]
 pub(crate) fn new_device() -> u32 {
-    DEVICES.fetch_add(1, Relaxed)
+    DEVICE_NUMBERS.fetch_add(1, Relaxed)
 }
 
 /// Returns a new number for a mirror.
 #[inline(never)]
 fn new_mirror() -> u32 {
-    MIRRORS.fetch_add(1, Relaxed)
+    MIRROR_NUMBERS.fetch_add(1, Relaxed)
 }
 
 /// Trace context of a mirror: its number, and the process whose memory it mirrors.

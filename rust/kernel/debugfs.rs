@@ -54,8 +54,8 @@ unsafe impl Send for Table {}
 // SAFETY: A table is never modified, so that concurrent reads are no data race.
 unsafe impl Sync for Table {}
 
-static TEXT: SetOnce<Table> = SetOnce::new();
-static BINARY: SetOnce<Table> = SetOnce::new();
+static TEXT_FILE_OPS: SetOnce<Table> = SetOnce::new();
+static BINARY_FILE_OPS: SetOnce<Table> = SetOnce::new();
 
 /// A directory at the root of debugfs, with files. Dropping it waits for concurrent reads and
 /// writes, and removes the directory.
@@ -83,7 +83,7 @@ impl Directory {
     ///
     /// May sleep.
     pub(crate) fn new(name: &CStr, module: &'static ThisModule, files: KVec<File>) -> Self {
-        TEXT.populate(Table(bindings::file_operations {
+        TEXT_FILE_OPS.populate(Table(bindings::file_operations {
             owner: module.as_ptr(),
             open: Some(open_text),
             read: Some(bindings::seq_read),
@@ -92,7 +92,7 @@ impl Directory {
             release: Some(bindings::single_release),
             ..pin_init::zeroed()
         }));
-        BINARY.populate(Table(bindings::file_operations {
+        BINARY_FILE_OPS.populate(Table(bindings::file_operations {
             owner: module.as_ptr(),
             open: Some(bindings::simple_open),
             read: Some(read_binary),
@@ -116,9 +116,9 @@ impl Directory {
             }
             let parent = if file.below.is_some() { last.1 } else { root };
             let (mode, table) = match file.contents {
-                Contents::Text(_) => (0o400, &TEXT),
-                Contents::Setting(_) => (0o600, &TEXT),
-                Contents::Binary(_) => (0o400, &BINARY),
+                Contents::Text(_) => (0o400, &TEXT_FILE_OPS),
+                Contents::Setting(_) => (0o600, &TEXT_FILE_OPS),
+                Contents::Binary(_) => (0o400, &BINARY_FILE_OPS),
             };
             let Some(table) = table.as_ref() else {
                 continue;

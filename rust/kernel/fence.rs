@@ -23,7 +23,7 @@ use kernel::{
 };
 
 /// Maximum duration of one sleep of a wait, in jiffies. After it the elapsed time is checked again.
-const LONGEST: Jiffies = 1 << 20;
+const MAX_SLEEP_JIFFIES: Jiffies = 1 << 20;
 
 /// Returns `ECANCELED`, for which the kernel crate of 7.2 has no constant.
 pub fn cancelled() -> Error {
@@ -263,14 +263,14 @@ impl Fence {
         let since = Instant::<Monotonic>::now();
         loop {
             let left = match timeout {
-                None => LONGEST,
+                None => MAX_SLEEP_JIFFIES,
                 Some(timeout) => {
                     let left = timeout - since.elapsed();
                     if left <= Delta::ZERO {
                         return Err(ETIMEDOUT);
                     }
                     let ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
-                    kernel::time::msecs_to_jiffies(ms.max(1)).min(LONGEST)
+                    kernel::time::msecs_to_jiffies(ms.max(1)).min(MAX_SLEEP_JIFFIES)
                 }
             };
             self.sleep(&bell, left, true)?;

@@ -15,7 +15,7 @@ use kernel::{
 };
 
 /// Length of a period, in ns.
-const PERIOD: u64 = 5_000_000_000;
+const LIMIT_PERIOD_NS: u64 = 5_000_000_000;
 
 /// Limits one kind of message to `burst` lines in each period of 5 seconds.
 pub(crate) struct Limit {
@@ -45,7 +45,7 @@ impl Limit {
     }
 
     fn allows_at(&self, now: u64) -> bool {
-        if now.saturating_sub(self.start.load(Relaxed)) >= PERIOD {
+        if now.saturating_sub(self.start.load(Relaxed)) >= LIMIT_PERIOD_NS {
             self.start.store(now, Relaxed);
             self.logged.store(0, Relaxed);
         }
@@ -62,8 +62,8 @@ mod tests {
     fn messages_beyond_the_burst_wait_for_the_next_period() {
         let limit = Limit::new(10);
         let count = |now| (0..100).filter(|_| limit.allows_at(now)).count();
-        assert_eq!(count(3 * PERIOD / 2), 10);
-        assert_eq!(count(5 * PERIOD / 2 - 1), 0);
-        assert_eq!(count(5 * PERIOD / 2), 10);
+        assert_eq!(count(3 * LIMIT_PERIOD_NS / 2), 10);
+        assert_eq!(count(5 * LIMIT_PERIOD_NS / 2 - 1), 0);
+        assert_eq!(count(5 * LIMIT_PERIOD_NS / 2), 10);
     }
 }

@@ -193,13 +193,13 @@ impl<F: OpenFile> FileOps<F> {
 ///
 /// There is at most one such task, because the kernel holds `misc_mtx` during `open`. Registration
 /// and removal of a node take this mutex, too.
-static OPENING: Atomic<usize> = Atomic::new(0);
+static OPENING_TASK: Atomic<usize> = Atomic::new(0);
 
 /// Returns whether the current task is in [`OpenFile::open`], and must not take `misc_mtx` again.
-// Not inlined: all modules must use the same `OPENING`.
+// Not inlined: all modules must use the same `OPENING_TASK`.
 #[inline(never)]
 fn is_opening() -> bool {
-    OPENING.load(Relaxed) == reentry::current_task()
+    OPENING_TASK.load(Relaxed) == reentry::current_task()
 }
 
 /// Records whether the current task is in [`OpenFile::open`]. Context: `misc_mtx` is held.
@@ -210,7 +210,7 @@ fn set_opening(is_opening: bool) {
     } else {
         0
     };
-    OPENING.store(task, Relaxed);
+    OPENING_TASK.store(task, Relaxed);
 }
 
 /// A registered node below `/dev`, readable and writable by root.

@@ -38,10 +38,10 @@ use kernel::{
 };
 
 /// Limits the reports of refused calls.
-static REPORTS: Limit = Limit::new(1);
+static REFUSAL_REPORTS: Limit = Limit::new(1);
 
 /// Number of tasks that can be within callbacks at the same time.
-const PLACES: usize = 1024;
+const TABLE_SLOTS: usize = 1024;
 
 /// Table entry of a task that is within callbacks.
 struct Place {
@@ -56,14 +56,14 @@ struct Place {
     reach: Atomic<usize>,
 }
 
-static TABLE: [Place; PLACES] = [const {
+static TABLE: [Place; TABLE_SLOTS] = [const {
     Place {
         task: Atomic::new(0),
         born: Atomic::new(0),
         depth: Atomic::new(0),
         reach: Atomic::new(0),
     }
-}; PLACES];
+}; TABLE_SLOTS];
 
 /// Returns the address of the current task, which identifies it as long as it runs.
 #[inline(never)]
@@ -92,13 +92,13 @@ impl Name {
     /// Returns the index of the first place to search.
     fn first(&self) -> usize {
         // A `task_struct` is some KiB long.
-        ((self.address >> 10).wrapping_mul(0x9e37_79b9) >> 7) % PLACES
+        ((self.address >> 10).wrapping_mul(0x9e37_79b9) >> 7) % TABLE_SLOTS
     }
 
     /// Returns the first `count` places to search.
     fn places(&self, count: usize) -> impl Iterator<Item = &'static Place> {
         let first = self.first();
-        (0..count).filter_map(move |step| TABLE.get((first + step) % PLACES))
+        (0..count).filter_map(move |step| TABLE.get((first + step) % TABLE_SLOTS))
     }
 
     fn reach(&self) -> Option<&'static Atomic<usize>> {
@@ -169,7 +169,7 @@ impl Name {
     /// Takes a free place.
     fn claim(&self) -> Option<&'static Place> {
         let (step, place) = self
-            .places(PLACES)
+            .places(TABLE_SLOTS)
             .enumerate()
             .find(|(_, place)| self.take(place))?;
         let reach = self.reach()?;
@@ -293,7 +293,7 @@ pub(crate) fn may_wait() -> Result {
 #[cold]
 #[inline(never)]
 fn report(place: &Location<'_>) {
-    if REPORTS.allows() {
+    if REFUSAL_REPORTS.allows() {
         pr_warn!(
             "{}:{}: EDEADLK: this function may wait, and was called from a driver callback, with a \
              table lock held or in a section; call it after that, or from another thread\n",
@@ -342,10 +342,10 @@ mod tests {
         let name = Name::current();
         // Fill all places but one, beginning with the first one that is searched for this task.
         let others = || {
-            name.places(PLACES - 1)
+            name.places(TABLE_SLOTS - 1)
                 .filter(|place| place.task.load(Relaxed) == usize::MAX)
         };
-        for place in name.places(PLACES - 1) {
+        for place in name.places(TABLE_SLOTS - 1) {
             let _taken = place.task.cmpxchg(0, usize::MAX, Relaxed);
         }
         {

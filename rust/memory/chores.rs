@@ -34,7 +34,7 @@ const OBJECTS: usize = PIECE_OVERHEAD / PAGE_SIZE;
 
 /// Time in jiffies after which the worker checks again. A wake-up can precede the worker's sleep,
 /// because the shrinker does not hold the lock.
-const LOOK_AGAIN: kernel::time::Jiffies = 1000;
+const WORKER_RECHECK_JIFFIES: kernel::time::Jiffies = 1000;
 
 /// Work queued for the worker thread.
 #[pin_data]
@@ -64,7 +64,9 @@ impl Chores {
         while !stop.load(Relaxed) {
             let pieces = self.pieces.xchg(0, Full);
             if pieces == 0 {
-                let _why = self.wake.wait_interruptible_timeout(&mut guard, LOOK_AGAIN);
+                let _why = self
+                    .wake
+                    .wait_interruptible_timeout(&mut guard, WORKER_RECHECK_JIFFIES);
                 continue;
             }
             drop(guard);
@@ -89,7 +91,7 @@ impl<M: MemoryOps> Shrink for Idle<M> {
             let chores = &self.0.data().chores;
             chores.pieces.fetch_add(wanted, Full);
             // Do not take the lock: a holder may allocate, and this is reclaim. If the wake-up is
-            // lost, the worker checks again after `LOOK_AGAIN`.
+            // lost, the worker checks again after `WORKER_RECHECK_JIFFIES`.
             chores.wake.notify_one();
         }
         wanted * OBJECTS

@@ -34,19 +34,19 @@ use kernel::{
     time::{delay::fsleep, Delta, Jiffies},
 };
 
-const WORDS: usize = PMD_PAGES / u64::BITS as usize;
+const FAILED_WORDS: usize = PMD_PAGES / u64::BITS as usize;
 
 /// Interval at which a wait checks for a stop and reports late jobs, in jiffies.
-const LOOK_AGAIN: Jiffies = 10;
+const COPY_CHECK_JIFFIES: Jiffies = 10;
 
 /// Nanoseconds after which a wait for copy jobs is reported.
-const LATE: u64 = 10_000_000_000;
+const COPY_LATE_NS: u64 = 10_000_000_000;
 
 /// Limits the reports of late copy jobs.
-static REPORTS: Limit = Limit::new(1);
+static LATE_COPY_REPORTS: Limit = Limit::new(1);
 
 /// Interval between two checks while a pending signal makes an interruptible wait return at once.
-const PAUSE: Delta = Delta::from_micros(200);
+const COPY_POLL_INTERVAL: Delta = Delta::from_micros(200);
 
 /// Source and destination of a copy of 1 or 512 pages.
 pub struct CopyDesc<'a> {
@@ -82,7 +82,7 @@ struct State {
     /// Number of jobs that exist or are reserved, and one for the [`Batch`].
     outstanding: Atomic<usize>,
     /// A bit for each job that has succeeded, by the index of its entry.
-    filled: [Atomic<u64>; WORDS],
+    filled: [Atomic<u64>; FAILED_WORDS],
     /// The waiting task was killed or stopped: the results of the copies will not be used.
     cancelled: AtomicFlag,
     #[pin]
@@ -306,7 +306,7 @@ impl Drop for Batch<'_> {
             let why = self
                 .state
                 .idle
-                .wait_interruptible_timeout(&mut guard, LOOK_AGAIN);
+                .wait_interruptible_timeout(&mut guard, COPY_CHECK_JIFFIES);
             let signal = matches!(why, CondVarTimeoutResult::Signal { .. });
             let stopped = self.cancelled.is_some() && self.stop.is_some_and(Stop::is_set);
             if !signal && !stopped {
@@ -322,19 +322,19 @@ impl Drop for Batch<'_> {
             }
             if signal {
                 // A signal that stays pending makes each interruptible wait return at once.
-                fsleep(PAUSE);
+                fsleep(COPY_POLL_INTERVAL);
             }
             guard = self.state.lock.lock();
         }
     }
 }
 
-/// Logs that jobs are not completed [`LATE`] after `start`. The kernel's hung task detector does
-/// not see the wait, which is interruptible and has a time limit.
+/// Logs that jobs are not completed [`COPY_LATE_NS`] after `start`. The kernel's hung task detector
+/// does not see the wait, which is interruptible and has a time limit.
 #[inline(never)]
 fn report_late(state: &State, start: u64) {
     let waited = monotonic_ns().saturating_sub(start);
-    if waited >= LATE && REPORTS.allows() {
+    if waited >= COPY_LATE_NS && LATE_COPY_REPORTS.allows() {
         pr_warn!(
             "{} copy jobs not completed for {} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n",
             state.outstanding.load(Relaxed),

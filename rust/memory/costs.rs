@@ -7,7 +7,7 @@ use crate::kernel::completion::monotonic_ns;
 use kernel::prelude::*;
 
 /// Number of searches. The fastest one counts, because interrupts disturb the others.
-const SEARCHES: usize = 50;
+const TIMED_SEARCHES: usize = 50;
 
 /// Returns the nanoseconds of a search in a memory of `blocks` blocks, `count` groups of which are
 /// full. In a VM whose clock counts instructions, the result is a number of instructions.
@@ -24,7 +24,7 @@ fn search(blocks: usize, groups: usize) -> Result<u64> {
     }
     let full = |_| Usage::Full;
     let mut least = u64::MAX;
-    for expected in 0..SEARCHES {
+    for expected in 0..TIMED_SEARCHES {
         let begin = monotonic_ns();
         let claim = lru.coldest(&full, blocks, lru.now());
         let end = monotonic_ns();

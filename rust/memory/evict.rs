@@ -33,10 +33,10 @@ use kernel::{
 
 /// Passes over the memory before an eviction of all pages gives up. A page to which another task
 /// had a temporary reference is evicted in a later pass.
-const PASSES: usize = 50;
+const EVICT_MAX_PASSES: usize = 50;
 
 /// Time between two passes.
-const PAUSE: Delta = Delta::from_millis(2);
+const EVICT_PASS_INTERVAL: Delta = Delta::from_millis(2);
 
 /// Guard: an eviction is isolating pages. Counted in [`Ops::evicting`](super::Ops::evicting).
 struct Evicting<'a>(&'a Atomic<usize>);
@@ -123,9 +123,9 @@ impl<M: MemoryOps> Parts<M> {
     pub(super) fn evict(&self, locks: MmapLocks, killable: bool) -> Result<usize> {
         let mut batch = Batch::new()?;
         let mut copies = Copies::new(killable)?;
-        for pass in 0..PASSES {
+        for pass in 0..EVICT_MAX_PASSES {
             if pass > 0 {
-                fsleep(PAUSE);
+                fsleep(EVICT_PASS_INTERVAL);
             }
             let result = self.evict_pass(&mut batch, &mut copies, locks, killable);
             result?;

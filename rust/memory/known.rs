@@ -16,16 +16,16 @@ use kernel::{
 };
 
 /// Number of cached connections. With more devices, drivers are asked again.
-const KEPT: usize = 16;
+const MAX_CACHED_CONNECTIONS: usize = 16;
 
 /// Generation of the connections. A cached connection of an older generation is stale.
-static CHANGES: Atomic<usize> = Atomic::new(0);
+static CONNECTION_GENERATION: Atomic<usize> = Atomic::new(0);
 
 #[inline(never)]
 fn changes() -> usize {
     // Acquire: the driver's changes that led to this generation are visible to the call that asks
     // it again. Pairs with the release in `forget()`.
-    CHANGES.load(Acquire)
+    CONNECTION_GENERATION.load(Acquire)
 }
 
 /// Invalidates all cached connections. Called when drivers report a change, and when a device is
@@ -33,7 +33,7 @@ fn changes() -> usize {
 #[inline(never)]
 pub(crate) fn forget() {
     // Release: the driver's changes are visible to a task that loads the new generation.
-    CHANGES.fetch_add(1, Release);
+    CONNECTION_GENERATION.fetch_add(1, Release);
 }
 
 #[derive(Clone, Copy)]
@@ -45,7 +45,7 @@ struct Answer {
 }
 
 struct Answers {
-    list: [Option<Answer>; KEPT],
+    list: [Option<Answer>; MAX_CACHED_CONNECTIONS],
     next: usize,
 }
 
@@ -71,7 +71,7 @@ impl Known {
         pin_init!(Self {
             answers <- Mutex::new(
                 Answers {
-                    list: [None; KEPT],
+                    list: [None; MAX_CACHED_CONNECTIONS],
                     next: 0,
                 },
                 name,
@@ -100,7 +100,7 @@ impl Known {
         let connection = ask();
         let answers = &mut *self.answers.lock();
         if answers.find(other).is_none() {
-            if let Some(place) = answers.list.get_mut(answers.next % KEPT) {
+            if let Some(place) = answers.list.get_mut(answers.next % MAX_CACHED_CONNECTIONS) {
                 *place = Some(Answer {
                     other,
                     connection,
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn drivers_are_asked_once() -> Result {
         let known = KBox::pin_init(Known::new(), GFP_KERNEL)?;
-        let others = [0u8; KEPT + 1];
+        let others = [0u8; MAX_CACHED_CONNECTIONS + 1];
         let mut asked = 0;
         for _ in 0..3 {
             let answer = known.get(MemoryId::of(&others[0]), || {

@@ -14,8 +14,8 @@
 //! of the partially used blocks.
 //!
 //! The trees have as many levels for 1 GiB as for 32 TiB, and one more for each factor of 64
-//! beyond. The state of blocks is allocated for [`GROUP`] blocks at a time, when memory is first
-//! added there.
+//! beyond. The state of blocks is allocated for [`GROUP_BLOCKS`] blocks at a time, when memory is
+//! first added there.
 
 mod bounds;
 mod search;
@@ -37,9 +37,9 @@ pub(crate) use turns::Turn;
 use turns::{Block, Turns};
 
 /// Blocks whose state is allocated at once: 8 GiB.
-pub(super) const GROUP: usize = FANOUT * FANOUT;
+pub(super) const GROUP_BLOCKS: usize = FANOUT * FANOUT;
 
-/// State of [`GROUP`] blocks, or of fewer at the end of the memory.
+/// State of [`GROUP_BLOCKS`] blocks, or of fewer at the end of the memory.
 struct Group {
     blocks: KVVec<Block>,
     nodes: KVVec<Node>,
@@ -132,7 +132,7 @@ impl Lru {
     ///
     /// May sleep.
     pub(super) fn new(blocks: usize) -> Result<Self> {
-        let count = blocks.div_ceil(GROUP);
+        let count = blocks.div_ceil(GROUP_BLOCKS);
         let mut groups = KVVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
             groups.push(OnceBox::new(), GFP_KERNEL)?;
@@ -155,12 +155,15 @@ impl Lru {
     ///
     /// May sleep.
     pub(super) fn prepare(&self, block: usize) -> Result {
-        let number = block / GROUP;
+        let number = block / GROUP_BLOCKS;
         let Some(group) = self.groups.get(number) else {
             return Ok(());
         };
         if group.get().is_none() {
-            let blocks = self.len.saturating_sub(number * GROUP).min(GROUP);
+            let blocks = self
+                .len
+                .saturating_sub(number * GROUP_BLOCKS)
+                .min(GROUP_BLOCKS);
             group.put(KBox::pin(Group::new(blocks)?, GFP_KERNEL)?);
         }
         Ok(())
@@ -168,12 +171,12 @@ impl Lru {
 
     #[inline]
     fn group(&self, block: usize) -> Option<&Group> {
-        self.groups.get(block / GROUP)?.get()
+        self.groups.get(block / GROUP_BLOCKS)?.get()
     }
 
     #[inline]
     fn block(&self, block: usize) -> Option<&Block> {
-        self.group(block)?.blocks.get(block % GROUP)
+        self.group(block)?.blocks.get(block % GROUP_BLOCKS)
     }
 
     /// Records an access of the device to `block`.
@@ -236,7 +239,7 @@ impl Lru {
         let Some(group) = self.group(block) else {
             return;
         };
-        let Some(node) = group.nodes.get(block % GROUP / FANOUT) else {
+        let Some(node) = group.nodes.get(block % GROUP_BLOCKS / FANOUT) else {
             return;
         };
         // A search clears the bit before it checks the pages again. Either it sees these pages, or
@@ -253,7 +256,7 @@ impl Lru {
         };
         let turn = last.load(Relaxed);
         node.add(block % FANOUT, tree, turn);
-        self.bounds.lower(block / GROUP, tree, turn);
+        self.bounds.lower(block / GROUP_BLOCKS, tree, turn);
     }
 
     /// Claims `block` for the current task to evict it.

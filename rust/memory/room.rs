@@ -32,10 +32,10 @@ use kernel::{
 
 /// Number of blocks whose eviction is tried for one step. A block that cannot be evicted, because
 /// its pages are pinned or locked, counts as recently used.
-const TRIES: usize = 8;
+const RECLAIM_MAX_TRIES: usize = 8;
 
 /// Time between two tries while other tasks evict all blocks that could be chosen.
-const PAUSE: Delta = Delta::from_millis(5);
+const RECLAIM_RETRY_INTERVAL: Delta = Delta::from_millis(5);
 
 impl<M: MemoryOps> Memory<M> {
     /// Records that the device accesses `range` of its memory, so that it is evicted later than
@@ -95,14 +95,14 @@ impl<M: MemoryOps> Memory<M> {
     fn evict_for(&self, pages: usize, before: Turn) -> Result<bool> {
         let mut batch = Batch::new()?;
         let mut copies = Copies::new(true)?;
-        for _ in 0..TRIES {
+        for _ in 0..RECLAIM_MAX_TRIES {
             if fatal_signal_pending() {
                 return Err(EINTR);
             }
             let eviction = match self.parts.begin_eviction(|lru| self.coldest(lru, before)) {
                 Ok(eviction) => eviction,
                 Err(NoClaim::Busy) => {
-                    fsleep(PAUSE);
+                    fsleep(RECLAIM_RETRY_INTERVAL);
                     if self.has_room(pages) {
                         return Ok(true);
                     }

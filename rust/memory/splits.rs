@@ -6,7 +6,7 @@
 //! handler returns. So a work item of the workqueue `rust_hmm` splits the folio. Each folio has a
 //! work item of its own, and these run concurrently, because a device flush for one process must
 //! not delay another process. A work item takes mmap locks by trylock, and gives up after
-//! [`PATIENCE`].
+//! [`SPLIT_TIMEOUT`].
 //!
 //! A task that faulted in user mode sleeps until the work item has ended, before it returns to user
 //! mode. For other faults the kernel repeats the fault immediately, so that the handler cannot
@@ -48,18 +48,18 @@ pub(super) use table::Met;
 use table::{Item, Table};
 
 /// Time after which a work item gives up.
-const PATIENCE: Delta = Delta::from_secs(2);
+const SPLIT_TIMEOUT: Delta = Delta::from_secs(2);
 
 /// Number of tries with the short pause. The faulting task is about to release its reference.
-const QUICK_TRIES: usize = 200;
+const SPLIT_FAST_TRIES: usize = 200;
 
-/// Pause after each of the first [`QUICK_TRIES`] tries, and after later ones.
-const QUICK: Delta = Delta::from_micros(50);
-const SLOW: Delta = Delta::from_millis(1);
+/// Pause after each of the first [`SPLIT_FAST_TRIES`] tries, and after later ones.
+const SPLIT_FAST_INTERVAL: Delta = Delta::from_micros(50);
+const SPLIT_SLOW_INTERVAL: Delta = Delta::from_millis(1);
 
-/// One in `VISITS` faults that meet a work item and cannot release the mmap lock proceeds; the
-/// others return early.
-const VISITS: usize = 64;
+/// One in `SPLIT_FAULT_RATIO` faults that meet a work item and cannot release the mmap lock
+/// proceeds; the others return early.
+const SPLIT_FAULT_RATIO: usize = 64;
 
 /// The work item that splits a page.
 struct Splitter<M: MemoryOps> {
@@ -74,14 +74,18 @@ impl<M: MemoryOps> Splitter<M> {
         let begin = Instant::<Monotonic>::now();
         let mut batch = None;
         let mut tries = 0;
-        while self.item.is_wanted() && begin.elapsed() < PATIENCE {
+        while self.item.is_wanted() && begin.elapsed() < SPLIT_TIMEOUT {
             batch = batch.or_else(|| Batch::new().ok());
             if let Some(batch) = &mut batch {
                 if self.pages.split(self.item.number, MmapLocks::Own, batch) {
                     return true;
                 }
             }
-            fsleep(if tries < QUICK_TRIES { QUICK } else { SLOW });
+            fsleep(if tries < SPLIT_FAST_TRIES {
+                SPLIT_FAST_INTERVAL
+            } else {
+                SPLIT_SLOW_INTERVAL
+            });
             tries += 1;
         }
         false
@@ -190,7 +194,7 @@ impl<M: MemoryOps> Splits<M> {
     ///
     /// Any.
     pub(super) fn returns_at_once(&self, can_retry: bool) -> bool {
-        can_retry || self.visits.fetch_add(1, Relaxed) % VISITS != 0
+        can_retry || self.visits.fetch_add(1, Relaxed) % SPLIT_FAULT_RATIO != 0
     }
 
     /// Returns whether the huge page that begins at device page `number` is being split.

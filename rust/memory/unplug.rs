@@ -19,14 +19,14 @@ use kernel::{
 
 /// Number of passes over the pages to be removed. A page that has a temporary reference is evicted
 /// in a later pass.
-const PASSES: usize = 20;
+const UNPLUG_MAX_PASSES: usize = 20;
 
 /// Maximum number of further evictions by unplug, each after a wait for migrations from the device
 /// that the previous one met.
-const ROUNDS: usize = 4;
+const UNPLUG_MAX_ROUNDS: usize = 4;
 
 /// Time between two passes.
-const PAUSE: Delta = Delta::from_millis(2);
+const UNPLUG_PASS_INTERVAL: Delta = Delta::from_millis(2);
 
 impl<M: MemoryOps> Memory<M> {
     /// Returns whether the device was unplugged.
@@ -69,7 +69,7 @@ impl<M: MemoryOps> Memory<M> {
         // not lost, but their copies need the device.
         ops.departures.wait();
         let mut lost = self.parts.evict(MmapLocks::All, false)?;
-        for _ in 0..ROUNDS {
+        for _ in 0..UNPLUG_MAX_ROUNDS {
             if lost == 0 || !ops.departures.wait() {
                 break;
             }
@@ -105,9 +105,9 @@ impl<M: MemoryOps> Memory<M> {
         let mut copies = Copies::new(false)?;
         let blocks =
             || (range.first / PMD_PAGES..end.div_ceil(PMD_PAGES)).map(|block| block * PMD_PAGES);
-        for pass in 0..PASSES {
+        for pass in 0..UNPLUG_MAX_PASSES {
             if pass > 0 {
-                fsleep(PAUSE);
+                fsleep(UNPLUG_PASS_INTERVAL);
             }
             if self.pages().withdraw(range) == 0 {
                 self.parts.tell_victims(None);

@@ -8,12 +8,12 @@ use kernel::{prelude::*, sync::SpinLock};
 
 /// Maximum number of spaces that are recorded separately. A folio is rarely mapped by more
 /// processes that have a mirror.
-const NAMES: usize = 16;
+const MAX_VICTIM_SPACES: usize = 16;
 
 /// Identities of address spaces.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Names {
-    some: [Option<MmId>; NAMES],
+    some: [Option<MmId>; MAX_VICTIM_SPACES],
     /// Whether there were more than fit.
     pub(super) more: bool,
 }
@@ -70,10 +70,13 @@ mod tests {
     fn each_is_named_once_and_too_many_are_not_forgotten() -> Result {
         let victims = KBox::pin_init(Victims::new(), GFP_KERNEL)?;
         for _ in 0..2 {
-            (0..NAMES).for_each(|number| victims.add(MmId::for_test(number)));
+            (0..MAX_VICTIM_SPACES).for_each(|number| victims.add(MmId::for_test(number)));
         }
         let names = victims.take();
-        assert_eq!((names.iter().count(), names.more), (NAMES, false));
+        assert_eq!(
+            (names.iter().count(), names.more),
+            (MAX_VICTIM_SPACES, false)
+        );
         assert_eq!(victims.take().iter().count(), 0);
         (0..=NAMES).for_each(|number| victims.add(MmId::for_test(number)));
         assert!(victims.take().more);

@@ -19,7 +19,7 @@ use crate::{
 use kernel::prelude::*;
 
 /// Maximum number of blocks whose sequences are read before the mmap lock is taken.
-const AHEAD: usize = 8;
+const MAX_BLOCKS_AHEAD: usize = 8;
 
 /// Outcomes of the pages of a block.
 pub(super) type Pages = KBox<[PageOutcome; PMD_PAGES]>;
@@ -106,8 +106,8 @@ impl<F: Format> Room<F> {
             slot <- Slot::new(PMD_PAGES, mirror.spares(), stop),
             joined: [Joined::new(), Joined::new()],
             pages: [pages()?, pages()?],
-            ahead: KVec::with_capacity(AHEAD, GFP_KERNEL)?,
-            windows: KVec::with_capacity(1 + AHEAD, GFP_KERNEL)?,
+            ahead: KVec::with_capacity(MAX_BLOCKS_AHEAD, GFP_KERNEL)?,
+            windows: KVec::with_capacity(1 + MAX_BLOCKS_AHEAD, GFP_KERNEL)?,
             end: None,
             left: [None; 2],
         }? Error);
@@ -144,7 +144,7 @@ impl<F: Format> Room<F> {
     ) -> Result {
         let window = mirror.window(space, first)?;
         self.windows.push_within_capacity(window)?;
-        for range in rest.pmd_pieces().take(AHEAD) {
+        for range in rest.pmd_pieces().take(MAX_BLOCKS_AHEAD) {
             let ahead = Ahead::new(mirror, space, range)?;
             let window = mirror.window(space, range.start())?;
             self.windows.push_within_capacity(window)?;

@@ -24,7 +24,7 @@ use kernel::{
 
 /// Maximum number of ranges that are collected before they are migrated. Each lies within a block
 /// of 2 MiB.
-const PARTS: usize = 1024;
+const DRAIN_MAX_RANGES: usize = 1024;
 
 /// Ranges of the address space whose device entries refer to the device's own memory.
 struct Parts {
@@ -36,7 +36,7 @@ struct Parts {
 impl Parts {
     fn new() -> Result<Self> {
         Ok(Self {
-            list: KVVec::with_capacity(PARTS, GFP_KERNEL)?,
+            list: KVVec::with_capacity(DRAIN_MAX_RANGES, GFP_KERNEL)?,
             full: false,
         })
     }

@@ -32,7 +32,7 @@ pub(crate) enum Overlap {
     Failed,
 }
 
-const NAMES: [&str; 8] = [
+const OVERLAP_NAMES: [&str; 8] = [
     "isolated",
     "copied",
     "contended",
@@ -43,12 +43,13 @@ const NAMES: [&str; 8] = [
     "failed",
 ];
 
-static COUNTS: [Atomic<u64>; NAMES.len()] = [const { Atomic::new(0) }; NAMES.len()];
+static OVERLAP_COUNTS: [Atomic<u64>; OVERLAP_NAMES.len()] =
+    [const { Atomic::new(0) }; OVERLAP_NAMES.len()];
 
 /// Increments the counter of `end`. Not inlined, so that all modules share the counters.
 #[inline(never)]
 pub(super) fn count(end: Overlap) {
-    if let Some(count) = COUNTS.get(end as usize) {
+    if let Some(count) = OVERLAP_COUNTS.get(end as usize) {
         count.add(1, Relaxed);
     }
 }
@@ -56,7 +57,7 @@ pub(super) fn count(end: Overlap) {
 /// Returns the number of attempts with this result, of all devices, since the module was loaded.
 #[cfg(CONFIG_KUNIT = "y")]
 pub(crate) fn counted(end: Overlap) -> u64 {
-    COUNTS
+    OVERLAP_COUNTS
         .get(end as usize)
         .map_or(0, |count| count.load(Relaxed))
 }
@@ -66,7 +67,7 @@ pub(crate) struct Report;
 
 impl Writer for Report {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, count) in NAMES.iter().zip(&COUNTS) {
+        for (name, count) in OVERLAP_NAMES.iter().zip(&OVERLAP_COUNTS) {
             writeln!(f, "{name} {}", count.load(Relaxed))?;
         }
         Ok(())

@@ -28,13 +28,13 @@ use kernel::{
 
 /// Maximum number of further passes of a step to the device, each after a pause. Made if pages were
 /// left behind although there was memory.
-const RETRIES: usize = 3;
+const STEP_MAX_RETRIES: usize = 3;
 
 /// Maximum number of retries of a step for pages whose memory was taken by concurrent allocations.
-const ROUNDS: usize = 3;
+const STEP_MAX_ALLOC_RETRIES: usize = 3;
 
 /// Pause before a further pass.
-const PAUSE: Delta = Delta::from_millis(1);
+const STEP_RETRY_INTERVAL: Delta = Delta::from_millis(1);
 
 /// State that the steps of one migration share.
 pub(super) struct Step<'m, D: Device> {
@@ -135,7 +135,7 @@ impl<'m, D: Device> Step<'m, D> {
         };
         // All pages of the 2 MiB that have extra references share the pauses. A pause for each run
         // of pages would add up to 0.8 s.
-        for _ in 0..RETRIES {
+        for _ in 0..STEP_MAX_RETRIES {
             let explained = |outcome| self.count(0, part.pages(), outcome) != 0;
             let others = [PageOutcome::NoMemory, PageOutcome::CopyFailed];
             if !again || self.is_stopped() || others.into_iter().any(explained) {
@@ -144,7 +144,7 @@ impl<'m, D: Device> Step<'m, D> {
             // References can be temporary: by compaction, reclaim, or a reader of the page's
             // contents.
             self.mirror.stats().add(Counter::Pauses, 1);
-            fsleep(PAUSE);
+            fsleep(STEP_RETRY_INTERVAL);
             again = self.pass(part, &mut part.start())?;
         }
         Ok(())
@@ -192,7 +192,7 @@ impl<'m, D: Device> Step<'m, D> {
         let mut more = survey.held;
         if let (Some(run), Target::Device) = (survey.found, self.target) {
             let first = first + piece.index_of(run.start()).ok_or(EINVAL)?;
-            for _ in 0..ROUNDS {
+            for _ in 0..STEP_MAX_ALLOC_RETRIES {
                 let missing = self.count(first, run.pages(), PageOutcome::NoMemory);
                 if full || missing == 0 {
                     break;

@@ -42,7 +42,7 @@ pub(super) struct Known {
 /// Maximum number of rounds in which attributes follow VMAs. Each round watches one more VMA, so
 /// that there is a round for each range that can be set aside. Ranges that are left then lose their
 /// attributes.
-const ROUNDS: usize = 64;
+const ORPHAN_MAX_ROUNDS: usize = 64;
 
 impl<D: Device> Inner<D> {
     /// Calls `each` with the index and number of pages of `range` that are in the mirror's home
@@ -94,7 +94,7 @@ impl<D: Device> Inner<D> {
     #[cold]
     fn settle<'s>(&self, space: &'s AddressSpace) -> Result<MmapGuard<'s>> {
         let attributes = self.space.attributes();
-        for _ in 0..ROUNDS {
+        for _ in 0..ORPHAN_MAX_ROUNDS {
             // Load this before the mmap lock is taken, because the mmap lock may be taken under the
             // mutex that is taken here. The watched ranges only grow.
             let watched = self.space.watched();

@@ -27,7 +27,7 @@ impl<D: Device> Shrink for Inner<D> {
     fn scan(&self, objects: usize) -> usize {
         let free = self.reader.free_tables(objects);
         let more = objects.saturating_sub(free);
-        if more == 0 || !self.give_up_cold(more.div_ceil(owner::PAGES)) {
+        if more == 0 || !self.give_up_cold(more.div_ceil(owner::OBJECT_MAX_PAGES)) {
             return free;
         }
         free + self.reader.free_tables(more)

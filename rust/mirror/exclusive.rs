@@ -13,7 +13,7 @@ use crate::{
 use kernel::{page::PAGE_SIZE, prelude::*};
 
 /// Maximum number of retries for each page. A retry follows a collision with an invalidation.
-const TRIES: usize = 64;
+const EXCLUSIVE_MAX_TRIES: usize = 64;
 
 impl<D: Device> Mirror<D> {
     /// Gives the device exclusive access to the pages of `range`. A CPU access to a page ends the
@@ -45,7 +45,7 @@ impl<D: Device> Mirror<D> {
         for index in 0..range.pages() {
             let page = PageRange::from_pages(range.start() + index * PAGE_SIZE, 1)?;
             self.check_reach(&space, page)?;
-            let mut tries = TRIES;
+            let mut tries = EXCLUSIVE_MAX_TRIES;
             loop {
                 spares.refill()?;
                 self.inner().prepare(page)?;

@@ -35,23 +35,23 @@ use kernel::{
 
 /// Time for which a fault that collides with invalidations is retried. The value is that of
 /// `HMM_RANGE_DEFAULT_TIMEOUT`.
-const TIMEOUT: Delta = Delta::from_millis(1000);
+const FAULT_TIMEOUT: Delta = Delta::from_millis(1000);
 
-/// Minimum number of attempts of a fault, regardless of [`TIMEOUT`].
-const LEAST: usize = 100;
+/// Minimum number of attempts of a fault, regardless of [`FAULT_TIMEOUT`].
+const FAULT_MIN_ATTEMPTS: usize = 100;
 
 /// Maximum number of times that a fault waits for migrations of its range.
-const WAITS: usize = 1000;
+const FAULT_MAX_WAITS: usize = 1000;
 
 /// Maximum number of pulls from other tiles for one fault of 2 MiB. A block has at most half as
 /// many runs of pages.
-const MOVES: usize = 2 * PMD_PAGES;
+const FAULT_MAX_PULLS: usize = 2 * PMD_PAGES;
 
 /// Time between two checks where waiting is not possible.
-const PAUSE: Delta = Delta::from_millis(1);
+const FAULT_POLL_INTERVAL: Delta = Delta::from_millis(1);
 
 /// Time after which a wait for a migration is interrupted for a check, in jiffies.
-const LOOK_AGAIN: Jiffies = 10;
+const FAULT_RECHECK_JIFFIES: Jiffies = 10;
 
 /// Result of one attempt.
 enum Tried {
@@ -64,8 +64,9 @@ enum Tried {
     Unreached(Unreached),
 }
 
-/// Limit for the retries of a fault: [`TIMEOUT`] has elapsed and more than [`LEAST`] attempts
-/// failed. The second condition is for a loaded machine, on which one attempt takes long.
+/// Limit for the retries of a fault: [`FAULT_TIMEOUT`] has elapsed and more than
+/// [`FAULT_MIN_ATTEMPTS`] attempts failed. The second condition is for a loaded machine, on which
+/// one attempt takes long.
 pub(super) struct Patience {
     since: Instant<Monotonic>,
     tries: usize,
@@ -94,7 +95,7 @@ impl Patience {
             return Err(EINTR);
         }
         self.tries += 1;
-        if self.since.elapsed() > TIMEOUT && self.tries > LEAST {
+        if self.since.elapsed() > FAULT_TIMEOUT && self.tries > FAULT_MIN_ATTEMPTS {
             return Err(EBUSY);
         }
         Ok(())
@@ -248,7 +249,7 @@ impl<D: Device> Mirror<D> {
         (buffer, spares): (&mut PfnBuffer, &mut Spares<D::Format>),
     ) -> Result {
         let inner = self.inner();
-        for _ in 0..MOVES {
+        for _ in 0..FAULT_MAX_PULLS {
             let asked = What::Asked(access);
             let Some(unreached) = inner.fault_piece(space, piece, asked, buffer, spares)? else {
                 return Ok(());
@@ -339,7 +340,7 @@ impl<D: Device> Inner<D> {
                 }
                 Ok(Tried::Held) => {
                     waits += 1;
-                    if waits > WAITS {
+                    if waits > FAULT_MAX_WAITS {
                         return Err(EBUSY);
                     }
                     self.wait_for_migrations(piece)?;
@@ -357,7 +358,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Waits until a migration of `piece` ends, or for at most [`LOOK_AGAIN`].
+    /// Waits until a migration of `piece` ends, or for at most [`FAULT_RECHECK_JIFFIES`].
     fn wait_for_migrations(&self, piece: PageRange) -> Result {
         let mut lap = Lap::start();
         let begun = lap;
@@ -365,13 +366,13 @@ impl<D: Device> Inner<D> {
         let signal = guard.transactions.overlap(piece)
             && matches!(
                 self.ended
-                    .wait_interruptible_timeout(&mut guard, LOOK_AGAIN),
+                    .wait_interruptible_timeout(&mut guard, FAULT_RECHECK_JIFFIES),
                 CondVarTimeoutResult::Signal { .. }
             );
         drop(guard);
         if signal {
             // One that does not kill: it would not let us wait.
-            fsleep(PAUSE);
+            fsleep(FAULT_POLL_INTERVAL);
         }
         lap.end(Phase::Wait);
         self.stats.add(Counter::FaultNs, lap.since(begun));

@@ -10,10 +10,10 @@ use kernel::{
 };
 
 /// Maximum number of flushes that overlap. A further one is waited for immediately.
-const PLACES: usize = 4;
+const MAX_PENDING_FLUSHES: usize = 4;
 
 /// Outstanding flushes, each with the number of its event.
-struct Places<T>([Option<(usize, T)>; PLACES]);
+struct Places<T>([Option<(usize, T)>; MAX_PENDING_FLUSHES]);
 
 // Flushes are moved in and out, and are not structurally pinned.
 impl<T> Unpin for Places<T> {}
@@ -29,7 +29,7 @@ impl<T> Flushes<T> {
     pub(super) fn new() -> impl PinInit<Self> {
         let (name, key) = lock_classes::flushes();
         pin_init!(Self {
-            places <- SpinLock::new(Places([const { None }; PLACES]), name, key),
+            places <- SpinLock::new(Places([const { None }; MAX_PENDING_FLUSHES]), name, key),
         })
     }
 

@@ -27,14 +27,14 @@ pub struct Served {
 }
 
 /// Number of pages up to which no allocation is needed for their outcomes.
-const FEW: usize = 32;
+const INLINE_OUTCOMES: usize = 32;
 
 /// Maximum number of consecutive delays that a policy can request. After that, the memory is mapped
 /// in place.
-const NAPS: usize = 4;
+const POLICY_MAX_DELAYS: usize = 4;
 
 /// Interval in ms at which a delayed fault checks whether the process has exited.
-const SLICE: u64 = 10;
+const DELAY_SLICE_MS: u64 = 10;
 
 /// Location of a page after a migration for a fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,16 +86,17 @@ impl<D: Device> Mirror<D> {
         while let Some(range) = rest {
             let space = self.space()?;
             let part = self.alike(&space, range);
-            let done = match self.serve_part(&space, part, access, policy, naps < NAPS)? {
-                Asked::Served(done) => done,
-                Asked::Later(ms) => {
-                    naps += 1;
-                    // Drop the reference to the mm, so that the wait does not delay exit_mmap().
-                    drop(space);
-                    self.nap(ms)?;
-                    continue;
-                }
-            };
+            let done =
+                match self.serve_part(&space, part, access, policy, naps < POLICY_MAX_DELAYS)? {
+                    Asked::Served(done) => done,
+                    Asked::Later(ms) => {
+                        naps += 1;
+                        // Drop the reference to the mm, so that the wait does not delay exit_mmap().
+                        drop(space);
+                        self.nap(ms)?;
+                        continue;
+                    }
+                };
             naps = 0;
             served.moved += done.moved;
             served.in_place |= done.in_place;
@@ -114,7 +115,7 @@ impl<D: Device> Mirror<D> {
     fn nap(&self, ms: u64) -> Result {
         let mut left = ms;
         while left != 0 {
-            let slice = left.min(SLICE);
+            let slice = left.min(DELAY_SLICE_MS);
             sleep_killable(slice)?;
             left -= slice;
             if !self.is_alive() {
@@ -220,7 +221,7 @@ impl<D: Device> Mirror<D> {
         policy: &dyn Policy,
         (all, evict): (PageRange, bool),
     ) -> Result<Served> {
-        let mut few = [PageOutcome::None; FEW];
+        let mut few = [PageOutcome::None; INLINE_OUTCOMES];
         let mut many = KVVec::new();
         let pages = match few.get_mut(..all.pages()) {
             Some(few) => few,
@@ -312,7 +313,7 @@ impl<D: Device> Mirror<D> {
         look(all.unwrap_or(range), &mut |run: PageRange| {
             // Take the table lock after the survey of a run, which takes page-table locks of the
             // CPU.
-            if run.pages() >= Immovable::LEAST {
+            if run.pages() >= Immovable::MIN_PAGES {
                 self.inner().lock().immovable.add(run, now);
             }
         })

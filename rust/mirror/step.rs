@@ -24,13 +24,13 @@ use kernel::{
 };
 
 /// Maximum number of announcements of a step. Each retry is caused by a concurrent invalidation.
-const TRIES: usize = 1024;
+const ANNOUNCE_MAX_TRIES: usize = 1024;
 
 /// Maximum number of pauses before a step, for faults that had to retry.
-const GIVE_WAY: usize = 8;
+const ANNOUNCE_MAX_PAUSES: usize = 8;
 
 /// Duration of a pause.
-const PAUSE: Delta = Delta::from_millis(1);
+const ANNOUNCE_PAUSE: Delta = Delta::from_millis(1);
 
 impl<D: Device> Inner<D> {
     /// Returns whether a test makes migrations leave entries writable.
@@ -69,10 +69,10 @@ pub(crate) struct Tries {
 }
 
 impl Tries {
-    /// Starts with [`TRIES`] attempts.
+    /// Starts with [`ANNOUNCE_MAX_TRIES`] attempts.
     pub(crate) fn new() -> Self {
         Self {
-            left: TRIES,
+            left: ANNOUNCE_MAX_TRIES,
             lap: Lap::start(),
         }
     }
@@ -99,12 +99,12 @@ impl Tries {
         mirror: &Mirror<D>,
         window: &WindowUser,
     ) -> Result<Seq> {
-        if self.left == TRIES {
-            for _ in 0..GIVE_WAY {
+        if self.left == ANNOUNCE_MAX_TRIES {
+            for _ in 0..ANNOUNCE_MAX_PAUSES {
                 if !mirror.inner().space.has_retries() {
                     break;
                 }
-                fsleep(PAUSE);
+                fsleep(ANNOUNCE_PAUSE);
             }
         }
         self.left = self.left.checked_sub(1).ok_or(EBUSY)?;

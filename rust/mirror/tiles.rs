@@ -16,7 +16,7 @@ use crate::{
 use kernel::prelude::*;
 
 /// Maximum number of tiles that a device can list.
-const MOST: usize = 64;
+const MAX_TILES: usize = 64;
 
 /// Tiles whose pages a device can use in place. Bit `index` stands for `Device::tile(index)`.
 #[derive(Clone, Copy, Default)]
@@ -70,7 +70,7 @@ impl<D: Device> Inner<D> {
     /// Any.
     fn numbered_tiles(&self) -> impl Iterator<Item = (usize, &Memory<D::Memory>)> + '_ {
         let home = self.device.memory().filter(|home| home.shares_owner());
-        let listed = (0..MOST).map_while(move |index| {
+        let listed = (0..MAX_TILES).map_while(move |index| {
             let tile = home.and(self.device.tile(index))?;
             Some((index, tile))
         });

@@ -29,13 +29,13 @@ use kernel::{
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
-const WORDS: usize = PMD_PAGES / u64::BITS as usize;
+const MARK_WORDS: usize = PMD_PAGES / u64::BITS as usize;
 
 /// An in-flight migration.
 pub(crate) struct Transaction {
     request: Request,
     /// Marks. A bit is set if no foreign event has affected the page.
-    marks: [u64; WORDS],
+    marks: [u64; MARK_WORDS],
 }
 
 impl Transaction {
@@ -218,7 +218,7 @@ impl Transactions {
         }
         let mut new = Transaction {
             request,
-            marks: [u64::MAX; WORDS],
+            marks: [u64::MAX; MARK_WORDS],
         };
         for other in self.within(range) {
             let Some(both) = other.request.range.intersect(&range) else {

@@ -12,7 +12,7 @@ use crate::{
 use kernel::fmt;
 
 /// Number of table parts that are scanned before the walk yields.
-const PARTS: usize = 64;
+const SCAN_PARTS_PER_YIELD: usize = 64;
 
 impl<D: Device> Watched for Inner<D> {
     fn columns(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -46,6 +46,6 @@ impl<D: Device> Watched for Inner<D> {
         from: usize,
         f: &mut dyn FnMut(PageRange, DevicePte, bool) -> bool,
     ) -> Option<usize> {
-        self.reader.scan(from, PARTS, f)
+        self.reader.scan(from, SCAN_PARTS_PER_YIELD, f)
     }
 }

@@ -45,10 +45,10 @@ use kernel::{
 
 /// Alignment of the start and the end of the part. It is at least the size of a table in any
 /// format.
-const ALIGNMENT: u64 = 64 * 1024;
+const BAR_TABLES_ALIGN: u64 = 64 * 1024;
 
 /// Number of pages requested from a page table at once if no page of the part is free.
-const BATCH: usize = 512;
+const REQUEST_PAGES: usize = 512;
 
 /// Mapping of a part of a function's memory for the CPU.
 ///
@@ -234,7 +234,7 @@ impl Region {
     #[inline(never)]
     fn take_from_others(&self, count: usize) -> Option<usize> {
         // The second scan of a table finds it cold, and each request scans one batch.
-        let looks = 2 * self.used.lock().len().div_ceil(BATCH);
+        let looks = 2 * self.used.lock().len().div_ceil(REQUEST_PAGES);
         for _ in 0..looks {
             let owners = self.owners.lock().len();
             for _ in 0..owners {
@@ -243,7 +243,7 @@ impl Region {
                 }
                 // Not under the lock, because dropping a `Member` takes it.
                 if let Some(owner) = self.next_owner() {
-                    owner.ask(BATCH);
+                    owner.ask(REQUEST_PAGES);
                 }
                 if let Some(first) = self.take(count) {
                     return Some(first);
@@ -355,7 +355,7 @@ impl BarTables {
             || address.checked_add(bytes).is_none()
             || [at, bytes, address]
                 .iter()
-                .any(|number| number % ALIGNMENT != 0)
+                .any(|number| number % BAR_TABLES_ALIGN != 0)
         {
             return Err(EINVAL);
         }

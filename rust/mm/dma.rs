@@ -46,10 +46,10 @@ pub use run::{Direction, DmaBuffer};
 pub(crate) use window::{Cursor, Owned, Windows};
 
 /// Interval at which [`DmaDevice::close`] polls the number of calls in progress.
-const PAUSE: Delta = Delta::from_millis(1);
+const CLOSE_POLL_INTERVAL: Delta = Delta::from_millis(1);
 
 /// Number of polls after which a call that does not return is reported.
-const LOOKS: usize = 10_000;
+const CLOSE_REPORT_POLLS: usize = 10_000;
 
 /// An owner of DMA mappings for a device.
 pub(crate) trait Maps: Send + Sync {
@@ -72,23 +72,23 @@ fn place(user: &Arc<dyn Maps>) -> usize {
 }
 
 /// Pages mapped and unmapped for all devices since the module was loaded.
-static MAPPED: Atomic<u64> = Atomic::new(0);
-static UNMAPPED: Atomic<u64> = Atomic::new(0);
+static PAGES_MAPPED: Atomic<u64> = Atomic::new(0);
+static PAGES_UNMAPPED: Atomic<u64> = Atomic::new(0);
 
 /// Returns the numbers of pages that were mapped for DMA and unmapped, for all devices since the
 /// module was loaded. Callable from any context.
 // Not inlined: the counters are those of this module, whichever module calls this.
 #[inline(never)]
 pub fn totals() -> (u64, u64) {
-    // Load `UNMAPPED` first, so that it never exceeds `MAPPED`.
-    let unmapped = UNMAPPED.load(Acquire);
-    (MAPPED.load(Relaxed), unmapped)
+    // Load `PAGES_UNMAPPED` first, so that it never exceeds `PAGES_MAPPED`.
+    let unmapped = PAGES_UNMAPPED.load(Acquire);
+    (PAGES_MAPPED.load(Relaxed), unmapped)
 }
 
 #[inline(never)]
 fn count_totals(mapped: usize, unmapped: usize) {
-    MAPPED.fetch_add(mapped as u64, Relaxed);
-    UNMAPPED.fetch_add(unmapped as u64, Release);
+    PAGES_MAPPED.fetch_add(mapped as u64, Relaxed);
+    PAGES_UNMAPPED.fetch_add(unmapped as u64, Release);
 }
 
 /// A device that performs DMA.
@@ -285,13 +285,13 @@ impl DmaDevice {
             if self.calls.load(Acquire) == 0 {
                 break;
             }
-            if look == LOOKS {
+            if look == CLOSE_REPORT_POLLS {
                 crate::alarm!(
                     DeviceInUse,
                     "calls that use an unbound device do not return: a copy was not completed"
                 );
             }
-            fsleep(PAUSE);
+            fsleep(CLOSE_POLL_INTERVAL);
         }
         let users = core::mem::replace(&mut *self.users.lock(), RBTree::new());
         let left = users.values().map(|user| user.close()).sum();

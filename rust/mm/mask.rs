@@ -6,23 +6,23 @@ use super::addr::PMD_PAGES;
 use core::ops::Range;
 use kernel::prelude::*;
 
-const WORD: usize = u64::BITS as usize;
-const WORDS: usize = PMD_PAGES / WORD;
+const WORD_BITS: usize = u64::BITS as usize;
+const SET_WORDS: usize = PMD_PAGES / WORD_BITS;
 
 /// A set of pages of a block of 512.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mask([u64; WORDS]);
+pub struct Mask([u64; SET_WORDS]);
 
 impl Mask {
     /// The empty set.
-    pub const EMPTY: Self = Self([0; WORDS]);
+    pub const EMPTY: Self = Self([0; SET_WORDS]);
 
     /// Whether page `page` is in the set.
     #[inline]
     pub fn has(&self, page: usize) -> bool {
         self.0
-            .get(page / WORD)
-            .is_some_and(|word| word & (1 << (page % WORD)) != 0)
+            .get(page / WORD_BITS)
+            .is_some_and(|word| word & (1 << (page % WORD_BITS)) != 0)
     }
 
     /// Whether the set is empty.
@@ -33,8 +33,8 @@ impl Mask {
     /// Adds one page. A page beyond the block is ignored.
     #[inline]
     pub fn insert(&mut self, page: usize) {
-        if let Some(word) = self.0.get_mut(page / WORD) {
-            *word |= 1 << (page % WORD);
+        if let Some(word) = self.0.get_mut(page / WORD_BITS) {
+            *word |= 1 << (page % WORD_BITS);
         }
     }
 
@@ -46,7 +46,7 @@ impl Mask {
     }
 
     /// Returns the words of the set, in the format of [`Self::insert_words`].
-    pub(crate) fn words(&self) -> [u64; WORDS] {
+    pub(crate) fn words(&self) -> [u64; SET_WORDS] {
         self.0
     }
 
@@ -59,7 +59,7 @@ impl Mask {
                 let bit = rest.trailing_zeros() as usize;
                 // Clear the lowest set bit.
                 rest &= rest.checked_sub(1)?;
-                Some(index * WORD + bit)
+                Some(index * WORD_BITS + bit)
             })
         });
         missing.take_while(move |page| *page < end)
@@ -102,8 +102,8 @@ impl Mask {
     /// Returns the first run of pages in the set within `from..end`.
     pub fn run(&self, from: usize, end: usize) -> Option<Range<usize>> {
         let is_in = |page: usize| {
-            let word = self.0.get(page / WORD).copied().unwrap_or(0);
-            word & (1 << (page % WORD)) != 0
+            let word = self.0.get(page / WORD_BITS).copied().unwrap_or(0);
+            word & (1 << (page % WORD_BITS)) != 0
         };
         let first = (from..end).find(|page| is_in(*page))?;
         let last = (first..end).find(|page| !is_in(*page)).unwrap_or(end);
@@ -114,9 +114,9 @@ impl Mask {
         let mut at = pages.start;
         let end = pages.end.min(PMD_PAGES);
         while at < end {
-            let count = (end - at).min(WORD - at % WORD);
-            if let Some(word) = self.0.get_mut(at / WORD) {
-                f(word, (u64::MAX >> (WORD - count)) << (at % WORD));
+            let count = (end - at).min(WORD_BITS - at % WORD_BITS);
+            if let Some(word) = self.0.get_mut(at / WORD_BITS) {
+                f(word, (u64::MAX >> (WORD_BITS - count)) << (at % WORD_BITS));
             }
             at += count;
         }

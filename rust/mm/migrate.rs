@@ -44,11 +44,11 @@ pub use system::System;
 pub(crate) use system::{Pages, SystemPages};
 use whole::{Found, Whole};
 
-const VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
-const MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;
-const WRITE: usize = bindings::MIGRATE_PFN_WRITE as usize;
-const COMPOUND: usize = bindings::MIGRATE_PFN_COMPOUND as usize;
-const SHIFT: u32 = bindings::MIGRATE_PFN_SHIFT;
+const MIGRATE_PFN_VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
+const MIGRATE_PFN_MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;
+const MIGRATE_PFN_WRITE: usize = bindings::MIGRATE_PFN_WRITE as usize;
+const MIGRATE_PFN_COMPOUND: usize = bindings::MIGRATE_PFN_COMPOUND as usize;
+const MIGRATE_PFN_SHIFT: u32 = bindings::MIGRATE_PFN_SHIFT;
 
 /// Type of the device pages to isolate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -309,9 +309,9 @@ impl<'a, R> Isolated<'a, R> {
             self.pages.0.chosen = true;
             if let Some(dst) = self.pages.0.batch.dst.get_mut(entry.index) {
                 let (pfn, order) = folio.into_raw();
-                *dst = (pfn << SHIFT) | VALID;
+                *dst = (pfn << MIGRATE_PFN_SHIFT) | MIGRATE_PFN_VALID;
                 if order != 0 {
-                    *dst |= COMPOUND;
+                    *dst |= MIGRATE_PFN_COMPOUND;
                 }
             }
         }
@@ -387,8 +387,8 @@ mod tests {
         for pfn in [0usize, 1, 0x12_3456, 1 << 40] {
             // SAFETY: Arithmetic only.
             let c = unsafe { bindings::rust_hmm_kunit_migrate_pfn(pfn) };
-            assert_eq!((pfn << SHIFT) | VALID, c);
-            assert_eq!(c >> SHIFT, pfn);
+            assert_eq!((pfn << MIGRATE_PFN_SHIFT) | MIGRATE_PFN_VALID, c);
+            assert_eq!(c >> MIGRATE_PFN_SHIFT, pfn);
         }
     }
 }

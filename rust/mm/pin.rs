@@ -15,7 +15,7 @@ use kernel::{
 };
 
 /// Maximum number of pages that are pinned by one call.
-const AT_ONCE: usize = 1 << 12;
+const PIN_BATCH_PAGES: usize = 1 << 12;
 
 /// A charge of locked pages to a process.
 ///
@@ -90,7 +90,7 @@ impl PinnedPages {
         let mut pinned = Self(KVVec::with_capacity(range.pages(), flags)?);
         while pinned.0.len() < range.pages() {
             let done = pinned.0.len();
-            let wanted = (range.pages() - done).min(AT_ONCE);
+            let wanted = (range.pages() - done).min(PIN_BATCH_PAGES);
             let place = pinned.0.spare_capacity_mut().as_mut_ptr();
             // SAFETY: The mmap lock is held, and the list has capacity for `wanted` more elements.
             let got = unsafe {

@@ -32,7 +32,7 @@ use kernel::{
 };
 
 /// Maximum number of table pages that are allocated together.
-pub(super) const CHUNK: usize = owner::PAGES;
+pub(super) const CHUNK: usize = owner::OBJECT_MAX_PAGES;
 
 // A new page is zeroed.
 const _: () = assert!(tree::EMPTY == 0);

@@ -33,7 +33,7 @@ const IN_USE: usize = 1;
 const WARM: usize = 2;
 
 /// Position of the index of the next page in [`Meta::word`].
-const SHIFT: u32 = 2;
+const NEXT_SHIFT: u32 = 2;
 
 /// Ranges that the tables of a cold chunk cover.
 pub(crate) struct ColdChunk {
@@ -55,13 +55,13 @@ impl Meta {
     /// Records that the page was added to a list, before page `next`. The page covers no range.
     pub(super) fn set_next(&self, next: u32) {
         // CAST: `usize` has at least 32 bits.
-        self.word.store((next as usize) << SHIFT, Relaxed);
+        self.word.store((next as usize) << NEXT_SHIFT, Relaxed);
     }
 
     /// Returns the index of the next page in the page's list.
     pub(super) fn next(&self) -> u32 {
         // CAST: `set_next()` stored 32 bits.
-        (self.word.load(Relaxed) >> SHIFT) as u32
+        (self.word.load(Relaxed) >> NEXT_SHIFT) as u32
     }
 
     /// Records that the page was linked as a table of level 0 whose range begins at `start`. The

@@ -13,27 +13,28 @@ use kernel::{
 };
 
 /// Log2 of the number of places in the directory itself, and in the first segment.
-const FIRST: u32 = 6;
+const FIRST_SEGMENT_BITS: u32 = 6;
 
 /// Maximum number of segments, enough for all numbers that chunks can have.
-const SEGMENTS: usize = 21;
+const MAX_SEGMENTS: usize = 21;
 
 struct Segment<T: Send + Sync>(KVVec<RcuSlot<T>>);
 
 /// Chunks by number.
 pub(super) struct Directory<T: Send + Sync> {
-    first: [RcuSlot<T>; 1 << FIRST],
-    segments: [RcuSlot<Segment<T>>; SEGMENTS],
+    first: [RcuSlot<T>; 1 << FIRST_SEGMENT_BITS],
+    segments: [RcuSlot<Segment<T>>; MAX_SEGMENTS],
 }
 
 /// Returns the segment that contains place `number`, which must not be one of the first places, and
 /// the index within the segment.
 fn split(number: usize) -> (usize, usize) {
-    // OVERFLOW: `number` is at least `1 << FIRST`, so that it has fewer leading zeros than bits.
+    // OVERFLOW: `number` is at least `1 << FIRST_SEGMENT_BITS`, so that it has fewer leading zeros
+    // than bits.
     let order = (usize::BITS - 1).wrapping_sub(number.leading_zeros());
     // CAST: `usize` has at least 32 bits.
     (
-        order.wrapping_sub(FIRST) as usize,
+        order.wrapping_sub(FIRST_SEGMENT_BITS) as usize,
         number & !(usize::MAX << order),
     )
 }
@@ -42,8 +43,8 @@ impl<T: Send + Sync> Directory<T> {
     /// Creates an empty directory.
     pub(super) const fn new() -> Self {
         Self {
-            first: [const { RcuSlot::new() }; 1 << FIRST],
-            segments: [const { RcuSlot::new() }; SEGMENTS],
+            first: [const { RcuSlot::new() }; 1 << FIRST_SEGMENT_BITS],
+            segments: [const { RcuSlot::new() }; MAX_SEGMENTS],
         }
     }
 
@@ -89,7 +90,7 @@ impl<T: Send + Sync> Directory<T> {
         if !slot.is_empty() {
             return Ok(());
         }
-        let count = 1 << FIRST << segment;
+        let count = 1 << FIRST_SEGMENT_BITS << segment;
         let mut places = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..count {
             places.push(RcuSlot::new(), GFP_KERNEL_ACCOUNT)?;
@@ -138,11 +139,11 @@ mod tests {
             numbers.map(split),
             [(0, 0), (0, 63), (1, 0), (1, 127), (2, 0)]
         );
-        let end = 1usize << FIRST << SEGMENTS;
-        assert_eq!(split(end - 1), (SEGMENTS - 1, end / 2 - 1));
+        let end = 1usize << FIRST_SEGMENT_BITS << MAX_SEGMENTS;
+        assert_eq!(split(end - 1), (MAX_SEGMENTS - 1, end / 2 - 1));
         // Numbers beyond the last segment do not yield a valid segment.
-        assert_eq!(split(end).0, SEGMENTS);
-        assert!(split(usize::MAX).0 > SEGMENTS);
+        assert_eq!(split(end).0, MAX_SEGMENTS);
+        assert!(split(usize::MAX).0 > MAX_SEGMENTS);
     }
 
     #[test]

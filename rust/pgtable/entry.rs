@@ -12,7 +12,7 @@ impl DevicePte {
     const WRITE: u64 = 1 << 1;
     const DEVICE: u64 = 1 << 2;
     const EXCLUSIVE: u64 = 1 << 3;
-    const SHIFT: u32 = 12;
+    const NUMBER_SHIFT: u32 = 12;
 
     /// The empty entry.
     pub const NONE: Self = Self(0);
@@ -21,7 +21,7 @@ impl DevicePte {
     #[inline]
     pub const fn system(pfn: usize, writable: bool) -> Self {
         let write = if writable { Self::WRITE } else { 0 };
-        Self(((pfn as u64) << Self::SHIFT) | Self::VALID | write)
+        Self(((pfn as u64) << Self::NUMBER_SHIFT) | Self::VALID | write)
     }
 
     /// Creates the entry of a page of this device's memory, given by its device page number.
@@ -69,14 +69,14 @@ impl DevicePte {
     /// Returns the frame number, or the device page number if [`Self::is_device`].
     #[inline]
     pub const fn number(self) -> usize {
-        (self.0 >> Self::SHIFT) as usize
+        (self.0 >> Self::NUMBER_SHIFT) as usize
     }
 
     /// Returns the entry of page `number` with the same rights.
     #[inline]
     pub(crate) const fn with_number(self, number: usize) -> Self {
-        let rights = self.0 & ((1 << Self::SHIFT) - 1);
-        Self(rights | (number as u64) << Self::SHIFT)
+        let rights = self.0 & ((1 << Self::NUMBER_SHIFT) - 1);
+        Self(rights | (number as u64) << Self::NUMBER_SHIFT)
     }
 
     /// Returns whether the page is in system memory and the device may have written it.
@@ -109,7 +109,7 @@ impl DevicePte {
         if !self.is_valid() {
             return self;
         }
-        Self(self.0.wrapping_add((pages as u64) << Self::SHIFT))
+        Self(self.0.wrapping_add((pages as u64) << Self::NUMBER_SHIFT))
     }
 
     /// Returns the entry of the page `pages` before this one; see [`Self::plus`].

@@ -196,11 +196,11 @@ pub(super) const fn smallest_run<F: Format>() -> u32 {
 }
 
 /// Maximum number of levels of a table.
-pub(super) const MOST_LEVELS: usize = 5;
+pub(super) const MAX_LEVELS: usize = 5;
 
 /// Checks at compile time that the library supports the geometry.
 pub(super) const fn check<F: Format>() {
-    assert!(F::LEVELS >= 2 && F::LEVELS <= MOST_LEVELS as u32 && F::BITS >= 4 && F::BITS <= 10);
+    assert!(F::LEVELS >= 2 && F::LEVELS <= MAX_LEVELS as u32 && F::BITS >= 4 && F::BITS <= 10);
     assert!(!F::LEAVES.is_empty() && F::LEAVES[0] == 0);
     let mut index = 1;
     while index < F::LEAVES.len() {

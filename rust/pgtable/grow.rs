@@ -14,11 +14,11 @@ use kernel::{
 
 /// Table page of the root. Without table memory it is allocated together with the first other page,
 /// because most mirrors of a process that opens a device are never used.
-pub(super) const ROOT: u32 = 0;
+pub(super) const ROOT_PAGE: u32 = 0;
 
 /// Number of pages in the first chunks, so that a table with few pages is small. The first chunk
 /// has only the root, and is not freed before the pool.
-const FIRST: [usize; 3] = [1, 8, 16];
+const FIRST_GROUP_PAGES: [usize; 3] = [1, 8, 16];
 
 impl<F: Format> Pool<F> {
     /// Allocates the root, unless it exists.
@@ -32,12 +32,12 @@ impl<F: Format> Pool<F> {
     /// May sleep.
     pub(super) fn make_root(&self) -> Result {
         let guard = rcu::read_lock();
-        let is_there = self.chunk(&guard, ROOT).is_some();
+        let is_there = self.chunk(&guard, ROOT_PAGE).is_some();
         drop(guard);
         if is_there {
             return Ok(());
         }
-        let [pages, ..] = FIRST;
+        let [pages, ..] = FIRST_GROUP_PAGES;
         let chunk = KBox::new(
             Chunk::new(&self.memory, &self.owner, pages)?,
             GFP_KERNEL_ACCOUNT,
@@ -68,7 +68,9 @@ impl<F: Format> Pool<F> {
     ///
     /// May sleep.
     pub(super) fn grow(&self) -> Result {
-        let pages = FIRST.get(self.count.load(Relaxed)).unwrap_or(&CHUNK);
+        let pages = FIRST_GROUP_PAGES
+            .get(self.count.load(Relaxed))
+            .unwrap_or(&CHUNK);
         let pages = *pages;
         let chunk = KBox::new(
             Chunk::new(&self.memory, &self.owner, pages)?,

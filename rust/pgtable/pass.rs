@@ -7,7 +7,7 @@ use super::{
     dma::Translator,
     entry::DevicePte,
     flush::FlushBatch,
-    format::{shift, Format, MOST_LEVELS},
+    format::{shift, Format, MAX_LEVELS},
     pool::Pool,
     table::{range_of, slot_of, span_of},
     tree::{self, Cell, Slot},
@@ -244,7 +244,7 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
     #[inline(never)]
     fn prune(&mut self, guard: &Guard, root: u32, below: u32, (first, last): (usize, usize)) {
         let pool = self.pool;
-        let mut path = [root; MOST_LEVELS];
+        let mut path = [root; MAX_LEVELS];
         let mut index = root;
         for level in (below + 1..F::LEVELS).rev() {
             if let Some(place) = path.get_mut(level as usize) {

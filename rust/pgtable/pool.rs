@@ -53,13 +53,13 @@ use kernel::{
 const GOING: usize = 16;
 
 /// Number of huge leaves for which one free page each is kept for splits. Beyond that, one page is
-/// kept for [`SHARE`] huge leaves.
-const SPLITS: usize = 8;
+/// kept for [`LEAVES_PER_RESERVED_PAGE`] huge leaves.
+const SPLIT_RESERVE_LEAVES: usize = 8;
 
 /// Number of further huge leaves that share one page kept for splits. A page for each leaf would
 /// cost as much memory as mapping its 512 pages one by one. Few leaves are split in a row, and the
 /// next fault or migration refills the pool.
-const SHARE: usize = 512;
+const LEAVES_PER_RESERVED_PAGE: usize = 512;
 
 /// All table pages of one table.
 #[pin_data(PinnedDrop)]
@@ -283,7 +283,7 @@ impl<F: Format> Pool<F> {
     /// Returns the number of free pages to keep for splits.
     fn kept(&self) -> usize {
         let huge = self.huge.load(Relaxed);
-        huge.min(SPLITS) + huge / SHARE
+        huge.min(SPLIT_RESERVE_LEAVES) + huge / LEAVES_PER_RESERVED_PAGE
     }
 
     /// Returns whether there are fewer free pages than to be kept for splits.

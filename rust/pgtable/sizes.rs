@@ -75,13 +75,13 @@ struct Past(u64);
 impl Past {
     /// No TLB caches an entry.
     const NONE: Self = Self(0);
-    /// Bits of a size: 0 is none, [`Self::TABLE`] that of a table, and each other one more than
-    /// log2 of the pages of a leaf.
-    const SIZE: u64 = 0x7f;
-    const TABLE: u64 = 0x7f;
+    /// Bits of a size: 0 is none, [`Self::TABLE_SIZE`] that of a table, and each other one more
+    /// than log2 of the pages of a leaf.
+    const SIZE_MASK: u64 = 0x7f;
+    const TABLE_SIZE: u64 = 0x7f;
     /// Bit: the image has the entry.
     const WRITTEN: u64 = 0x80;
-    const TIME: u32 = 8;
+    const TIME_SHIFT: u32 = 8;
 
     fn is_written(self) -> bool {
         self.0 & Self::WRITTEN != 0
@@ -90,9 +90,9 @@ impl Past {
     /// Whether an entry of `size` may be written now. Not in place of a removed table, because the
     /// new table has another address.
     fn permits(self, size: u64) -> bool {
-        match self.0 & Self::SIZE {
+        match self.0 & Self::SIZE_MASK {
             0 => true,
-            Self::TABLE => size == Self::TABLE && self.is_written(),
+            Self::TABLE_SIZE => size == Self::TABLE_SIZE && self.is_written(),
             same => same == size,
         }
     }
@@ -102,12 +102,12 @@ impl Past {
     }
 
     fn emptied(self, time: u64) -> Self {
-        Self(self.0 & Self::SIZE | time << Self::TIME)
+        Self(self.0 & Self::SIZE_MASK | time << Self::TIME_SHIFT)
     }
 
     /// The same after a flush that was started at `time`.
     fn flushed(self, time: u64) -> Self {
-        if !self.is_written() && self.0 >> Self::TIME <= time {
+        if !self.is_written() && self.0 >> Self::TIME_SHIFT <= time {
             Self::NONE
         } else {
             self
@@ -161,8 +161,8 @@ impl Clock {
 }
 
 impl<F: Format> Publisher<'_, F> {
-    /// Writes `slots`, which are a run of `1 << run` entries, or with 0 none. Empties those that may
-    /// not be written now.
+    /// Writes `slots`, which are a run of `1 << run` entries, or with 0 none. Empties those that
+    /// may not be written now.
     pub(super) fn write_sized(&self, slots: Range<usize>, run: u32, batch: &mut FlushBatch<F>) {
         let size = 1usize << run;
         for start in slots.step_by(size) {
@@ -175,7 +175,7 @@ impl<F: Format> Publisher<'_, F> {
         let new = match tree::decode(self.page.load(slots.start)) {
             Slot::Empty => None,
             Slot::Leaf(_) => Some(u64::from(F::BITS * self.level + run) + 1),
-            Slot::Table(_) => Some(Past::TABLE),
+            Slot::Table(_) => Some(Past::TABLE_SIZE),
         };
         let places = self.places.get(slots.clone()).unwrap_or_default();
         let permitted = new.filter(|size| places.iter().all(|place| place.get().permits(*size)));

@@ -7,7 +7,7 @@ use super::{
     entry::{DevicePte, Leaf},
     flush::FlushBatch,
     format::{check, fan, last_address, shift, Format},
-    grow::ROOT,
+    grow::ROOT_PAGE,
     list::List,
     pass::{Changes, Each, Pass, Remove, Visitor},
     pool::Pool,
@@ -242,7 +242,7 @@ impl<F: Format> Table<F> {
         }
         Ok(Self {
             pool,
-            root: ROOT,
+            root: ROOT_PAGE,
             live: 0,
             hand: 0,
             dma,

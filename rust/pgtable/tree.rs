@@ -16,10 +16,10 @@ pub(super) type Cell = Atomic<u64>;
 pub(super) const EMPTY: u64 = 0;
 
 /// Bit that is set in the word of a table, and clear in that of a leaf.
-const TABLE: u64 = 1 << 11;
+const TABLE_BIT: u64 = 1 << 11;
 
 /// Lowest bit of the index of a table, and of the number of a page.
-const NUMBER: u32 = 12;
+const NUMBER_SHIFT: u32 = 12;
 
 /// A word, decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +47,7 @@ pub(super) fn store(cell: &Cell, word: u64) {
 /// Encodes the word of the table with this index.
 #[inline]
 pub(super) const fn table(index: u32) -> u64 {
-    ((index as u64) << NUMBER) | TABLE
+    ((index as u64) << NUMBER_SHIFT) | TABLE_BIT
 }
 
 /// Encodes the word of a leaf. `entry` must be valid.
@@ -61,9 +61,9 @@ pub(super) const fn leaf(entry: DevicePte) -> u64 {
 pub(super) const fn decode(word: u64) -> Slot {
     if word == EMPTY {
         Slot::Empty
-    } else if word & TABLE != 0 {
+    } else if word & TABLE_BIT != 0 {
         // CAST: Made from 32 bits.
-        Slot::Table((word >> NUMBER) as u32)
+        Slot::Table((word >> NUMBER_SHIFT) as u32)
     } else {
         Slot::Leaf(DevicePte::from_bits(word))
     }
@@ -87,7 +87,7 @@ pub(super) fn is_run(words: &[Cell], order: u32) -> bool {
     let Slot::Leaf(entry) = decode(first) else {
         return false;
     };
-    let step = 1u64 << (NUMBER + order);
+    let step = 1u64 << (NUMBER_SHIFT + order);
     entry.number() % (words.len() << order) == 0
         && words
             .iter()

@@ -48,7 +48,7 @@ impl Parameters {
 }
 
 /// Pages of a leaf of the tree, 64 KiB.
-const LEAF: usize = 16;
+const LEAF_PAGES: usize = 16;
 
 /// Reciprocal of the share of device memory that may be migrated ahead of a stream.
 const AHEAD_SHARE: usize = 4;
@@ -56,11 +56,11 @@ const AHEAD_SHARE: usize = 4;
 /// Returns the pages to migrate for a fault on `touched`: the largest subtree of which more than
 /// `threshold` per cent are resident or touched, and at least the touched leaves.
 pub(super) fn region(resident: &Mask, touched: Range<usize>, threshold: usize) -> Range<usize> {
-    let leaves = touched.start / LEAF * LEAF..touched.end.next_multiple_of(LEAF);
+    let leaves = touched.start / LEAF_PAGES * LEAF_PAGES..touched.end.next_multiple_of(LEAF_PAGES);
     let mut used = *resident;
     used.add(leaves.clone());
     let mut best = leaves.clone();
-    let mut size = LEAF;
+    let mut size = LEAF_PAGES;
     while size <= PMD_PAGES {
         let start = leaves.start / size * size;
         let node = start..start + size;
@@ -283,11 +283,12 @@ mod tests {
                     .for_each(|page| *page = true);
             }
             let touched = (random >> 20) as usize % PMD_PAGES;
-            let mut expected = touched / LEAF * LEAF..touched / LEAF * LEAF + LEAF;
+            let mut expected =
+                touched / LEAF_PAGES * LEAF_PAGES..touched / LEAF_PAGES * LEAF_PAGES + LEAF_PAGES;
             plain
                 .iter_mut()
                 .skip(expected.start)
-                .take(LEAF)
+                .take(LEAF_PAGES)
                 .for_each(|page| *page = true);
             for size in [16, 32, 64, 128, 256, 512] {
                 let start = touched / size * size;

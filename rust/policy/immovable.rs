@@ -7,16 +7,16 @@ use crate::mm::addr::{PageRange, PMD_SIZE};
 use kernel::{page::PAGE_SIZE, prelude::*};
 
 /// Number of blocks of 2 MiB in the cache. Blocks with the same slot replace each other.
-const PLACES: usize = 64;
+const CACHE_SLOTS: usize = 64;
 
 /// Parts of a block, of 64 KiB each. The default policy migrates at least that much for a fault.
-const PARTS: usize = 32;
+const PARTS_PER_BLOCK: usize = 32;
 
-const PART_SIZE: usize = PMD_SIZE / PARTS;
+const PART_SIZE: usize = PMD_SIZE / PARTS_PER_BLOCK;
 
 /// Lifetime of an entry in ms. Some changes, for example the release of a pin, cause no notifier
 /// event.
-const LAPSE: u64 = 500;
+const LIFETIME_MS: u64 = 500;
 
 #[derive(Clone, Copy)]
 struct Place {
@@ -36,7 +36,7 @@ impl Place {
 }
 
 /// Parts of the address space in which no page can move to the device. An entry is valid for a
-/// limited time, and until a notifier event in its range. The cache has [`PLACES`] entries.
+/// limited time, and until a notifier event in its range. The cache has [`CACHE_SLOTS`] entries.
 pub(crate) struct Immovable {
     /// Empty until the first entry is added.
     places: KVec<Place>,
@@ -55,7 +55,7 @@ fn parts(first: usize, end: usize) -> u32 {
 
 impl Immovable {
     /// Minimum number of consecutive pages for an entry.
-    pub(crate) const LEAST: usize = PART_SIZE / PAGE_SIZE;
+    pub(crate) const MIN_PAGES: usize = PART_SIZE / PAGE_SIZE;
 
     /// Creates an empty cache.
     pub(crate) const fn new() -> Self {
@@ -66,7 +66,7 @@ impl Immovable {
     }
 
     fn place(&mut self, block: usize) -> Option<&mut Place> {
-        self.places.get_mut(block / PMD_SIZE % PLACES)
+        self.places.get_mut(block / PMD_SIZE % CACHE_SLOTS)
     }
 
     /// Returns whether the block at `addr` was surveyed, and the result is still valid at time
@@ -90,7 +90,7 @@ impl Immovable {
         if self.places.is_empty()
             && self
                 .places
-                .resize(PLACES, Place::EMPTY, GFP_NOWAIT)
+                .resize(CACHE_SLOTS, Place::EMPTY, GFP_NOWAIT)
                 .is_err()
         {
             return;
@@ -106,7 +106,7 @@ impl Immovable {
                 *place = Place {
                     block,
                     parts: 0,
-                    until: now.saturating_add(LAPSE),
+                    until: now.saturating_add(LIFETIME_MS),
                 };
             }
             place.parts |= parts;
@@ -125,14 +125,16 @@ impl Immovable {
         let place = self.place(block)?;
         let known = |part: usize| place.parts & parts(part, part + 1) != 0;
         let mut first = (range.start() - block) / PART_SIZE;
-        let mut end = (range.end() - block).div_ceil(PART_SIZE).min(PARTS);
+        let mut end = (range.end() - block)
+            .div_ceil(PART_SIZE)
+            .min(PARTS_PER_BLOCK);
         if place.block != block || place.until <= now || !(first..end).all(known) {
             return None;
         }
         while first != 0 && known(first - 1) {
             first -= 1;
         }
-        while end != PARTS && known(end) {
+        while end != PARTS_PER_BLOCK && known(end) {
             end += 1;
         }
         PageRange::new(block + first * PART_SIZE, block + end * PART_SIZE).ok()
@@ -217,9 +219,9 @@ mod tests {
     fn blocks_that_share_a_place_replace_each_other() -> Result {
         let mut known = Immovable::new();
         known.add(pages(0, 512)?, 0);
-        known.add(pages(PLACES * 512, 16)?, 0);
-        assert!(!known.has(pages(0, 1)?, 0) && known.has(pages(PLACES * 512, 1)?, 0));
-        assert!(!known.has(pages(PLACES * 512 + 16, 1)?, 0));
+        known.add(pages(CACHE_SLOTS * 512, 16)?, 0);
+        assert!(!known.has(pages(0, 1)?, 0) && known.has(pages(CACHE_SLOTS * 512, 1)?, 0));
+        assert!(!known.has(pages(CACHE_SLOTS * 512 + 16, 1)?, 0));
         Ok(())
     }
 }

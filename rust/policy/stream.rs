@@ -6,11 +6,11 @@ use crate::mm::addr::PageRange;
 use kernel::prelude::*;
 
 /// Number of streams that are tracked for a mirror, for example one for each engine or array.
-const STREAMS: usize = 8;
+const MAX_STREAMS: usize = 8;
 
 /// Maximum gap in bytes between accesses of a stream. Pages in a gap may have been resident
 /// already.
-const GAP: usize = 128 << 10;
+const MAX_GAP_BYTES: usize = 128 << 10;
 
 /// A sequential stream.
 #[derive(Clone, Copy)]
@@ -25,7 +25,7 @@ struct Place {
 
 /// Streams of a mirror.
 pub(super) struct Stream {
-    places: [Option<Place>; STREAMS],
+    places: [Option<Place>; MAX_STREAMS],
     faults: u64,
     /// Index of the stream of the last fault.
     last: Option<usize>,
@@ -34,7 +34,7 @@ pub(super) struct Stream {
 impl Stream {
     pub(super) const fn new() -> Self {
         Self {
-            places: [None; STREAMS],
+            places: [None; MAX_STREAMS],
             faults: 0,
             last: None,
         }
@@ -46,8 +46,9 @@ impl Stream {
         self.faults += 1;
         let faults = self.faults;
         // Faults come in batches, and a batch may skip resident pages.
-        let goes_on =
-            |place: &Place| range.start() >= place.next && range.start() - place.next <= GAP;
+        let goes_on = |place: &Place| {
+            range.start() >= place.next && range.start() - place.next <= MAX_GAP_BYTES
+        };
         let found = self
             .places
             .iter()
@@ -85,7 +86,8 @@ impl Stream {
     /// before `range` may not have moved.
     pub(super) fn moved(&mut self, range: PageRange) {
         let last = self.last.and_then(|at| self.places.get_mut(at)?.as_mut());
-        let adjoins = |place: &&mut Place| range.start().saturating_sub(place.next) <= GAP;
+        let adjoins =
+            |place: &&mut Place| range.start().saturating_sub(place.next) <= MAX_GAP_BYTES;
         if let Some(place) = last.filter(adjoins) {
             place.next = place.next.max(range.end());
         }

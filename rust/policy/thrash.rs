@@ -18,9 +18,9 @@
 //!
 //! The history of a block is kept for at least `thrash_lapse` after its last migration. After that,
 //! it is removed when others are added. So the number of histories is bounded by the amount of
-//! memory that is migrated in that time, or by [`KEPT`] blocks if that is more. It takes about
-//! twice 128 bytes for each block of 2 MiB. A block for whose history there is no memory stays in
-//! place.
+//! memory that is migrated in that time, or by [`MIN_KEPT_HISTORIES`] blocks if that is more. It
+//! takes about twice 128 bytes for each block of 2 MiB. A block for whose history there is no
+//! memory stays in place.
 //!
 //! When device memory is full, an evicted page that faults again is pinned immediately. Otherwise
 //! it would replace memory that is used as much.
@@ -35,11 +35,11 @@ use kernel::{
 };
 
 /// Number of histories that are kept regardless of their age.
-const KEPT: usize = 1024;
+const MIN_KEPT_HISTORIES: usize = 1024;
 
 /// Number of histories that are checked, and removed if they have expired, for each one that is
 /// added. More than 1, so that the number of expired histories decreases.
-const STEPS: usize = 2;
+const EXPIRY_CHECKS: usize = 2;
 
 /// Decision for a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,7 @@ fn pages(range: PageRange) -> Range<usize> {
 impl Detector {
     /// Creates an empty detector.
     pub(super) fn new() -> Self {
-        Self::with_kept(KEPT)
+        Self::with_kept(MIN_KEPT_HISTORIES)
     }
 
     /// Like [`Self::new`], but keeps the histories of `kept` blocks regardless of their age.
@@ -162,10 +162,10 @@ impl Detector {
         self.pasts.get_mut(&block)
     }
 
-    /// Checks up to [`STEPS`] histories, if at least `kept` are in the tree, and removes those that
-    /// have expired.
+    /// Checks up to [`EXPIRY_CHECKS`] histories, if at least `kept` are in the tree, and removes
+    /// those that have expired.
     fn forget(&mut self, now: u64) {
-        for _ in 0..STEPS {
+        for _ in 0..EXPIRY_CHECKS {
             if self.count < self.kept {
                 return;
             }
@@ -507,7 +507,7 @@ mod tests {
 
     #[test]
     fn each_block_has_a_past_of_its_own() -> Result {
-        const BLOCKS: usize = 3 * KEPT;
+        const BLOCKS: usize = 3 * MIN_KEPT_HISTORIES;
         let mut detector = Detector::new();
         // The blocks are 2 GiB apart.
         let far = |block| page(block * 1024 * PMD_PAGES + 5);
@@ -533,7 +533,7 @@ mod tests {
     #[test]
     fn what_was_long_ago_is_forgotten() -> Result {
         let mut detector = Detector::new();
-        for now in 0..20 * KEPT {
+        for now in 0..20 * MIN_KEPT_HISTORIES {
             let range = page(now * PMD_PAGES)?;
             // 10 blocks are migrated each ms.
             let now = now as u64 / 10;
@@ -542,7 +542,7 @@ mod tests {
                 Verdict::Move
             );
             detector.moved(range, now);
-            assert!(detector.count <= 3 * KEPT);
+            assert!(detector.count <= 3 * MIN_KEPT_HISTORIES);
         }
         Ok(())
     }

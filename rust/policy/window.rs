@@ -15,10 +15,10 @@ use kernel::{
 };
 
 /// Order of the first window, 64 KiB.
-const FIRST: u32 = 4;
+const FIRST_WINDOW_ORDER: u32 = 4;
 
 /// Number of slots.
-const PLACES: usize = 64;
+const HISTORY_SLOTS: usize = 64;
 
 /// Number of bits for the order in a slot.
 const ORDER_BITS: u32 = 4;
@@ -38,7 +38,7 @@ impl Past {
 
     fn order(self) -> u32 {
         match self.0 {
-            0 => FIRST,
+            0 => FIRST_WINDOW_ORDER,
             raw => (raw & ((1 << ORDER_BITS) - 1)) as u32,
         }
     }
@@ -47,7 +47,7 @@ impl Past {
     fn touch(self, page: usize) -> (u32, Self) {
         let order = self.order().min(PMD_ORDER);
         let order = if self.0 == 0 {
-            FIRST
+            FIRST_WINDOW_ORDER
         } else if page == self.next() {
             (order + 1).min(PMD_ORDER)
         } else if page >> PMD_ORDER == (self.next() - 1) >> PMD_ORDER {
@@ -79,8 +79,8 @@ impl Windows {
     ///
     /// May sleep.
     pub(crate) fn new() -> Result<Self> {
-        let mut places = KVec::with_capacity(PLACES, GFP_KERNEL)?;
-        for _ in 0..PLACES {
+        let mut places = KVec::with_capacity(HISTORY_SLOTS, GFP_KERNEL)?;
+        for _ in 0..HISTORY_SLOTS {
             places.push(Atomic::new(0), GFP_KERNEL)?;
         }
         Ok(Self(places))
@@ -88,7 +88,7 @@ impl Windows {
 
     fn place(&self, space: usize) -> Option<&Atomic<u64>> {
         let hash = space.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
-        self.0.get(hash % PLACES)
+        self.0.get(hash % HISTORY_SLOTS)
     }
 
     /// Resets the history of `space`, because a new address space may reuse its number.
@@ -106,7 +106,7 @@ impl Windows {
     /// Any.
     pub(crate) fn touch(&self, space: usize, addr: usize) -> usize {
         let Some(place) = self.place(space) else {
-            return PAGE_SIZE << FIRST;
+            return PAGE_SIZE << FIRST_WINDOW_ORDER;
         };
         let (order, past) = Past(place.load(Relaxed)).touch(addr >> PAGE_SHIFT);
         // If a concurrent fault has updated the slot, its history is overwritten.

@@ -25,7 +25,7 @@ use kernel::{
 };
 
 /// Maximum number of queued requests for help.
-const WAITING: usize = 64;
+const MAX_HELP_REQUESTS: usize = 64;
 
 /// An operation that consists of parts.
 pub(super) trait Parts: Send + Sync + 'static {
@@ -97,7 +97,7 @@ struct Call {
 }
 
 struct State {
-    /// At most [`WAITING`] requests.
+    /// At most [`MAX_HELP_REQUESTS`] requests.
     waiting: KVec<Call>,
     /// Numbers of the requests that are being handled, at most one per thread.
     running: KVec<u64>,
@@ -174,7 +174,7 @@ impl Crew {
         let (name, key) = lock_classes::crew();
         let (wake_name, wake_key) = lock_classes::crew_wake();
         let state = State {
-            waiting: KVec::with_capacity(WAITING, GFP_KERNEL)?,
+            waiting: KVec::with_capacity(MAX_HELP_REQUESTS, GFP_KERNEL)?,
             running: KVec::with_capacity(count, GFP_KERNEL)?,
             last: 0,
             stop: false,
@@ -223,7 +223,9 @@ impl Crew {
                 number,
                 work: work.clone(),
             };
-            if state.waiting.len() >= WAITING || state.waiting.push_within_capacity(call).is_err() {
+            if state.waiting.len() >= MAX_HELP_REQUESTS
+                || state.waiting.push_within_capacity(call).is_err()
+            {
                 break;
             }
         }

@@ -21,7 +21,7 @@ use kernel::{
 };
 
 /// Alignment of the hull, in bytes.
-const MARGIN: usize = 64 << 20;
+const SPAN_ALIGN_BYTES: usize = 64 << 20;
 
 /// Subscriber that reports unmap events to the attributes of a space.
 struct Hull(RcuArc<Space>);
@@ -91,8 +91,11 @@ impl Space {
             return Ok(());
         }
         // Aligned, so that a neighbouring range usually needs no other notifier.
-        let end = range.end().checked_next_multiple_of(MARGIN);
-        let range = PageRange::new(range.start() & !(MARGIN - 1), end.unwrap_or(range.end()))?;
+        let end = range.end().checked_next_multiple_of(SPAN_ALIGN_BYTES);
+        let range = PageRange::new(
+            range.start() & !(SPAN_ALIGN_BYTES - 1),
+            end.unwrap_or(range.end()),
+        )?;
         let hull = hull.map_or(range, |hull| hull.hull(&range));
         let larger = IntervalNotifier::new(registered, hull, Hull(space.clone()));
         let larger = Arc::pin_init(larger, GFP_KERNEL_ACCOUNT)?;

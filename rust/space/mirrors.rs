@@ -113,8 +113,8 @@ struct Users {
     gone: Completion,
 }
 
-const CLOSED: usize = 1;
-const ONE: usize = 2;
+const USERS_CLOSED: usize = 1;
+const USERS_ONE: usize = 2;
 
 /// A counted user of a place.
 struct User(Arc<Users>);
@@ -122,7 +122,7 @@ struct User(Arc<Users>);
 impl Drop for User {
     fn drop(&mut self) {
         // Release: orders the accesses of this user to the mirror before the end of the mirror.
-        if self.0.word.fetch_sub(ONE, Release) == ONE + CLOSED {
+        if self.0.word.fetch_sub(USERS_ONE, Release) == USERS_ONE + USERS_CLOSED {
             self.0.gone.complete_all();
         }
     }
@@ -303,7 +303,7 @@ impl Mirrors {
             return None;
         }
         // Under the lock, so that a task that removes the place afterwards waits for this user.
-        place.users.word.fetch_add(ONE, Relaxed);
+        place.users.word.fetch_add(USERS_ONE, Relaxed);
         let _user = User(place.users.clone());
         Some(Entered {
             mirror: place.mirror.clone(),
@@ -404,7 +404,7 @@ impl Drop for Membership {
         drop(opening);
         // Not under a lock, because this may be the last reference of the mirror.
         drop(place);
-        if self.users.word.fetch_add(CLOSED, Full) != 0 {
+        if self.users.word.fetch_add(USERS_CLOSED, Full) != 0 {
             self.users.gone.wait_for_completion();
         }
         // Acquire: pairs with the release in `User::drop`. Accesses of other users are ordered

@@ -15,7 +15,7 @@ use crate::{
 use kernel::prelude::*;
 
 /// Number of mirrors of a process for which no allocation is needed.
-const FEW: usize = 4;
+const INLINE_MIRRORS: usize = 4;
 
 /// The mirrors that have joined a migration. Reused from one migration to the next.
 ///
@@ -24,7 +24,7 @@ const FEW: usize = 4;
 pub(crate) struct Joined {
     /// Name and range of the migration. `None` if no mirror has joined.
     step: Option<(MigrationId, PageRange)>,
-    few: [Option<Entered>; FEW],
+    few: [Option<Entered>; INLINE_MIRRORS],
     more: KVec<Entered>,
 }
 
@@ -33,7 +33,7 @@ impl Joined {
     pub(crate) const fn new() -> Self {
         Self {
             step: None,
-            few: [const { None }; FEW],
+            few: [const { None }; INLINE_MIRRORS],
             more: KVec::new(),
         }
     }
@@ -75,7 +75,7 @@ impl Joined {
         for mirror in self.each() {
             mirror.leave(name, range);
         }
-        self.few = [const { None }; FEW];
+        self.few = [const { None }; INLINE_MIRRORS];
         self.more.clear();
     }
 

@@ -22,11 +22,11 @@ use kernel::{
 
 /// Most flushes of a window that are waited for in the second pass of the core over the notifiers.
 /// These overlap with the flushes of other windows. Further flushes are waited for at once.
-const FEW: usize = 4;
+const OVERLAPPED_FLUSHES: usize = 4;
 
 /// Number of consecutive events without effect after which a worker checks whether the window is
 /// still needed.
-const IDLE: u32 = 16;
+const IDLE_EVENTS: u32 = 16;
 
 /// A block of 2 MiB with an interval notifier.
 pub(crate) struct Window {
@@ -111,7 +111,7 @@ impl Window {
     }
 
     /// Counts events without effect. Queues the window for a worker, which checks whether it is
-    /// still needed, after [`IDLE`] of them, or after an unmap of the whole window.
+    /// still needed, after [`IDLE_EVENTS`] of them, or after an unmap of the whole window.
     fn note(&self, event: &NotifierRange<'_>, changed: bool) {
         let all = event.reason == NotifierEvent::Unmap
             && event.range.intersect(&self.range) == Some(self.range);
@@ -122,7 +122,7 @@ impl Window {
             return;
         }
         let idle = self.idle.fetch_add(1, Relaxed).wrapping_add(1);
-        if all || idle % IDLE == 0 {
+        if all || idle % IDLE_EVENTS == 0 {
             // After an unmap of the whole window the check is not urgent: the device may also use
             // the next mapping at these addresses.
             self.space.windows().doubt(self.range.start(), !all);
@@ -131,7 +131,7 @@ impl Window {
 }
 
 /// Mirrors with started flushes, and the places of the flushes.
-pub(crate) struct Flushes([Option<(Entered, usize)>; FEW]);
+pub(crate) struct Flushes([Option<(Entered, usize)>; OVERLAPPED_FLUSHES]);
 
 impl Flushes {
     fn wait(self) {
@@ -188,7 +188,8 @@ impl Subscriber for Window {
                 ControlFlow::Continue(told) => {
                     changed |= told.changed;
                     if let Some(flush) = told.flush {
-                        let flushes = pending.get_or_insert_with(|| Flushes([const { None }; FEW]));
+                        let flushes = pending
+                            .get_or_insert_with(|| Flushes([const { None }; OVERLAPPED_FLUSHES]));
                         flushes.add(mirror, flush);
                     }
                 }

@@ -31,7 +31,7 @@ use kernel::{
 
 /// Maximum number of windows that are queued individually for the worker. If it is reached, the
 /// worker runs. If it is exceeded before that, the worker checks all windows.
-const DOUBTS: usize = 16;
+const MAX_DOUBTFUL_WINDOWS: usize = 16;
 
 /// Windows by index.
 type Tree = RBTree<usize, Arc<WindowNotifier>>;
@@ -251,7 +251,7 @@ impl Space {
 /// Windows to be checked by the worker, because they may not be needed.
 #[derive(Default)]
 struct Doubts {
-    some: [Option<usize>; DOUBTS],
+    some: [Option<usize>; MAX_DOUBTFUL_WINDOWS],
     all: bool,
     /// Whether mirrors have lost entries of memory that they must always have mapped.
     restore: bool,
@@ -268,7 +268,7 @@ impl Doubts {
                 if let Some(place) = self.some.get_mut(number) {
                     *place = Some(index);
                 }
-                number + 1 == DOUBTS
+                number + 1 == MAX_DOUBTFUL_WINDOWS
             }
             None => {
                 self.all = true;

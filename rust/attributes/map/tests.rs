@@ -275,7 +275,7 @@ mod suite {
     #[test]
     fn more_than_there_is_room_for_is_lost_the_oldest_first() -> Result {
         let map = new()?;
-        for number in 0..ASIDE + 10 {
+        for number in 0..MAX_ORPHANS + 10 {
             map.change(
                 range(2 * number + 1000, 1)?,
                 home(1000),
@@ -283,7 +283,7 @@ mod suite {
                 device(FIRST),
             )?;
         }
-        map.lose(range(1000, 2 * (ASIDE + 10))?);
+        map.lose(range(1000, 2 * (MAX_ORPHANS + 10))?);
         let mut found = 0;
         let count = |_, from| {
             (from == 0).then_some(Found {
@@ -294,10 +294,10 @@ mod suite {
             })
         };
         settled(map.settle(ALL, count))?;
-        for number in 0..ASIDE + 10 {
+        for number in 0..MAX_ORPHANS + 10 {
             found += usize::from(map.any(range(2 * number + 50_000, 1)?));
         }
-        assert_eq!(found, ASIDE);
+        assert_eq!(found, MAX_ORPHANS);
         assert!(!map.any(range(50_000, 20)?) && map.any(range(50_020, 1)?));
         Ok(())
     }
@@ -491,7 +491,7 @@ mod suite {
             }
         };
         // The last change was applied in part.
-        assert_eq!((full, count), (ENOSPC, Sets::MOST));
+        assert_eq!((full, count), (ENOSPC, Sets::MAX_SETS));
         // Existing sets can still be used for other pages, and have kept their attributes.
         for number in [0, 1, 500, count - 1] {
             let (seen, _) = map.at(number << PAGE_SHIFT, range(0, 4096)?, device(FIRST));
@@ -516,10 +516,10 @@ mod suite {
         let map = new()?;
         let all = range(1000, 1)?;
         let home = home(1000);
-        for number in 1..=Sets::DEVICES {
+        for number in 1..=Sets::MAX_DEVICES {
             map.change(all, home, &access(true), device(number << 12))?;
         }
-        let more = device((Sets::DEVICES + 1) << 12);
+        let more = device((Sets::MAX_DEVICES + 1) << 12);
         assert_eq!(map.change(all, home, &access(true), more), Err(ENOSPC));
         assert_eq!(
             map.change(all, home, &prefer(To::Device), more),
@@ -532,7 +532,7 @@ mod suite {
         map.change(all, home, &access(true), more)?;
         assert_eq!(map.common(all, more).accessed_by, Some(true));
         assert_eq!(map.common(all, device(5 << 12)).accessed_by, Some(false));
-        for number in (1..=Sets::DEVICES).filter(|number| *number != 5) {
+        for number in (1..=Sets::MAX_DEVICES).filter(|number| *number != 5) {
             let common = map.common(all, device(number << 12));
             assert_eq!(common.accessed_by, Some(true));
         }

@@ -11,12 +11,12 @@ use kernel::{
 };
 
 /// Number of low bits that [`short`] keeps.
-const SHORT: u32 = 19;
+const SHORT_NUMBER_BITS: u32 = 19;
 
 /// Returns the low bits of a number. File positions have room for these only, and therefore they
 /// are the primary sort key of the list.
 pub(super) fn short(number: u32) -> u64 {
-    u64::from(number) & ((1 << SHORT) - 1)
+    u64::from(number) & ((1 << SHORT_NUMBER_BITS) - 1)
 }
 
 /// Returns the lowest position in the list of the objects whose short number is `number`.
@@ -213,11 +213,25 @@ mod tests {
         let mut list = List(None);
         assert!(list.next(Kind::Mirror, 0).is_none());
         let mut places = KVec::new();
-        for number in [7, 0, u32::MAX, 3, 1 << SHORT, (1 << SHORT) + 3] {
+        for number in [
+            7,
+            0,
+            u32::MAX,
+            3,
+            1 << SHORT_NUMBER_BITS,
+            (1 << SHORT_NUMBER_BITS) + 3,
+        ] {
             places.push(add(&mut list, Kind::Mirror, number)?, GFP_KERNEL)?;
             places.push(add(&mut list, Kind::Device, number / 2)?, GFP_KERNEL)?;
         }
-        let expected = [0, 1 << SHORT, 3, (1 << SHORT) + 3, 7, u32::MAX];
+        let expected = [
+            0,
+            1 << SHORT_NUMBER_BITS,
+            3,
+            (1 << SHORT_NUMBER_BITS) + 3,
+            7,
+            u32::MAX,
+        ];
         assert_eq!(walk(&list, Kind::Mirror)?.as_slice(), expected);
         assert_eq!(walk(&list, Kind::Device)?.len(), 6);
         // Of two objects with the same number, a walk sees one, and the other one after that was

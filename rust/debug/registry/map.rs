@@ -16,10 +16,10 @@ use kernel::{
 };
 
 /// Maximum length of a line, in bytes.
-const LONGEST: usize = 96;
+const LINE_MAX_BYTES: usize = 96;
 
 /// Maximum number of bytes that one read returns.
-const ROOM: usize = 16384;
+const READ_MAX_BYTES: usize = 16384;
 
 /// Consecutive pages that are shown alike.
 struct Run {
@@ -66,7 +66,7 @@ impl Lines {
             }
         }
         // Require room for the previous run, which is written now, and for this one.
-        if self.text.capacity() - self.text.len() < 2 * LONGEST {
+        if self.text.capacity() - self.text.len() < 2 * LINE_MAX_BYTES {
             return false;
         }
         self.end_run();
@@ -112,12 +112,12 @@ impl Lines {
 /// amount of work.
 pub(crate) struct Map;
 
-const PAGE_BITS: u32 = 44;
+const PAGE_NUMBER_BITS: u32 = 44;
 
 impl Map {
     fn position(mirror: u64, addr: usize) -> file::Offset {
         let pages = (addr >> PAGE_SHIFT) as u64;
-        file::Offset::try_from(mirror << PAGE_BITS | pages).unwrap_or(file::Offset::MAX)
+        file::Offset::try_from(mirror << PAGE_NUMBER_BITS | pages).unwrap_or(file::Offset::MAX)
     }
 }
 
@@ -130,14 +130,14 @@ impl BinaryWriter for Map {
         if writer.is_empty() {
             return Ok(0);
         }
-        if writer.len() < 2 * LONGEST {
+        if writer.len() < 2 * LINE_MAX_BYTES {
             return Err(EINVAL);
         }
         let position = u64::try_from(*offset)?;
-        let mut mirror = position >> PAGE_BITS;
-        let mut addr = usize::try_from(position & ((1 << PAGE_BITS) - 1))? << PAGE_SHIFT;
+        let mut mirror = position >> PAGE_NUMBER_BITS;
+        let mut addr = usize::try_from(position & ((1 << PAGE_NUMBER_BITS) - 1))? << PAGE_SHIFT;
         let mut lines = Lines {
-            text: KVec::with_capacity(writer.len().min(ROOM), GFP_KERNEL)?,
+            text: KVec::with_capacity(writer.len().min(READ_MAX_BYTES), GFP_KERNEL)?,
             mirror: 0,
             pid: 0,
             run: None,
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn what_has_no_room_is_left_for_the_next_read() -> Result {
-        let mut lines = lines(2 * LONGEST)?;
+        let mut lines = lines(2 * LINE_MAX_BYTES)?;
         let far = |index: usize| PageRange::from_pages(index * 2 * PAGE_SIZE, 1);
         let mut taken = 0;
         while lines.add(far(taken)?, DevicePte::system(1, true), false) {
@@ -231,7 +231,7 @@ mod tests {
         let all = PageRange::new(1 << 63, end)?;
         assert!(longest.add(all, DevicePte::exclusive(1), false));
         longest.end_run();
-        assert!(longest.text.len() <= LONGEST && longest.text.last() == Some(&b'\n'));
+        assert!(longest.text.len() <= LINE_MAX_BYTES && longest.text.last() == Some(&b'\n'));
         Ok(())
     }
 
@@ -239,9 +239,9 @@ mod tests {
     fn positions_keep_mirror_and_page() {
         let addr = (1 << 56) - PAGE_SIZE;
         let position = Map::position(short(5), addr) as u64;
-        assert_eq!(position >> PAGE_BITS, 5);
+        assert_eq!(position >> PAGE_NUMBER_BITS, 5);
         assert_eq!(
-            (position & ((1 << PAGE_BITS) - 1)) << PAGE_SHIFT,
+            (position & ((1 << PAGE_NUMBER_BITS) - 1)) << PAGE_SHIFT,
             addr as u64
         );
         assert_eq!(short(1 << 19), 0);

@@ -34,11 +34,11 @@ use kernel::{
 };
 
 /// Maximum number of pages of one [`Reclaimable`]. Reclaim counts each object as this many pages.
-pub(crate) const PAGES: usize = 32;
+pub(crate) const OBJECT_MAX_PAGES: usize = 32;
 
 /// Number of pages of one request. The owner waits for concurrent walks of its memory once for each
 /// request.
-const BATCH: usize = 16 * PAGES;
+const REQUEST_PAGES: usize = 16 * OBJECT_MAX_PAGES;
 
 /// An owner of memory. It is created before its registration, and may outlive it.
 #[pin_data]
@@ -174,8 +174,8 @@ unsafe impl Send for Reclaimable {}
 unsafe impl Sync for Reclaimable {}
 
 impl Reclaimable {
-    /// Creates the object of a piece of up to [`PAGES`] pages, charged to the cgroup of the current
-    /// task. It is not on a list yet.
+    /// Creates the object of a piece of up to [`OBJECT_MAX_PAGES`] pages, charged to the cgroup of
+    /// the current task. It is not on a list yet.
     ///
     /// # Errors
     ///
@@ -246,7 +246,9 @@ impl Owners {
             reclaim: Some(Owner::reclaim),
         };
         // SAFETY: Called once, by the function's requirements. The operations are static.
-        to_result(unsafe { bindings::rust_hmm_owners_init(&OPS, PAGES, BATCH) })?;
+        to_result(unsafe {
+            bindings::rust_hmm_owners_init(&OPS, OBJECT_MAX_PAGES, REQUEST_PAGES)
+        })?;
         Ok(Self(()))
     }
 }

@@ -2,7 +2,7 @@
 
 //! Trees of lower bounds: no candidate below a node was accessed before the turn that is its bound.
 
-use super::turns::FIRST_TURN;
+use super::turns::FIRST_STAMP;
 use crate::{
     kernel::word::load_u64,
     mm::device_alloc::set, //
@@ -22,7 +22,7 @@ pub(super) const FANOUT: usize = u64::BITS as usize;
 const LEVELS: usize = 3;
 
 /// Bound of a node without candidates.
-pub(super) const NEVER: u64 = u64::MAX;
+pub(super) const NO_CANDIDATE: u64 = u64::MAX;
 
 /// The two trees.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Node {
     pub(super) fn new() -> Self {
         Self {
             blocks: Both::new(0),
-            bounds: Both::new(NEVER),
+            bounds: Both::new(NO_CANDIDATE),
         }
     }
 
@@ -109,7 +109,7 @@ impl Bounds {
             let len = nodes.next_multiple_of(FANOUT);
             let mut level = KVVec::with_capacity(len, GFP_KERNEL)?;
             for _ in 0..len {
-                level.push(Both::new(NEVER), GFP_KERNEL)?;
+                level.push(Both::new(NO_CANDIDATE), GFP_KERNEL)?;
             }
             levels.push(level, GFP_KERNEL)?;
         }
@@ -148,7 +148,7 @@ impl Bounds {
     /// stored then.
     pub(super) fn renew(&self, bound: &Atomic<u64>, search: impl FnOnce() -> u64) -> u64 {
         // 0 is not a token; it stands for a token that `lower()` has replaced.
-        let token = self.tokens.fetch_add(1, Relaxed) % (FIRST_TURN - 2) + 1;
+        let token = self.tokens.fetch_add(1, Relaxed) % (FIRST_STAMP - 2) + 1;
         let old = bound.load(Relaxed);
         let is_ours = bound.cmpxchg(old, token, Full).is_ok();
         let least = search();
@@ -166,7 +166,7 @@ pub(super) fn lowest<'a>(
     tree: Tree,
     seen: u64,
 ) -> (usize, u64) {
-    let mut lowest = (0, NEVER);
+    let mut lowest = (0, NO_CANDIDATE);
     for (child, bounds) in all.enumerate().take(FANOUT) {
         let bound = load_u64(bounds.of(tree));
         if bound < lowest.1 && seen >> child & 1 == 0 {
@@ -180,8 +180,8 @@ pub(super) fn lowest<'a>(
 fn lower(bound: &Atomic<u64>, turn: u64) {
     let mut old = bound.load(Relaxed);
     // A bound of 0 was a token, and a bound that is low enough need not change.
-    while old != 0 && (old < FIRST_TURN - 1 || old > turn) {
-        let new = if old < FIRST_TURN - 1 { 0 } else { turn };
+    while old != 0 && (old < FIRST_STAMP - 1 || old > turn) {
+        let new = if old < FIRST_STAMP - 1 { 0 } else { turn };
         match bound.cmpxchg(old, new, Full) {
             Ok(_) => return,
             Err(now) => old = now,

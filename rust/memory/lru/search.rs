@@ -3,24 +3,19 @@
 //! Search for the coldest candidate in a tree of bounds.
 
 use super::{
-    bounds::{lowest, Both, Tree, FANOUT, NEVER},
+    bounds::{lowest, Both, Tree, FANOUT, NO_CANDIDATE},
     turns::Turn,
-    Lru,
-    Usage,
-    GROUP, //
+    Lru, Usage, GROUP_BLOCKS,
 };
 use crate::{
-    kernel::{
-        once_box::OnceBox,
-        word::load_u64, //
-    },
-    mm::device_alloc::clear, //
+    kernel::{once_box::OnceBox, word::load_u64},
+    mm::device_alloc::clear,
 };
 use kernel::sync::atomic::ordering::Relaxed;
 
 /// Number of lowest nodes that a search visits in each tree, with all of their blocks. It bounds
 /// the search. The result is exact unless more nodes than that have bounds that are too low.
-const MOST_NODES: usize = 64;
+const SEARCH_MAX_NODES: usize = 64;
 
 /// A search of one tree.
 pub(super) struct Search<'s> {
@@ -52,7 +47,7 @@ impl<'s> Search<'s> {
             before: before.0,
             best: None,
             busy: false,
-            nodes: MOST_NODES,
+            nodes: SEARCH_MAX_NODES,
         };
         search.explore(lru.bounds.levels(), 0);
         (search.best, search.busy)
@@ -77,7 +72,7 @@ impl<'s> Search<'s> {
     /// Searches below a node. Returns its new bound.
     fn explore(&mut self, level: usize, index: usize) -> u64 {
         let Some(bounds) = self.bounds(level, index) else {
-            return NEVER;
+            return NO_CANDIDATE;
         };
         let lru = self.lru;
         let bound = bounds.of(self.tree);
@@ -90,10 +85,10 @@ impl<'s> Search<'s> {
     /// Searches below the children of a node, those with the lowest bounds first.
     fn descend(&mut self, level: usize, index: usize) -> u64 {
         let mut seen = 0u64;
-        let mut least = NEVER;
+        let mut least = NO_CANDIDATE;
         loop {
             let (next, lowest) = self.lowest_child(level, index, seen);
-            if lowest == NEVER || !self.wants(lowest) || self.nodes == 0 {
+            if lowest == NO_CANDIDATE || !self.wants(lowest) || self.nodes == 0 {
                 return least.min(lowest);
             }
             seen |= 1 << next;
@@ -106,41 +101,45 @@ impl<'s> Search<'s> {
     fn lowest_child(&self, level: usize, index: usize, seen: u64) -> (usize, u64) {
         let Some(below) = level.checked_sub(2) else {
             let group = self.lru.groups.get(index).and_then(OnceBox::get);
-            return group.map_or((0, NEVER), |group| {
+            return group.map_or((0, NO_CANDIDATE), |group| {
                 let nodes = group.nodes.iter().map(|node| &node.bounds);
                 lowest(nodes, self.tree, seen)
             });
         };
         let nodes = self.lru.bounds.from(below, index * FANOUT);
-        nodes.map_or((0, NEVER), |nodes| lowest(nodes.iter(), self.tree, seen))
+        nodes.map_or((0, NO_CANDIDATE), |nodes| {
+            lowest(nodes.iter(), self.tree, seen)
+        })
     }
 
     /// Searches the blocks of a lowest node. Returns its new bound.
     fn scan(&mut self, index: usize) -> u64 {
         let first = index * FANOUT;
         let Some(group) = self.lru.group(first) else {
-            return NEVER;
+            return NO_CANDIDATE;
         };
         let Some(node) = group.nodes.get(index % FANOUT) else {
-            return NEVER;
+            return NO_CANDIDATE;
         };
-        let blocks = group.blocks.get(first % GROUP..).unwrap_or(&[]);
+        let blocks = group.blocks.get(first % GROUP_BLOCKS..).unwrap_or(&[]);
         self.nodes = self.nodes.saturating_sub(1);
         let mut left = node.blocks.of(self.tree).load(Relaxed);
-        let mut least = NEVER;
+        let mut least = NO_CANDIDATE;
         loop {
             let mut next = 0;
-            let mut last = NEVER;
+            let mut last = NO_CANDIDATE;
             let mut bits = left;
             while bits != 0 {
                 let bit = bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                let turn = blocks.get(bit).map_or(NEVER, |block| load_u64(&block.last));
+                let turn = blocks
+                    .get(bit)
+                    .map_or(NO_CANDIDATE, |block| load_u64(&block.last));
                 if turn < last {
                     (next, last) = (bit, turn);
                 }
             }
-            if last == NEVER || !self.wants(last) {
+            if last == NO_CANDIDATE || !self.wants(last) {
                 return least.min(last);
             }
             left &= !(1 << next);

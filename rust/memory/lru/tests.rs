@@ -10,7 +10,7 @@ mod suite {
 
     fn lru(blocks: usize) -> Result<Lru> {
         let lru = Lru::new(blocks)?;
-        for first in (0..blocks).step_by(GROUP) {
+        for first in (0..blocks).step_by(GROUP_BLOCKS) {
             lru.prepare(first)?;
         }
         Ok(lru)

@@ -15,7 +15,7 @@ pub(crate) struct Turn(pub(super) u64);
 
 /// First turn. Smaller bounds are tokens of searches, see
 /// [`Bounds::renew`](super::bounds::Bounds::renew).
-pub(super) const FIRST_TURN: u64 = 1 << 20;
+pub(super) const FIRST_STAMP: u64 = 1 << 20;
 
 /// State of a block of device memory.
 pub(super) struct Block {
@@ -29,7 +29,7 @@ impl Block {
     pub(super) fn new() -> Self {
         Self {
             // Older than any access.
-            last: Atomic::new(FIRST_TURN - 1),
+            last: Atomic::new(FIRST_STAMP - 1),
             claimed: AtomicFlag::new(false),
         }
     }
@@ -40,7 +40,7 @@ pub(super) struct Turns(Atomic<u64>);
 
 impl Turns {
     pub(super) fn new() -> Self {
-        Self(Atomic::new(FIRST_TURN))
+        Self(Atomic::new(FIRST_STAMP))
     }
 
     /// Returns the current turn. Blocks that are accessed from now on do not have an older one.

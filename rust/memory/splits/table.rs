@@ -16,7 +16,7 @@ use kernel::{
 
 /// Time for which a fault that cannot sleep reports that a work item has given up. Such a fault is
 /// repeated immediately, so that a fault after this time is a different one.
-const STALE: Delta = Delta::from_secs(1);
+const SPLIT_FAILURE_LIFETIME: Delta = Delta::from_secs(1);
 
 /// Result of a fault's lookup.
 pub(in crate::memory) enum Met {
@@ -81,7 +81,7 @@ impl Table {
             return Met::Splitting(split.bell.clone());
         };
         state.splits.remove(&number);
-        if can_sleep || since.elapsed() > STALE {
+        if can_sleep || since.elapsed() > SPLIT_FAILURE_LIFETIME {
             Met::Nothing
         } else {
             Met::GaveUp

@@ -148,7 +148,7 @@ impl Shrink for Nothing {
 }
 
 /// Number of objects of [`cargo`] that count their drop.
-const COUNTED: u32 = 6;
+const COUNTED_OBJECTS: u32 = 6;
 
 /// Creates one object of each kind.
 fn cargo(ends: &Arc<Ends>) -> Result<Cargo> {
@@ -224,9 +224,12 @@ mod suite {
     #[test]
     fn in_flushes() -> Result {
         for from in [From::FlushStart, From::FlushWait] {
-            assert_eq!(dropped_in(from, |_, range| unmap(range)), Ok(COUNTED));
+            assert_eq!(
+                dropped_in(from, |_, range| unmap(range)),
+                Ok(COUNTED_OBJECTS)
+            );
             let discard = |mirror: &Arc<Mirror<Nosy>>, range| mirror.discard(range);
-            assert_eq!(dropped_in(from, discard), Ok(COUNTED));
+            assert_eq!(dropped_in(from, discard), Ok(COUNTED_OBJECTS));
         }
         Ok(())
     }
@@ -234,10 +237,10 @@ mod suite {
     #[test]
     fn in_migrations() -> Result {
         for from in [From::Choose, From::Copy, From::Kick] {
-            assert_eq!(dropped_in(from, to_device), Ok(COUNTED));
+            assert_eq!(dropped_in(from, to_device), Ok(COUNTED_OBJECTS));
         }
         for from in [From::CopyAtOnce, From::Event] {
-            assert_eq!(dropped_in(from, to_device), Ok(COUNTED));
+            assert_eq!(dropped_in(from, to_device), Ok(COUNTED_OBJECTS));
         }
         Ok(())
     }
@@ -249,13 +252,16 @@ mod suite {
                 to_device(mirror, range)?;
                 load(range.start()).map(|_| ())
             };
-            assert_eq!(dropped_in(from, there_and_back), Ok(COUNTED));
+            assert_eq!(dropped_in(from, there_and_back), Ok(COUNTED_OBJECTS));
         }
         let there_and_unmapped = |mirror: &Arc<Mirror<Nosy>>, range: PageRange| {
             to_device(mirror, range)?;
             unmap(range)
         };
-        assert_eq!(dropped_in(From::Freed, there_and_unmapped), Ok(COUNTED));
+        assert_eq!(
+            dropped_in(From::Freed, there_and_unmapped),
+            Ok(COUNTED_OBJECTS)
+        );
         Ok(())
     }
 
@@ -267,7 +273,7 @@ mod suite {
                 let (mirror, _) = nosy(2)?;
                 mirror.pull(range, source).map(|_| ())
             };
-            assert_eq!(dropped_in(from, pull), Ok(COUNTED));
+            assert_eq!(dropped_in(from, pull), Ok(COUNTED_OBJECTS));
         }
         Ok(())
     }
@@ -279,7 +285,7 @@ mod suite {
             *mirror.device().0.probe.stop.lock() = Some(stop.clone());
             mirror.migrate(range).stop(stop).to_device().map(|_| ())
         };
-        assert_eq!(dropped_in(From::Cancelled, cancel), Ok(COUNTED));
+        assert_eq!(dropped_in(From::Cancelled, cancel), Ok(COUNTED_OBJECTS));
         Ok(())
     }
 
@@ -310,7 +316,7 @@ mod suite {
         let table = mirror.lock_table()?;
         drop(all);
         drop(table);
-        assert_eq!(ends.finish(), Some(COUNTED));
+        assert_eq!(ends.finish(), Some(COUNTED_OBJECTS));
 
         let ends = Ends::new()?;
         let walkers = &mirror.device().0.probe.walkers;
@@ -318,12 +324,12 @@ mod suite {
         let section = mirror.enter(0)?;
         drop(all);
         drop(section);
-        assert_eq!(ends.finish(), Some(COUNTED));
+        assert_eq!(ends.finish(), Some(COUNTED_OBJECTS));
 
         let ends = Ends::new()?;
         let all = cargo(&ends)?;
         assert!(walkers.with(0, |_| drop(all)).is_some());
-        assert_eq!(ends.finish(), Some(COUNTED));
+        assert_eq!(ends.finish(), Some(COUNTED_OBJECTS));
 
         let ends = Ends::new()?;
         let all = cargo(&ends)?;
@@ -331,12 +337,12 @@ mod suite {
         let mmap = MmapGuard::lock(current.mm().ok_or(EINVAL)?)?;
         drop(all);
         drop(mmap);
-        assert_eq!(ends.finish(), Some(COUNTED));
+        assert_eq!(ends.finish(), Some(COUNTED_OBJECTS));
 
         let ends = Ends::new()?;
         let mut all = Some(cargo(&ends)?);
         mirror.snapshot(range, |_| drop(all.take()))?;
-        assert_eq!(ends.finish(), Some(COUNTED));
+        assert_eq!(ends.finish(), Some(COUNTED_OBJECTS));
         Ok(())
     }
 

@@ -47,7 +47,7 @@ pub(super) enum From {
     Event,
 }
 
-pub(super) const PLACES: usize = From::Event as usize + 1;
+pub(super) const CALLBACK_COUNT: usize = From::Event as usize + 1;
 
 /// Mirror and range for the calls, or `None` while callbacks make no calls.
 pub(super) type Target = Option<(Arc<Mirror<Nosy>>, PageRange)>;
@@ -62,11 +62,11 @@ pub(super) struct Probe {
     #[pin]
     cargo: SpinLock<Option<(From, Cargo)>>,
     /// Number of calls of the API, by callback.
-    pub(super) called: [Atomic<u32>; PLACES],
+    pub(super) called: [Atomic<u32>; CALLBACK_COUNT],
     /// Number of refused calls, by callback.
-    pub(super) refused: [Atomic<u32>; PLACES],
+    pub(super) refused: [Atomic<u32>; CALLBACK_COUNT],
     /// Number of times that walkers were entered, by callback.
-    pub(super) entered: [Atomic<u32>; PLACES],
+    pub(super) entered: [Atomic<u32>; CALLBACK_COUNT],
     pub(super) walkers: Arc<Walkers<u32>>,
     fence: Fence,
     /// Set during [`Probe::ask`], whose calls may cause events. Their callbacks must make no calls.
@@ -79,7 +79,7 @@ pub(super) struct Probe {
 }
 
 /// Number of calls of [`call_all`].
-pub(super) const CALLS: u32 = 22;
+pub(super) const CALL_COUNT: u32 = 22;
 
 /// Calls all functions that may sleep. Returns the number of calls, and the number of calls that
 /// returned `EDEADLK`.
@@ -186,7 +186,7 @@ impl Probe {
     /// entered.
     pub(super) fn was_refused(&self, from: From) -> bool {
         let [called, refused, entered] = self.counts(from);
-        called > 0 && called == refused && entered * CALLS == called
+        called > 0 && called == refused && entered * CALL_COUNT == called
     }
 }
 
@@ -302,9 +302,9 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
         try_pin_init!(Probe {
             target <- kernel::new_spinlock!(None),
             cargo <- kernel::new_spinlock!(None),
-            called: [const { Atomic::new(0) }; PLACES],
-            refused: [const { Atomic::new(0) }; PLACES],
-            entered: [const { Atomic::new(0) }; PLACES],
+            called: [const { Atomic::new(0) }; CALLBACK_COUNT],
+            refused: [const { Atomic::new(0) }; CALLBACK_COUNT],
+            entered: [const { Atomic::new(0) }; CALLBACK_COUNT],
             walkers: Walkers::new(2, |_| Ok(0))?,
             // The fence has completed, so that a call which is not refused returns immediately.
             fence: Pending::new(FenceType::NONE)?.fence(),

@@ -19,12 +19,12 @@ use kernel::{
 const BLOCKS: usize = 4;
 
 /// Polling interval of [`Engine`].
-const NAP: Delta = Delta::from_millis(10);
+const ENGINE_POLL_INTERVAL: Delta = Delta::from_millis(10);
 
 /// Number of polls without a new job after which a block completes.
-const PATIENCE: usize = 40;
+const ENGINE_IDLE_POLLS: usize = 40;
 
-const ENDS: [Overlap; 8] = [
+const OVERLAP_RESULTS: [Overlap; 8] = [
     Overlap::Isolated,
     Overlap::Copied,
     Overlap::Contended,
@@ -94,7 +94,7 @@ impl Engine {
             let mut seen = 0;
             let mut looks = 0;
             while !its.load(Relaxed) {
-                fsleep(NAP);
+                fsleep(ENGINE_POLL_INTERVAL);
                 let memory = device.memory.driver();
                 let mut guard = memory.later.lock();
                 let Some(later) = &mut *guard else {
@@ -106,7 +106,7 @@ impl Engine {
                     0
                 };
                 seen = later.jobs.len();
-                if looks >= PATIENCE && later.jobs.iter().any(Option::is_some) {
+                if looks >= ENGINE_IDLE_POLLS && later.jobs.iter().any(Option::is_some) {
                     later.complete(memory);
                     later.late += 1;
                     looks = 0;
@@ -151,22 +151,22 @@ impl Drop for Engine {
 }
 
 /// Returns how often each result of an overlap has occurred since `before`.
-fn since(before: &[u64; ENDS.len()]) -> [u64; ENDS.len()] {
-    let mut counts = ENDS.map(counted);
+fn since(before: &[u64; OVERLAP_RESULTS.len()]) -> [u64; OVERLAP_RESULTS.len()] {
+    let mut counts = OVERLAP_RESULTS.map(counted);
     for (count, before) in counts.iter_mut().zip(before) {
         *count -= before;
     }
     counts
 }
 
-fn now() -> [u64; ENDS.len()] {
-    since(&[0; ENDS.len()])
+fn now() -> [u64; OVERLAP_RESULTS.len()] {
+    since(&[0; OVERLAP_RESULTS.len()])
 }
 
 /// Returns the counts for `isolated` overlapping blocks, and one occurrence of `other`.
-fn ends(isolated: u64, other: Option<Overlap>) -> [u64; ENDS.len()] {
+fn ends(isolated: u64, other: Option<Overlap>) -> [u64; OVERLAP_RESULTS.len()] {
     let one = |end| u64::from(other == Some(end));
-    let mut counts = ENDS.map(one);
+    let mut counts = OVERLAP_RESULTS.map(one);
     if let Some(first) = counts.first_mut() {
         *first = isolated;
     }

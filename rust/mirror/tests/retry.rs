@@ -8,12 +8,12 @@ use crate::inject::{Armed, Point};
 use kernel::time::{Delta, Instant, Monotonic};
 
 /// The library guarantees one second, and a hundred tries. The upper bound is for a busy machine.
-const LEAST: Delta = Delta::from_millis(1000);
-const MOST: Delta = Delta::from_millis(30_000);
+const MIN_DURATION: Delta = Delta::from_millis(1000);
+const MAX_DURATION: Delta = Delta::from_millis(30_000);
 
 fn is_in_time(since: Instant<Monotonic>) -> bool {
     let took = since.elapsed();
-    took >= LEAST && took < MOST
+    took >= MIN_DURATION && took < MAX_DURATION
 }
 
 #[kunit_tests(rust_hmm_retry)]

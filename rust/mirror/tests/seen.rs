@@ -6,7 +6,7 @@ use super::*;
 use crate::mm::table_memory::TableMemory;
 
 /// Address of the device's memory in entries.
-const DEVICE_PAGES: u64 = 1 << 46;
+const DEVICE_MEMORY_BASE: u64 = 1 << 46;
 
 /// A device that walks the table itself.
 struct Walking(Arc<Shared>);
@@ -26,7 +26,7 @@ impl Device for Walking {
     }
 
     fn table_memory(&self) -> TableMemory {
-        TableMemory::plain().with_device_pages_at(DEVICE_PAGES)
+        TableMemory::plain().with_device_pages_at(DEVICE_MEMORY_BASE)
     }
 
     fn flush_start(&self, _range: PageRange) {}
@@ -101,7 +101,7 @@ mod suite {
         let write = Some(Unresolved::ReadOnly);
         assert_eq!(refused(&mirror, addr, protected)?, [None, write]);
         let stale = [Some(Unresolved::Stale); 2];
-        for address in [0, seen.address ^ 0x1000, seen.address | DEVICE_PAGES] {
+        for address in [0, seen.address ^ 0x1000, seen.address | DEVICE_MEMORY_BASE] {
             let other = Seen { address, ..seen };
             assert_eq!(refused(&mirror, addr, other)?, stale);
         }
@@ -132,7 +132,7 @@ mod suite {
             Ok(Place::Device(pages)) => pages.first,
             _ => return Err(EIO),
         };
-        assert_eq!(seen.address, DEVICE_PAGES + ((number as u64) << 12));
+        assert_eq!(seen.address, DEVICE_MEMORY_BASE + ((number as u64) << 12));
         // The page frame with that number is another page.
         let frame = Seen {
             address: (number as u64) << 12,

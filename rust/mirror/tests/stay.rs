@@ -14,7 +14,7 @@ use kernel::{
 };
 
 /// Pages of the smallest migration of the default policy.
-const CHUNK: usize = 16;
+const MIN_MIGRATION_PAGES: usize = 16;
 
 /// References to pages, which make them immovable.
 struct Held(KVec<usize>);
@@ -52,11 +52,13 @@ impl Drop for Held {
     }
 }
 
-/// Returns `pages` pages with contents within a block, aligned to [`CHUNK`], a device, and its
-/// mirror.
+/// Returns `pages` pages with contents within a block, aligned to [`MIN_MIGRATION_PAGES`], a
+/// device, and its mirror.
 fn within_block(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>)> {
-    let (all, shared, mirror) = attached(2 * (pages + CHUNK) + 1)?;
-    let mut start = all.start().next_multiple_of(CHUNK * PAGE_SIZE);
+    let (all, shared, mirror) = attached(2 * (pages + MIN_MIGRATION_PAGES) + 1)?;
+    let mut start = all
+        .start()
+        .next_multiple_of(MIN_MIGRATION_PAGES * PAGE_SIZE);
     let border = start.next_multiple_of(PMD_SIZE);
     if border - start < pages * PAGE_SIZE {
         start = border;
@@ -136,19 +138,25 @@ mod suite {
     #[test]
     fn a_pass_over_what_cannot_move_asks_once_for_a_block() -> Result {
         const CHUNKS: usize = 14;
-        let (range, shared, mirror) = within_block(CHUNKS * CHUNK)?;
+        let (range, shared, mirror) = within_block(CHUNKS * MIN_MIGRATION_PAGES)?;
         let _held = Held::new(&mirror, range, |_| true)?;
         settle(&mirror)?;
         mirror.discard(range)?;
         let before = mirror.stats().get(Counter::Migrations);
         for chunk in 0..CHUNKS {
-            let part = PageRange::from_pages(range.address(chunk * CHUNK), CHUNK)?;
+            let part = PageRange::from_pages(
+                range.address(chunk * MIN_MIGRATION_PAGES),
+                MIN_MIGRATION_PAGES,
+            )?;
             assert_eq!(mirror.serve(part, Access::Read, &OnePage)?.moved, 0);
         }
         let asked = mirror.stats().get(Counter::Migrations) - before;
         // There is another attempt if 500 ms have passed.
         assert!((1..=2).contains(&asked));
-        assert_eq!(mirror.lock_table()?.present(range), CHUNKS * CHUNK);
+        assert_eq!(
+            mirror.lock_table()?.present(range),
+            CHUNKS * MIN_MIGRATION_PAGES
+        );
         assert_eq!(shared.memory.usage().0, 0);
         assert_eq!(mirror.stats().get(Counter::Pauses), 0);
         Ok(())
@@ -187,15 +195,15 @@ mod suite {
     #[test]
     fn pages_that_stayed_are_not_reported_to_the_policy() -> Result {
         const HELD: usize = 5;
-        let (range, _shared, mirror) = within_block(CHUNK)?;
+        let (range, _shared, mirror) = within_block(MIN_MIGRATION_PAGES)?;
         let _held = Held::new(&mirror, range, |index| index == HELD)?;
         settle(&mirror)?;
         mirror.discard(range)?;
         let policy = Reported(Atomic::new(0));
         let moved = mirror.serve(range, Access::Read, &policy)?.moved;
-        assert_eq!(moved, CHUNK - 1);
+        assert_eq!(moved, MIN_MIGRATION_PAGES - 1);
         let reported = policy.0.load(Relaxed);
-        let expected = (0..CHUNK).filter(|index| *index != HELD);
+        let expected = (0..MIN_MIGRATION_PAGES).filter(|index| *index != HELD);
         let address = |index| range.address(index) / PAGE_SIZE;
         assert_eq!(reported, expected.map(address).sum::<usize>());
         Ok(())

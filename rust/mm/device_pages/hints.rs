@@ -14,29 +14,23 @@
 
 use super::super::{
     addr::PMD_ORDER,
-    device_alloc::{
-        clear,
-        set, //
-    }, //
+    device_alloc::{clear, set},
 };
-use crate::kernel::{
-    once_box::OnceBox,
-    word::load_u64, //
-};
+use crate::kernel::{once_box::OnceBox, word::load_u64};
 use kernel::{prelude::*, sync::atomic::Atomic};
 
-const BITS: usize = u64::BITS as usize;
+const WORD_BITS: usize = u64::BITS as usize;
 
 /// Levels of bits. The last one has a single word.
-const LEVELS: usize = 4;
+const HINT_LEVELS: usize = 4;
 
 /// Maximum number of pieces for which there are bits.
-pub(super) const MOST: usize = 1 << (BITS.trailing_zeros() as usize * LEVELS);
+pub(super) const MAX_CHUNKS: usize = 1 << (WORD_BITS.trailing_zeros() as usize * HINT_LEVELS);
 
 /// Number of pieces whose bits are allocated together (1 TiB of memory).
-const GROUP: usize = BITS * BITS;
+const GROUP_CHUNKS: usize = WORD_BITS * WORD_BITS;
 
-const CLASSES: usize = PMD_ORDER as usize + 4;
+const CLASS_COUNT: usize = PMD_ORDER as usize + 4;
 
 /// Property of the pieces that a search looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +57,10 @@ impl Class {
 }
 
 /// One word for each class.
-type Words = [Atomic<u64>; CLASSES];
+type Words = [Atomic<u64>; CLASS_COUNT];
 
 fn empty() -> Words {
-    [const { Atomic::new(0) }; CLASSES]
+    [const { Atomic::new(0) }; CLASS_COUNT]
 }
 
 /// Allocates `count` groups of words, all zero.
@@ -78,7 +72,7 @@ fn words(count: usize) -> Result<KVVec<Words>> {
     Ok(words)
 }
 
-/// The bits of [`GROUP`] pieces: the two lowest levels.
+/// The bits of [`GROUP_CHUNKS`] pieces: the two lowest levels.
 struct Group {
     pieces: KVVec<Words>,
     summary: Words,
@@ -98,23 +92,23 @@ impl Hints {
     /// # Errors
     ///
     /// * `ENOMEM`: memory allocation failed.
-    /// * `EINVAL`: `pieces` is larger than [`MOST`].
+    /// * `EINVAL`: `pieces` is larger than [`MAX_CHUNKS`].
     ///
     /// # Context
     ///
     /// May sleep.
     pub(super) fn new(pieces: usize) -> Result<Self> {
-        if pieces > MOST {
+        if pieces > MAX_CHUNKS {
             return Err(EINVAL);
         }
-        let count = pieces.div_ceil(GROUP);
+        let count = pieces.div_ceil(GROUP_CHUNKS);
         let mut groups = KVVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
             groups.push(OnceBox::new(), GFP_KERNEL)?;
         }
         Ok(Self {
             groups,
-            upper: words(count.div_ceil(BITS))?,
+            upper: words(count.div_ceil(WORD_BITS))?,
             root: empty(),
         })
     }
@@ -131,10 +125,10 @@ impl Hints {
     ///
     /// May sleep.
     pub(super) fn prepare(&self, piece: usize) -> Result {
-        let place = self.groups.get(piece / GROUP).ok_or(EINVAL)?;
+        let place = self.groups.get(piece / GROUP_CHUNKS).ok_or(EINVAL)?;
         if place.get().is_none() {
             let group = Group {
-                pieces: words(BITS)?,
+                pieces: words(WORD_BITS)?,
                 summary: empty(),
             };
             place.put(KBox::pin(group, GFP_KERNEL)?);
@@ -147,8 +141,8 @@ impl Hints {
     fn word(&self, class: Class, level: usize, index: usize) -> Option<&Atomic<u64>> {
         let words = match level {
             0 => {
-                let group = self.groups.get(index / BITS)?.get()?;
-                group.pieces.get(index % BITS)?
+                let group = self.groups.get(index / WORD_BITS)?.get()?;
+                group.pieces.get(index % WORD_BITS)?
             }
             1 => &self.groups.get(index)?.get()?.summary,
             2 => self.upper.get(index)?,
@@ -160,17 +154,17 @@ impl Hints {
     /// Sets the bit of `piece` for `class`, with a full barrier before and after. Callable from any
     /// context.
     pub(super) fn set(&self, class: Class, piece: usize) {
-        if let Some(word) = self.word(class, 0, piece / BITS) {
-            set(word, 1 << (piece % BITS));
-            self.set_above(class, 0, piece / BITS);
+        if let Some(word) = self.word(class, 0, piece / WORD_BITS) {
+            set(word, 1 << (piece % WORD_BITS));
+            self.set_above(class, 0, piece / WORD_BITS);
         }
     }
 
     /// Sets those summary bits for word `index` of `level` that are clear.
     fn set_above(&self, class: Class, mut level: usize, mut index: usize) {
-        while level + 1 < LEVELS {
-            let bit = 1 << (index % BITS);
-            (level, index) = (level + 1, index / BITS);
+        while level + 1 < HINT_LEVELS {
+            let bit = 1 << (index % WORD_BITS);
+            (level, index) = (level + 1, index / WORD_BITS);
             if let Some(word) = self.word(class, level, index) {
                 if load_u64(word) & bit == 0 {
                     set(word, bit);
@@ -185,16 +179,16 @@ impl Hints {
     /// If the property may change concurrently, the caller checks the piece again afterwards, and
     /// sets the bit if the piece has the property after all.
     pub(super) fn clear(&self, class: Class, piece: usize) {
-        if let Some(word) = self.word(class, 0, piece / BITS) {
-            clear(word, 1 << (piece % BITS));
+        if let Some(word) = self.word(class, 0, piece / WORD_BITS) {
+            clear(word, 1 << (piece % WORD_BITS));
         }
     }
 
     /// Clears the summary bits for word `index` of `level`, which was found to be 0.
     fn clear_above(&self, class: Class, mut level: usize, mut index: usize) {
-        while level + 1 < LEVELS {
-            let bit = 1 << (index % BITS);
-            let Some(above) = self.word(class, level + 1, index / BITS) else {
+        while level + 1 < HINT_LEVELS {
+            let bit = 1 << (index % WORD_BITS);
+            let Some(above) = self.word(class, level + 1, index / WORD_BITS) else {
                 return;
             };
             if load_u64(above) & bit == 0 {
@@ -211,7 +205,7 @@ impl Hints {
             if load_u64(above) != 0 {
                 return;
             }
-            (level, index) = (level + 1, index / BITS);
+            (level, index) = (level + 1, index / WORD_BITS);
         }
     }
 
@@ -221,27 +215,27 @@ impl Hints {
         // `at` is the first bit of `level` that is not yet searched. A search of all pieces begins
         // at the top level, so that its cost does not depend on the position of the piece.
         let (mut level, mut at) = match from {
-            0 => (LEVELS - 1, 0),
+            0 => (HINT_LEVELS - 1, 0),
             _ => (0, from),
         };
         loop {
-            let index = at / BITS;
-            let bit = at % BITS;
+            let index = at / WORD_BITS;
+            let bit = at % WORD_BITS;
             let word = self.word(class, level, index).map_or(0, load_u64);
             let left = word & (u64::MAX << bit);
             if left != 0 {
-                at = index * BITS + left.trailing_zeros() as usize;
+                at = index * WORD_BITS + left.trailing_zeros() as usize;
                 if level == 0 {
                     return Some(at);
                 }
-                (level, at) = (level - 1, at * BITS);
+                (level, at) = (level - 1, at * WORD_BITS);
                 continue;
             }
             if word == 0 {
                 self.clear_above(class, level, index);
             }
             (level, at) = (level + 1, index + 1);
-            if level == LEVELS {
+            if level == HINT_LEVELS {
                 return None;
             }
         }
@@ -256,8 +250,8 @@ mod tests {
     fn random_bits_agree_with_an_array() -> Result {
         const SITES: usize = 200;
         // Pieces in four words of the third level, some of them adjacent.
-        let piece = |site: usize| site / 4 * (4 * BITS * GROUP / 50) + site % 4 * 21;
-        let hints = Hints::new(4 * BITS * GROUP)?;
+        let piece = |site: usize| site / 4 * (4 * WORD_BITS * GROUP_CHUNKS / 50) + site % 4 * 21;
+        let hints = Hints::new(4 * WORD_BITS * GROUP_CHUNKS)?;
         for site in 0..SITES {
             hints.prepare(piece(site))?;
         }
@@ -287,13 +281,13 @@ mod tests {
 
     #[test]
     fn stale_bits_above_are_cleared_by_a_search() -> Result {
-        let hints = Hints::new(MOST)?;
-        hints.prepare(MOST - 1)?;
-        hints.set(Class::Idle, MOST - 1);
-        assert_eq!(hints.find(Class::Idle, 0), Some(MOST - 1));
-        hints.clear(Class::Idle, MOST - 1);
-        let root = || hints.word(Class::Idle, LEVELS - 1, 0).map(load_u64);
-        assert_eq!(root(), Some(1 << (BITS - 1)));
+        let hints = Hints::new(MAX_CHUNKS)?;
+        hints.prepare(MAX_CHUNKS - 1)?;
+        hints.set(Class::Idle, MAX_CHUNKS - 1);
+        assert_eq!(hints.find(Class::Idle, 0), Some(MAX_CHUNKS - 1));
+        hints.clear(Class::Idle, MAX_CHUNKS - 1);
+        let root = || hints.word(Class::Idle, HINT_LEVELS - 1, 0).map(load_u64);
+        assert_eq!(root(), Some(1 << (WORD_BITS - 1)));
         assert_eq!(hints.find(Class::Idle, 0), None);
         assert_eq!(root(), Some(0));
         Ok(())
@@ -301,11 +295,11 @@ mod tests {
 
     #[test]
     fn pieces_beyond_the_last_have_no_bits() -> Result {
-        assert!(Hints::new(MOST + 1).is_err());
+        assert!(Hints::new(MAX_CHUNKS + 1).is_err());
         let hints = Hints::new(3)?;
         hints.prepare(2)?;
-        assert!(hints.prepare(GROUP).is_err());
-        hints.set(Class::Absent, GROUP);
+        assert!(hints.prepare(GROUP_CHUNKS).is_err());
+        hints.set(Class::Absent, GROUP_CHUNKS);
         hints.clear(Class::Absent, usize::MAX);
         assert_eq!(hints.find(Class::Absent, 0), None);
         hints.set(Class::Absent, 2);

@@ -36,10 +36,10 @@ use kernel::{
 /// Maximum number of mappings of one folio that are tried. Isolating a folio through one mapping
 /// unmaps it from all. More than one is only needed if processes unmap the folio concurrently or
 /// hold their mmap lock.
-const USERS: usize = 16;
+const MAX_TRIED_MAPPINGS: usize = 16;
 
 /// Maximum number of pages that are skipped after a page whose mmap lock could not be taken.
-const MOST_SKIPPED: usize = 64;
+const MAX_SKIPPED_PAGES: usize = 64;
 
 /// Mmap locks that are waited for, killably. The others are only tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ struct User {
 
 /// Mappings of a folio, and the page frames of its block.
 struct Users {
-    users: [Option<User>; USERS],
+    users: [Option<User>; MAX_TRIED_MAPPINGS],
     /// Page frames of the block that contains the folio.
     frames: Range<usize>,
 }
@@ -169,7 +169,7 @@ impl<T: DevicePageOps> DevicePages<T> {
             // The next pages probably belong to the same process. Looking up the mappings of each
             // of them would delay the caller, which has to find another block.
             skip = if is_stalled {
-                MOST_SKIPPED.min(skip * 2)
+                MAX_SKIPPED_PAGES.min(skip * 2)
             } else {
                 1
             };
@@ -255,16 +255,16 @@ impl<T: DevicePageOps> DevicePages<T> {
                 mm: ptr::null_mut(),
                 addr: 0,
             }
-        }; USERS];
-        // SAFETY: `looker` prevents the removal of the page frame, and `raw` has `USERS` elements
-        // that may be written.
+        }; MAX_TRIED_MAPPINGS];
+        // SAFETY: `looker` prevents the removal of the page frame, and `raw` has
+        // `MAX_TRIED_MAPPINGS` elements that may be written.
         unsafe {
             bindings::rust_hmm_pfn_users(
                 pfn,
                 fails(Point::Window),
                 raw.as_mut_ptr(),
                 // CAST: A small constant.
-                USERS as u32,
+                MAX_TRIED_MAPPINGS as u32,
             )
         };
         let first = pfn - number % PMD_PAGES;

@@ -34,14 +34,14 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// While `base` is not [`ABSENT`], `pgmap` describes the frames from there on and is mapped. Pages
+/// While `base` is not [`NO_BASE`], `pgmap` describes the frames from there on and is mapped. Pages
 /// are free or in use only then; else all are withdrawn. `back` points to the pinned
 /// [`DevicePages`] that owns the piece.
 #[pin_data]
 pub(super) struct Piece<T: DevicePageOps> {
     #[pin]
     pgmap: Opaque<bindings::dev_pagemap>,
-    /// First page frame, or [`ABSENT`].
+    /// First page frame, or [`NO_BASE`].
     base: Atomic<usize>,
     pub(super) index: usize,
     pub(super) free: FreeMap,
@@ -54,13 +54,13 @@ pub(super) struct Piece<T: DevicePageOps> {
 }
 
 /// Maximum number of regions that are tried for one piece.
-const REGIONS: usize = 4;
+const MAX_REGION_TRIES: usize = 4;
 
 /// One bit for each order from 0 to [`PMD_ORDER`].
 const ALL_ORDERS: u64 = (1 << (PMD_ORDER + 1)) - 1;
 
 /// Value of `base` while the piece has no page frames.
-const ABSENT: usize = usize::MAX;
+const NO_BASE: usize = usize::MAX;
 
 // SAFETY: `back` points to a `Sync` owner that outlives the piece. All other fields are `Send` and
 // `Sync`, or protected as described below.
@@ -106,13 +106,13 @@ impl<T: DevicePageOps> Piece<T> {
     ) -> Result<Pin<KBox<Self>>> {
         let free = FreeMap::new(pages)?;
         KBox::pin_init(
-            // INVARIANT: `base` is `ABSENT`, and all pages are withdrawn in a new `FreeMap`.
+            // INVARIANT: `base` is `NO_BASE`, and all pages are withdrawn in a new `FreeMap`.
             pin_init!(Self {
                 pgmap <- Opaque::ffi_init(|slot: *mut bindings::dev_pagemap| {
                     // SAFETY: `slot` is valid for writes.
                     unsafe { slot.write(bindings::dev_pagemap::default()) };
                 }),
-                base: Atomic::new(ABSENT),
+                base: Atomic::new(NO_BASE),
                 index,
                 free,
                 room: Atomic::new(0),
@@ -125,12 +125,12 @@ impl<T: DevicePageOps> Piece<T> {
 
     /// Returns the first page frame, or `None` if the piece has no page frames.
     pub(super) fn base(&self) -> Option<usize> {
-        Some(peek_usize(&self.base)).filter(|base| *base != ABSENT)
+        Some(peek_usize(&self.base)).filter(|base| *base != NO_BASE)
     }
 
     /// Whether the piece has page frames.
     pub(super) fn is_there(&self) -> bool {
-        peek_usize(&self.base) != ABSENT
+        peek_usize(&self.base) != NO_BASE
     }
 
     /// Adds the page frames, and lowers `lowest` to the first one if that is smaller. Calls `note`
@@ -145,7 +145,7 @@ impl<T: DevicePageOps> Piece<T> {
         // If memremap_pages() fails halfway, the part that was added remains, and later attempts
         // for this region return EEXIST. Hold such regions until a usable one is found, so that
         // each request returns a different region.
-        let mut spoilt = [const { None::<Region> }; REGIONS];
+        let mut spoilt = [const { None::<Region> }; MAX_REGION_TRIES];
         for place in &mut spoilt {
             match self.map(Region::request(kind)?, owner, kind, lowest, note) {
                 Ok(()) => return Ok(()),
@@ -227,9 +227,9 @@ impl<T: DevicePageOps> Piece<T> {
             return false;
         }
         // Full barrier: look() increments `lookers` before it loads `base`, so that either it sees
-        // `ABSENT` or the load below sees the increment. Acquire pairs with the decrement: accesses
-        // of past lookers precede the removal of the page frames.
-        let base = self.base.xchg(ABSENT, Full);
+        // `NO_BASE` or the load below sees the increment. Acquire pairs with the decrement:
+        // accesses of past lookers precede the removal of the page frames.
+        let base = self.base.xchg(NO_BASE, Full);
         if self.lookers.load(Acquire) != 0 {
             self.base.store(base, Release);
             self.free.restore(0, self.free.len());
@@ -252,7 +252,7 @@ impl<T: DevicePageOps> Piece<T> {
             frames: 0..0,
         };
         let base = self.base.load(Acquire);
-        if base == ABSENT {
+        if base == NO_BASE {
             return None;
         }
         looker.frames = base..base + PIECE_PAGES;
@@ -272,7 +272,7 @@ impl<T: DevicePageOps> Piece<T> {
         unsafe { self.unmap_from(base) };
         // INVARIANT: No page frames are mapped. All pages are free, and the owner does not allocate
         // any before it is dropped.
-        self.base.store(ABSENT, Release);
+        self.base.store(NO_BASE, Release);
     }
 
     /// Removes the page frames from `base` on; see [`Self::unmap`].

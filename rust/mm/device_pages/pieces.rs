@@ -2,9 +2,9 @@
 
 //! Table of the pieces of a device memory, by number.
 //!
-//! The table has two levels. The lower level is allocated for [`GROUP`] pieces at a time. A lookup
-//! takes no lock, is possible in any context, and costs the same for any size of memory. An XArray
-//! would have one level for 16 GiB and three for 16 TiB.
+//! The table has two levels. The lower level is allocated for [`GROUP_CHUNKS`] pieces at a time. A
+//! lookup takes no lock, is possible in any context, and costs the same for any size of memory. An
+//! XArray would have one level for 16 GiB and three for 16 TiB.
 
 use super::{
     piece::Piece, //
@@ -20,7 +20,7 @@ use kernel::{
 };
 
 /// Number of pieces in one table of the lower level (128 GiB of memory).
-const GROUP: usize = 512;
+const GROUP_CHUNKS: usize = 512;
 
 type Group<T> = KVVec<OnceBox<Piece<T>>>;
 
@@ -48,7 +48,7 @@ impl<T: DevicePageOps> Pieces<T> {
     ///
     /// May sleep.
     pub(super) fn new(most: usize) -> Result<Self> {
-        let count = most.div_ceil(GROUP);
+        let count = most.div_ceil(GROUP_CHUNKS);
         let mut groups = KVVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
             groups.push(OnceBox::new(), GFP_KERNEL)?;
@@ -69,9 +69,9 @@ impl<T: DevicePageOps> Pieces<T> {
     #[inline]
     pub(super) fn get(&self, index: usize) -> Option<&Piece<T>> {
         self.groups
-            .get(index / GROUP)?
+            .get(index / GROUP_CHUNKS)?
             .get()?
-            .get(index % GROUP)?
+            .get(index % GROUP_CHUNKS)?
             .get()
     }
 
@@ -94,11 +94,11 @@ impl<T: DevicePageOps> Pieces<T> {
         if index != self.made() {
             return Err(EINVAL);
         }
-        let group = self.groups.get(index / GROUP).ok_or(EINVAL)?;
+        let group = self.groups.get(index / GROUP_CHUNKS).ok_or(EINVAL)?;
         let places = match group.get() {
             Some(places) => places,
             None => {
-                let len = (self.most - index).min(GROUP);
+                let len = (self.most - index).min(GROUP_CHUNKS);
                 let mut places = KVVec::with_capacity(len, GFP_KERNEL)?;
                 for _ in 0..len {
                     places.push(OnceBox::new(), GFP_KERNEL)?;
@@ -106,7 +106,7 @@ impl<T: DevicePageOps> Pieces<T> {
                 group.put(KBox::pin(places, GFP_KERNEL)?)
             }
         };
-        let piece = places.get(index % GROUP).ok_or(EINVAL)?.put(piece);
+        let piece = places.get(index % GROUP_CHUNKS).ok_or(EINVAL)?.put(piece);
         // INVARIANT: `index` is the next number. Release: pairs with `made()`, so that a reader
         // that sees the new count finds the piece.
         self.made.store(index + 1, Release);

@@ -49,15 +49,15 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 
-const FREE: u64 = 0;
-const LIVE: u64 = 1;
-const DYING: u64 = 2;
+const SLOT_FREE: u64 = 0;
+const SLOT_MAPPED: u64 = 1;
+const SLOT_RETIRED: u64 = 2;
 /// Bits of a place that hold its state.
-const STATE: u64 = 3;
-const SHIFT: u32 = 2;
+const SLOT_STATE_MASK: u64 = 3;
+const SLOT_NUMBER_SHIFT: u32 = 2;
 
 /// Interval at which [`Maps::close`] polls the users of a window.
-const PAUSE: Delta = Delta::from_millis(1);
+const WINDOW_POLL_INTERVAL: Delta = Delta::from_millis(1);
 
 /// DMA mappings of one block of 2 MiB.
 ///
@@ -89,7 +89,7 @@ impl Window {
     fn new(device: &DmaDevice) -> Result<Arc<Self>> {
         let mut places = KVec::with_capacity(PMD_PAGES, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..PMD_PAGES {
-            places.push(Atomic::new(FREE), GFP_KERNEL_ACCOUNT)?;
+            places.push(Atomic::new(SLOT_FREE), GFP_KERNEL_ACCOUNT)?;
         }
         let mut window = Self {
             device: device.raw.device,
@@ -130,7 +130,7 @@ impl Window {
         let of = |index: usize| {
             self.places
                 .get(index)
-                .map_or(FREE, |place| place.load(Acquire))
+                .map_or(SLOT_FREE, |place| place.load(Acquire))
         };
         while index < end {
             let start = index;
@@ -147,7 +147,7 @@ impl Window {
             unsafe { self.unlink(start, count) };
             for place in self.places.iter().skip(start).take(count) {
                 // INVARIANT: The place was unmapped above.
-                place.store(FREE, Release);
+                place.store(SLOT_FREE, Release);
             }
             total += count;
         }
@@ -181,7 +181,7 @@ impl Window {
         // Increment `dying` before `live` is decremented, so that the window never looks idle in
         // between.
         self.dying.fetch_add(1, Relaxed);
-        place.store(u64::from(tick) << SHIFT | DYING, Release);
+        place.store(u64::from(tick) << SLOT_NUMBER_SHIFT | SLOT_RETIRED, Release);
         self.live.fetch_sub(1, Relaxed);
     }
 
@@ -362,7 +362,7 @@ impl Windows {
     pub(crate) fn unmap(&self, range: PageRange, tick: u32) {
         let last = block_of(range.end() - 1);
         let mut from = block_of(range.start());
-        let mine = u64::from(tick) << SHIFT | DYING;
+        let mine = u64::from(tick) << SLOT_NUMBER_SHIFT | SLOT_RETIRED;
         while let Some((block, used)) = self.next(from).filter(|(block, _)| *block <= last) {
             let window = &used.window;
             if window.dying.load(Relaxed) != 0 && used.open {
@@ -428,7 +428,7 @@ impl Maps for Windows {
         // is this function.
         while let Some((block, used)) = self.next(from) {
             while used.window.users.load(Acquire) != 1 {
-                fsleep(PAUSE);
+                fsleep(WINDOW_POLL_INTERVAL);
             }
             // Read the states only: entries are removed concurrently, and later windows still need
             // their frame numbers. A place that is not free cannot become free, see
@@ -436,9 +436,9 @@ impl Maps for Windows {
             let window = &used.window;
             let mut frames = 0;
             for (index, place) in window.places.iter().enumerate() {
-                let state = place.load(Acquire) & STATE;
-                if state != FREE {
-                    left += usize::from(state == LIVE);
+                let state = place.load(Acquire) & SLOT_STATE_MASK;
+                if state != SLOT_FREE {
+                    left += usize::from(state == SLOT_MAPPED);
                     // SAFETY: The place is not free, thus mapped by the type invariant. Users that
                     // began before `closed` was set have ended, and later ones do not unmap.
                     unsafe { window.unlink(index, 1) };
@@ -498,7 +498,7 @@ impl Cursor<'_> {
         let (_, place) = self.place(addr)?;
         let place = place.load(Acquire);
         // CAST: Both have 64 bits.
-        (place & STATE == LIVE).then_some((place >> SHIFT) as usize)
+        (place & SLOT_STATE_MASK == SLOT_MAPPED).then_some((place >> SLOT_NUMBER_SHIFT) as usize)
     }
 
     /// Maps `frame` for `addr`, unless it is mapped already. Returns its address, and whether the
@@ -516,12 +516,12 @@ impl Cursor<'_> {
         let raw = used.window.raw().filter(|_| used.open).ok_or(ENODEV)?;
         let now = place.load(Acquire);
         // CAST: Both have 64 bits.
-        let wanted = (frame as u64) << SHIFT | LIVE;
-        if now != FREE && now != wanted {
+        let wanted = (frame as u64) << SLOT_NUMBER_SHIFT | SLOT_MAPPED;
+        if now != SLOT_FREE && now != wanted {
             return Err(EBUSY);
         }
         let mut address = 0;
-        let fresh = now == FREE;
+        let fresh = now == SLOT_FREE;
         // CAST: The index is below 512.
         // SAFETY: The window belongs to the device, which is bound because `used.open` is true. The
         // place is free, or mapped for this frame. The caller installs the frame in the table, and
@@ -552,7 +552,7 @@ impl Cursor<'_> {
     pub(crate) fn retire(&mut self, addr: usize) {
         let tick = self.windows.tick.load(Relaxed);
         if let Some((used, place)) = self.place(addr) {
-            if place.load(Acquire) & STATE != LIVE {
+            if place.load(Acquire) & SLOT_STATE_MASK != SLOT_MAPPED {
                 return;
             }
             used.window.retire(place, tick);
@@ -563,7 +563,7 @@ impl Cursor<'_> {
     pub(crate) fn release(&mut self, addr: usize) {
         let windows = self.windows;
         if let Some((used, place)) = self.place(addr) {
-            if place.load(Acquire) & STATE != LIVE {
+            if place.load(Acquire) & SLOT_STATE_MASK != SLOT_MAPPED {
                 return;
             }
             if !used.open {

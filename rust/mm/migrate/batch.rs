@@ -2,7 +2,10 @@
 
 //! The source and destination arrays of one migration, and the state of each entry.
 
-use super::{whole::Whole, MigrateEntry, Source, COMPOUND, MIGRATE, SHIFT, VALID, WRITE};
+use super::{
+    whole::Whole, MigrateEntry, Source, MIGRATE_PFN_COMPOUND, MIGRATE_PFN_MIGRATE,
+    MIGRATE_PFN_SHIFT, MIGRATE_PFN_VALID, MIGRATE_PFN_WRITE,
+};
 use crate::{
     bindings,
     mm::{
@@ -91,7 +94,7 @@ impl Inner<'_> {
     pub(super) fn entry(&self, index: usize) -> Option<MigrateEntry> {
         let src = *self.batch.src.get(..self.pages)?.get(index)?;
         // Only for an entry that can migrate.
-        if src & MIGRATE == 0 {
+        if src & MIGRATE_PFN_MIGRATE == 0 {
             return None;
         }
         Self::entry_of(index, src, *self.batch.dst.get(index)?)
@@ -100,17 +103,21 @@ impl Inner<'_> {
     /// Decodes `src` and `dst` at `index`.
     #[inline]
     fn entry_of(index: usize, src: usize, dst: usize) -> Option<MigrateEntry> {
-        let pages = if src & COMPOUND != 0 { PMD_PAGES } else { 1 };
-        (src & MIGRATE != 0).then_some(MigrateEntry {
+        let pages = if src & MIGRATE_PFN_COMPOUND != 0 {
+            PMD_PAGES
+        } else {
+            1
+        };
+        (src & MIGRATE_PFN_MIGRATE != 0).then_some(MigrateEntry {
             index,
             pages,
-            source: if src & VALID != 0 {
-                Source::Page(src >> SHIFT)
+            source: if src & MIGRATE_PFN_VALID != 0 {
+                Source::Page(src >> MIGRATE_PFN_SHIFT)
             } else {
                 Source::Hole
             },
-            writable: src & WRITE != 0,
-            destination: dst >> SHIFT,
+            writable: src & MIGRATE_PFN_WRITE != 0,
+            destination: dst >> MIGRATE_PFN_SHIFT,
         })
     }
 
@@ -119,16 +126,18 @@ impl Inner<'_> {
     #[inline]
     pub(super) fn small(&self, index: usize) -> Option<(usize, bool)> {
         let src = *self.batch.src.get(index)?;
-        let pfn = *self.batch.dst.get(index)? >> SHIFT;
-        let found = index < self.pages && !self.chosen && src & (MIGRATE | COMPOUND) == MIGRATE;
-        (found && pfn != 0).then_some((pfn, src & WRITE != 0))
+        let pfn = *self.batch.dst.get(index)? >> MIGRATE_PFN_SHIFT;
+        let found = index < self.pages
+            && !self.chosen
+            && src & (MIGRATE_PFN_MIGRATE | MIGRATE_PFN_COMPOUND) == MIGRATE_PFN_MIGRATE;
+        (found && pfn != 0).then_some((pfn, src & MIGRATE_PFN_WRITE != 0))
     }
 
     /// Returns the first entry at or after page `index`.
     #[inline]
     pub(super) fn entry_from(&self, index: usize) -> Option<MigrateEntry> {
         let rest = self.batch.src.get(index..self.pages)?;
-        let found = rest.iter().position(|src| src & MIGRATE != 0)?;
+        let found = rest.iter().position(|src| src & MIGRATE_PFN_MIGRATE != 0)?;
         self.entry(index + found)
     }
 
@@ -137,7 +146,7 @@ impl Inner<'_> {
     #[inline]
     fn places(&self) -> usize {
         match self.batch.src.first() {
-            Some(src) if src & COMPOUND != 0 => 1,
+            Some(src) if src & MIGRATE_PFN_COMPOUND != 0 => 1,
             _ => self.pages,
         }
     }
@@ -160,11 +169,12 @@ impl Inner<'_> {
         let Batch { src, dst, .. } = &mut *self.batch;
         let both = src.iter().zip(dst.iter_mut()).take(places);
         for (index, (src, dst)) in both.enumerate() {
-            let is_page = src & (MIGRATE | VALID) == MIGRATE | VALID;
+            let is_page = src & (MIGRATE_PFN_MIGRATE | MIGRATE_PFN_VALID)
+                == MIGRATE_PFN_MIGRATE | MIGRATE_PFN_VALID;
             if !is_page || *dst != 0 {
                 continue;
             }
-            if src & COMPOUND == 0 && wanted(index) {
+            if src & MIGRATE_PFN_COMPOUND == 0 && wanted(index) {
                 *dst = usize::MAX;
                 marked += 1;
             } else {
@@ -189,11 +199,15 @@ impl Inner<'_> {
         if let Some(dst) = self.batch.dst.get_mut(index) {
             let raw = core::mem::take(dst);
             if raw != 0 {
-                let order = if raw & COMPOUND != 0 { PMD_ORDER } else { 0 };
+                let order = if raw & MIGRATE_PFN_COMPOUND != 0 {
+                    PMD_ORDER
+                } else {
+                    0
+                };
                 self.batch.filled.remove(index..index + (1 << order));
                 // SAFETY: `fill` has stored the folio, and passed its lock and reference to the
                 // batch.
-                drop(unsafe { LockedFolio::from_raw(raw >> SHIFT, order) });
+                drop(unsafe { LockedFolio::from_raw(raw >> MIGRATE_PFN_SHIFT, order) });
             }
         }
     }

@@ -10,21 +10,21 @@ use core::mem::MaybeUninit;
 ///
 /// # Invariants
 ///
-/// The first `len` frame numbers are initialized, and `len` is at most [`Self::ROOM`].
+/// The first `len` frame numbers are initialized, and `len` is at most [`Self::BATCH_FOLIOS`].
 pub(crate) struct DirtyBatch {
     // Not initialized, because most changes mark no folio dirty.
-    pfns: [MaybeUninit<usize>; Self::ROOM],
+    pfns: [MaybeUninit<usize>; Self::BATCH_FOLIOS],
     len: usize,
 }
 
 impl DirtyBatch {
-    const ROOM: usize = 32;
+    const BATCH_FOLIOS: usize = 32;
 
     /// Creates an empty batch.
     pub(crate) const fn new() -> Self {
         // INVARIANT: There are none.
         Self {
-            pfns: [const { MaybeUninit::uninit() }; Self::ROOM],
+            pfns: [const { MaybeUninit::uninit() }; Self::BATCH_FOLIOS],
             len: 0,
         }
     }

@@ -26,14 +26,14 @@ impl Gfx9 {
     const READABLE: u64 = 1 << 5;
     const WRITEABLE: u64 = 1 << 6;
     /// Position of the log2 of the number of pages in the fragment that contains the entry.
-    const FRAGMENT: u32 = 7;
+    const FRAGMENT_SHIFT: u32 = 7;
     /// The entry of a directory is a PTE.
     const IS_PTE: u64 = 1 << 54;
 
     /// Number of address bits.
-    const ADDRESS: u32 = 48;
+    const ADDRESS_BITS: u32 = 48;
     /// Order of a PTE in PDB0.
-    const LARGE: u32 = 9;
+    const HUGE_ORDER: u32 = 9;
 }
 
 impl Format for Gfx9 {
@@ -41,14 +41,14 @@ impl Format for Gfx9 {
 
     const LEVELS: u32 = 4;
     const BITS: u32 = 9;
-    const LEAVES: &'static [u32] = &[0, 4, Self::LARGE];
+    const LEAVES: &'static [u32] = &[0, 4, Self::HUGE_ORDER];
 
     fn can_hold(entry: DevicePte) -> bool {
-        entry.number() >> (Self::ADDRESS - PAGE_SHIFT as u32) == 0
+        entry.number() >> (Self::ADDRESS_BITS - PAGE_SHIFT as u32) == 0
     }
 
     fn can_link(address: u64) -> bool {
-        address >> Self::ADDRESS == 0
+        address >> Self::ADDRESS_BITS == 0
     }
 
     fn table(_level: u32, address: u64) -> u64 {
@@ -60,10 +60,10 @@ impl Format for Gfx9 {
         (entry.number() as u64) << PAGE_SHIFT
             | Self::VALID
             | Self::READABLE
-            | u64::from(order) << Self::FRAGMENT
+            | u64::from(order) << Self::FRAGMENT_SHIFT
             | flag(entry.may_be_dirty(), Self::WRITEABLE)
             | flag(!entry.is_device(), Self::SYSTEM | Self::SNOOPED)
-            | flag(order == Self::LARGE, Self::IS_PTE)
+            | flag(order == Self::HUGE_ORDER, Self::IS_PTE)
     }
 }
 

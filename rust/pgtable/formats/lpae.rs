@@ -36,9 +36,9 @@ impl Lpae {
     const PAGE: u64 = 0b11;
     const BLOCK: u64 = 0b01;
 
-    const ATTRIBUTES: u32 = 2;
-    const NOT_CACHEABLE: u64 = 0 << Self::ATTRIBUTES;
-    const CACHEABLE: u64 = 1 << Self::ATTRIBUTES;
+    const ATTR_INDEX_SHIFT: u32 = 2;
+    const NOT_CACHEABLE: u64 = 0 << Self::ATTR_INDEX_SHIFT;
+    const CACHEABLE: u64 = 1 << Self::ATTR_INDEX_SHIFT;
 
     /// AP\[1\]: access without privilege. AP\[2\]: no writes.
     const UNPRIVILEGED: u64 = 1 << 6;
@@ -51,11 +51,11 @@ impl Lpae {
     const NO_EXECUTE: u64 = 1 << 53 | 1 << 54;
 
     /// Bits of an address.
-    const ADDRESS: u32 = 48;
+    const ADDRESS_BITS: u32 = 48;
 
     /// Orders of runs and blocks.
-    const RUN: u32 = 4;
-    const LARGE: u32 = 9;
+    const RUN_ORDER: u32 = 4;
+    const BLOCK_ORDER: u32 = 9;
 }
 
 impl Format for Lpae {
@@ -63,14 +63,14 @@ impl Format for Lpae {
 
     const LEVELS: u32 = 4;
     const BITS: u32 = 9;
-    const LEAVES: &'static [u32] = &[0, Self::RUN, Self::LARGE];
+    const LEAVES: &'static [u32] = &[0, Self::RUN_ORDER, Self::BLOCK_ORDER];
 
     fn can_hold(entry: DevicePte) -> bool {
-        entry.number() >> (Self::ADDRESS - PAGE_SHIFT as u32) == 0
+        entry.number() >> (Self::ADDRESS_BITS - PAGE_SHIFT as u32) == 0
     }
 
     fn can_link(address: u64) -> bool {
-        address >> Self::ADDRESS == 0
+        address >> Self::ADDRESS_BITS == 0
     }
 
     fn table(_level: u32, address: u64) -> u64 {
@@ -79,8 +79,8 @@ impl Format for Lpae {
 
     fn leaf(order: u32, entry: DevicePte) -> u64 {
         let kind = match order {
-            Self::LARGE => Self::BLOCK,
-            Self::RUN => Self::PAGE | Self::CONTIGUOUS,
+            Self::BLOCK_ORDER => Self::BLOCK,
+            Self::RUN_ORDER => Self::PAGE | Self::CONTIGUOUS,
             _ => Self::PAGE,
         };
         let memory = if entry.is_device() {

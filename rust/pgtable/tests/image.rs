@@ -206,10 +206,10 @@ impl<const LEVELS: u32> Walked for Radix<LEVELS> {
 }
 
 /// Address of the device's own memory for the walker.
-const DEVICE_PAGES: u64 = 1 << 40;
+const DEVICE_MEMORY_BASE: u64 = 1 << 40;
 
 pub(super) fn memory() -> TableMemory {
-    TableMemory::plain().with_device_pages_at(DEVICE_PAGES)
+    TableMemory::plain().with_device_pages_at(DEVICE_MEMORY_BASE)
 }
 
 /// Counters of the calls of [`TableWrites`].
@@ -256,7 +256,11 @@ fn agrees(entry: DevicePte, found: Option<Found>) -> bool {
     let Some(found) = found else {
         return !entry.is_valid();
     };
-    let base = if entry.is_device() { DEVICE_PAGES } else { 0 };
+    let base = if entry.is_device() {
+        DEVICE_MEMORY_BASE
+    } else {
+        0
+    };
     entry.is_valid()
         && found.address == base + ((entry.number() as u64) << 12)
         && found.writable == entry.may_be_dirty()

@@ -8,15 +8,12 @@
 //! `/sys/kernel/debug/rust_hmm/alarms` has the counts, which are exact although the log is
 //! rate-limited.
 
-use crate::kernel::{limit::Limit, names::named};
+use crate::kernel::{limit::RateLimit, names::named};
 use kernel::{
     debugfs::Writer,
     fmt,
     prelude::*,
-    sync::atomic::{
-        ordering::Relaxed,
-        Atomic, //
-    },
+    sync::atomic::{ordering::Relaxed, Atomic},
 };
 
 named! {
@@ -44,15 +41,15 @@ const ALARM_COUNT: usize = Alarm::ALL.len();
 const ALARM_BURST: u32 = 10;
 
 /// Count and rate limit of one alarm.
-struct State {
+struct AlarmState {
     count: Atomic<u64>,
-    limit: Limit,
+    limit: RateLimit,
 }
 
-static ALARM_STATES: [State; ALARM_COUNT] = [const {
-    State {
+static ALARM_STATES: [AlarmState; ALARM_COUNT] = [const {
+    AlarmState {
         count: Atomic::new(0),
-        limit: Limit::new(ALARM_BURST),
+        limit: RateLimit::new(ALARM_BURST),
     }
 }; ALARM_COUNT];
 
@@ -99,9 +96,9 @@ macro_rules! alarm {
 }
 
 /// Contents of the file `alarms`: a line with name and count for each alarm.
-pub(crate) struct Report;
+pub(crate) struct AlarmReport;
 
-impl Writer for Report {
+impl Writer for AlarmReport {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Alarm::ALL
             .iter()
@@ -112,13 +109,13 @@ impl Writer for Report {
 /// An alarm that a test expects. Two log lines mark its lifetime, in which `tools/vm/run` accepts
 /// the alarm.
 #[cfg(CONFIG_KUNIT)]
-pub(crate) struct Expected {
+pub(crate) struct ExpectedAlarm {
     alarm: Alarm,
     before: u64,
 }
 
 #[cfg(CONFIG_KUNIT)]
-impl Expected {
+impl ExpectedAlarm {
     /// Expects `alarm` until the returned object is dropped.
     pub(crate) fn new(alarm: Alarm) -> Self {
         pr_info!("ALARM-EXPECTED begin {}\n", alarm.name());
@@ -135,7 +132,7 @@ impl Expected {
 }
 
 #[cfg(CONFIG_KUNIT)]
-impl Drop for Expected {
+impl Drop for ExpectedAlarm {
     fn drop(&mut self) {
         pr_info!("ALARM-EXPECTED end {}\n", self.alarm.name());
     }
@@ -155,7 +152,7 @@ mod tests {
 
     #[test]
     fn an_expected_alarm_is_seen() {
-        let expected = Expected::new(Alarm::StaleTranslation);
+        let expected = ExpectedAlarm::new(Alarm::StaleTranslation);
         assert_eq!(expected.raised(), 0);
         crate::alarm!(StaleTranslation, "a test expects this");
         assert_eq!(expected.raised(), 1);

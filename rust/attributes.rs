@@ -16,7 +16,7 @@ mod home;
 mod map;
 mod sets;
 
-pub(crate) use home::{Found, Home};
+pub(crate) use home::{Relocated, VmaAnchor};
 pub(crate) use map::Map;
 
 /// Preferred location of memory.
@@ -109,7 +109,7 @@ impl Attributes {
 /// A change of attributes; `None` keeps an attribute. `accessed_by` is changed for the mirror's
 /// device only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct AttributeUpdate {
     /// See [`Attributes::preferred`].
     pub preferred: Option<PreferredLocation>,
     /// See [`Attributes::accessed_by`].
@@ -122,7 +122,7 @@ pub struct Change {
     pub granularity: Option<Option<u32>>,
 }
 
-impl Change {
+impl AttributeUpdate {
     /// Returns `old` with the changes.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl Change {
 
 /// Attributes that all pages of a range have in common; `None` for an attribute that differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Common {
+pub struct CommonAttributes {
     /// See [`Attributes::preferred`].
     pub preferred: Option<PreferredLocation>,
     /// See [`Attributes::accessed_by`].
@@ -158,7 +158,7 @@ pub struct Common {
     pub granularity: Option<Option<u32>>,
 }
 
-impl Common {
+impl CommonAttributes {
     /// Returns the attributes of a range in which all pages have `all`.
     pub fn of(all: Attributes) -> Self {
         Self {

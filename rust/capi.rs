@@ -44,14 +44,14 @@ use declared;
 
 /// Opaque pointer of a driver, which its callbacks get.
 #[derive(Clone, Copy)]
-struct Data(*mut ffi::c_void);
+struct DriverData(*mut ffi::c_void);
 
 // SAFETY: The library never dereferences the pointer and only passes it to callbacks, which the
 // header allows to be called by any task.
-unsafe impl Send for Data {}
+unsafe impl Send for DriverData {}
 // SAFETY: A shared reference only gives the pointer, which the library never dereferences. The
 // header allows concurrent callbacks.
-unsafe impl Sync for Data {}
+unsafe impl Sync for DriverData {}
 
 /// Converts a result to 0 or a negative error number.
 fn number(result: Result) -> ffi::c_int {

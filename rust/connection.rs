@@ -8,39 +8,39 @@
 
 use crate::{
     debug::{
-        events::{Event, Trigger},
+        events::{Event, MigrateReason},
         stats::Counter,
     },
     kernel::{
         identity::{MemoryId, MigrationId},
         reentry,
     },
-    memory::{Copies, Memory, MemoryOps},
+    memory::{CopyContext, Memory, MemoryOps},
     migrate::Outcome,
-    mirror::{Announced, Device, Mirror, Present, Switched, Tries},
+    mirror::{AnnounceTries, Announced, CommitResult, Device, InstallFilter, Mirror},
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        migrate::{Batch, Isolated, Pages, Source},
+        migrate::{Batch, Isolated, PageClass, Source},
         range_fault::AddressSpace,
         space::{MmapGuard, Vma},
     },
-    pgtable::Spares,
-    space::{Destination, Identity, Joined, Readers, Request},
+    pgtable::Prealloc,
+    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc, Readers},
 };
 use kernel::{mm::virt::flags, prelude::*};
 
 pub use crate::memory::Connection;
 
 /// Buffers that the steps of a pull reuse, and its outcome.
-struct Room<'m, D: Device> {
+struct PullBuffers<'m, D: Device> {
     batch: Batch,
-    copies: Copies,
-    spares: Spares<D::Format>,
+    copies: CopyContext,
+    spares: Prealloc<D::Format>,
     outcome: &'m mut Outcome,
 }
 
 /// Result of an attempt that did not fail.
-enum Attempt {
+enum PullResult {
     Done,
     /// No huge page could be allocated. No page has moved.
     NoHuge,
@@ -71,7 +71,7 @@ fn first_of_tile(
     let mut rest = Some(piece);
     while let Some(left) = rest {
         let (kind, part) = vma.alike(left, tile)?;
-        if kind == Pages::Device {
+        if kind == PageClass::Device {
             return Ok((part.end(), Some(part)));
         }
         rest = left.from_address(part.end());
@@ -119,7 +119,7 @@ impl<D: Device> Mirror<D> {
             Connection::Migratable => {
                 let inner = self.inner();
                 let to_device = true;
-                let trigger = Trigger::Pull;
+                let trigger = MigrateReason::Pull;
                 inner.tell(&Event::MigrateBegin {
                     range,
                     to_device,
@@ -155,7 +155,7 @@ impl<D: Device> Mirror<D> {
                     };
                     let piece = PageRange::new(piece.start(), end)?;
                     self.inner()
-                        .install_present(&space, piece, Present::All, &mut spares)?;
+                        .install_present(&space, piece, InstallFilter::All, &mut spares)?;
                     rest = left.from_address(end);
                 }
                 Ok(Outcome::default())
@@ -178,8 +178,11 @@ impl<D: Device> Mirror<D> {
             let (end, run) = first_of_tile(&space.mmap_lock_here()?, piece, tile)?;
             // Pages in system memory are not migrated.
             if let Some(run) = run {
-                source.migrate(run).because(Trigger::Pull).to_system()?;
-                outcome += self.migrate(run).because(Trigger::Pull).to_device()?;
+                source
+                    .migrate(run)
+                    .because(MigrateReason::Pull)
+                    .to_system()?;
+                outcome += self.migrate(run).because(MigrateReason::Pull).to_device()?;
             }
             rest = left.from_address(end);
         }
@@ -205,9 +208,9 @@ impl<D: Device> Mirror<D> {
     ) -> Result {
         let mine = self.device().memory().ok_or(ENODEV)?;
         let space = self.space()?;
-        let mut room = Room {
+        let mut room = PullBuffers {
             batch: Batch::with_room(range.pages().min(PMD_PAGES))?,
-            copies: Copies::new(true)?,
+            copies: CopyContext::new(true)?,
             spares: self.spares(),
             outcome,
         };
@@ -235,7 +238,7 @@ impl<D: Device> Mirror<D> {
                 }
             }
             let (mut end, attempt) = self.pull_run(&space, &mut room, run, theirs, true)?;
-            if let Attempt::NoHuge = attempt {
+            if let PullResult::NoHuge = attempt {
                 (end, _) = self.pull_run(&space, &mut room, run, theirs, false)?;
             }
             rest = left.from_address(end);
@@ -252,13 +255,13 @@ impl<D: Device> Mirror<D> {
     fn pull_run(
         &self,
         space: &AddressSpace,
-        room: &mut Room<'_, D>,
+        room: &mut PullBuffers<'_, D>,
         run: PageRange,
         theirs: &Memory<D::Memory>,
         compound: bool,
-    ) -> Result<(usize, Attempt)> {
+    ) -> Result<(usize, PullResult)> {
         room.spares.refill()?;
-        let mut tries = Tries::new();
+        let mut tries = AnnounceTries::new();
         let mut lost = false;
         let mut window = self.window(space, run.start())?;
         let (part, result) = loop {
@@ -266,13 +269,13 @@ impl<D: Device> Mirror<D> {
             let mmap = space.mmap_lock_here()?;
             let (end, part) = first_of_tile(&mmap, run, theirs.tile())?;
             let Some(part) = part else {
-                return Ok((end, Attempt::Done));
+                return Ok((end, PullResult::Done));
             };
-            let request = Request {
+            let request = MigrationDesc {
                 // Unique while the step runs: no other object has this address.
                 name: MigrationId::of(&room.batch),
                 // The kernel isolates only device pages with the same owner.
-                identity: Identity::current(theirs.owner()),
+                identity: EventMatch::current(theirs.owner()),
                 range: part,
                 faultless: true,
                 destination: Destination::Any,
@@ -291,7 +294,7 @@ impl<D: Device> Mirror<D> {
         if lost {
             // A foreign event has removed marks. Install device PTEs for the present pages.
             self.inner()
-                .try_install_present(space, part, Present::All, &mut room.spares)?;
+                .try_install_present(space, part, InstallFilter::All, &mut room.spares)?;
         }
         result.map(|attempt| (part.end(), attempt))
     }
@@ -302,14 +305,14 @@ impl<D: Device> Mirror<D> {
     #[inline(never)]
     fn pull_announced(
         &self,
-        room: &mut Room<'_, D>,
+        room: &mut PullBuffers<'_, D>,
         vma: Vma<'_>,
         announced: Announced<'_, D>,
         theirs: &Memory<D::Memory>,
         compound: bool,
         lost: &mut bool,
-    ) -> Result<Attempt> {
-        let Room {
+    ) -> Result<PullResult> {
+        let PullBuffers {
             batch,
             copies,
             spares,
@@ -319,14 +322,14 @@ impl<D: Device> Mirror<D> {
         let piece = announced.range();
         let huge = compound && piece.is_pmd();
         let whole = huge && theirs.is_private() && mine.is_private();
-        let request = Request {
+        let request = MigrationDesc {
             name: announced.name(),
-            identity: Identity::current(theirs.owner()),
+            identity: EventMatch::current(theirs.owner()),
             range: piece,
             faultless: true,
             destination: Destination::Any,
         };
-        let mut joined = Joined::new();
+        let mut joined = JoinedMirrors::new();
         let readers = joined.join(vma.space(), request, self.place_in_space());
         // Dropped after the destinations, so that an unplug waits for them.
         let arrival = mine.arrive()?;
@@ -352,7 +355,7 @@ impl<D: Device> Mirror<D> {
         });
         drop(allocator);
         if no_huge {
-            return Ok(Attempt::NoHuge);
+            return Ok(PullResult::NoHuge);
         }
         outcome.no_memory += short;
         let failed = theirs.copy_to(mine, &mut isolated, copies);
@@ -365,7 +368,7 @@ impl<D: Device> Mirror<D> {
         }
         let writable = vma.flags() & flags::WRITE != 0;
         self.finish_pull(isolated, writable, spares, outcome, lost)?;
-        Ok(Attempt::Done)
+        Ok(PullResult::Done)
     }
 
     /// Migrates the isolated and copied pages. Sets `lost` if this device has lost PTEs of pages
@@ -376,7 +379,7 @@ impl<D: Device> Mirror<D> {
         &self,
         isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
         writable: bool,
-        spares: &mut Spares<D::Format>,
+        spares: &mut Prealloc<D::Format>,
         outcome: &mut Outcome,
         lost: &mut bool,
     ) -> Result {
@@ -389,11 +392,11 @@ impl<D: Device> Mirror<D> {
         let mut result = Ok(());
         migrated.finalize(|(announced, readers), moved| {
             let each = |_, what| match what {
-                Switched::Yes { was_valid } => {
+                CommitResult::Yes { was_valid } => {
                     outcome.switched += usize::from(was_valid);
                 }
-                Switched::Lost => *lost = true,
-                Switched::NoEntry | Switched::Stays { .. } => {}
+                CommitResult::Lost => *lost = true,
+                CommitResult::NoEntry | CommitResult::Stays { .. } => {}
             };
             // Remove or replace the PTEs of the source device first. Otherwise this device could
             // write to the new page while the source still reads the old one.
@@ -416,7 +419,7 @@ impl<M: MemoryOps> Memory<M> {
         }
         // Cached at both ends, so that each returns the result without a query of the other.
         let ask = || {
-            let _within = reentry::Within::enter();
+            let _within = reentry::ReentryGuard::enter();
             let there = self.driver().connection(other.driver(), other.kind());
             let back = other.driver().connection(self.driver(), self.kind());
             // Only pages that the CPU can address, and those of memories of the same owner, can be

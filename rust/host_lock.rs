@@ -9,37 +9,23 @@
 
 use crate::{
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
-        lock_classes,
-        reentry, //
+        deferred::{Deferred, DropWaits},
+        lock_classes, reentry,
     },
-    mirror::{
-        Device,
-        Mirror, //
-    },
+    mirror::{Device, Mirror},
     mm::{
         addr::PageRange,
-        dma::{
-            DmaAddress,
-            DmaDevice,
-            DmaMapping, //
-        },
+        dma::{DmaAddress, DmaDevice, DmaMapping},
         page::CpuPagesMut,
-        pin::{
-            Accounted,
-            PinnedPages, //
-        }, //
-    }, //
+        pin::{LockedVmCharge, PinnedPages},
+    },
 };
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
     sync::{Arc, Mutex},
-    xarray::{AllocKind, XArray}, //
+    xarray::{AllocKind, XArray},
 };
 
 /// Start of the device addresses of locked memory, beyond all virtual addresses of a process.
@@ -48,7 +34,7 @@ pub const APERTURE: usize = 1 << 62;
 /// Coherence of locked memory: when writes of the device and of the host become visible to each
 /// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grain {
+pub enum Coherence {
     /// At the start and the end of a command.
     Coarse,
     /// Immediately, also while a command runs.
@@ -57,29 +43,29 @@ pub enum Grain {
 
 /// A lock that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Locked {
+pub struct LockGrant {
     /// Address by which devices access the range, and by which it is unlocked.
     pub device_address: usize,
-    /// Coherence of the range. [`Grain::Fine`] only if it was requested and all devices of the
+    /// Coherence of the range. [`Coherence::Fine`] only if it was requested and all devices of the
     /// range support it.
-    pub grain: Grain,
+    pub grain: Coherence,
 }
 
 /// Reason why a lock was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum LockError {
     /// The range would extend a locked range, or overlaps one partially: `EEXIST`.
     Extends,
     /// The addresses are in a locked range, but other pages are mapped there now: `ESTALE`.
     Remapped,
     /// Fine-grained coherence was requested, but a device does not support it, or the range was
     /// locked without it: `EOPNOTSUPP`.
-    Grain,
+    Coherence,
     /// Another reason.
     Error(Error),
 }
 
-impl From<Error> for Refused {
+impl From<Error> for LockError {
     fn from(error: Error) -> Self {
         Self::Error(error)
     }
@@ -93,7 +79,7 @@ impl From<Error> for Refused {
 /// unpins the pages instead.
 pub struct PinnedRange {
     range: PageRange,
-    grain: Grain,
+    grain: Coherence,
     held: Deferred<Pins>,
 }
 
@@ -107,13 +93,13 @@ struct Pins {
     /// Device addresses that locks returned, each with the number of these locks.
     #[pin]
     users: Mutex<KVec<(usize, usize)>>,
-    _accounted: Accounted,
+    _accounted: LockedVmCharge,
 }
 
 impl DropWaits for Pins {}
 
 impl Pins {
-    fn new(pages: PinnedPages, accounted: Accounted) -> impl PinInit<Self, Error> {
+    fn new(pages: PinnedPages, accounted: LockedVmCharge) -> impl PinInit<Self, Error> {
         let (name, key) = lock_classes::dma_mappings();
         let (users_name, users_key) = lock_classes::lock_users();
         try_pin_init!(Self {
@@ -132,7 +118,7 @@ impl PinnedRange {
     }
 
     /// Returns the coherence of the range.
-    pub fn grain(&self) -> Grain {
+    pub fn grain(&self) -> Coherence {
         self.grain
     }
 
@@ -190,10 +176,10 @@ impl PinnedRange {
 }
 
 /// Non-overlapping ranges, by their ends.
-type Ranges = RBTree<usize, Arc<PinnedRange>>;
+type LockedRanges = RBTree<usize, Arc<PinnedRange>>;
 
 /// Returns the first of `ranges` that overlaps `range`.
-fn overlapping(ranges: &Ranges, range: PageRange) -> Option<Arc<PinnedRange>> {
+fn overlapping(ranges: &LockedRanges, range: PageRange) -> Option<Arc<PinnedRange>> {
     let behind = ranges.cursor_lower_bound(&range.start().checked_add(1)?)?;
     let (_, region) = behind.current();
     (region.range.start() < range.end()).then(|| region.clone())
@@ -205,7 +191,7 @@ pub(crate) struct HostLocks {
     /// Locked ranges by their ends, so that the cost of a lookup does not depend on their lengths.
     /// The mutex serializes locks and unlocks.
     #[pin]
-    ranges: Mutex<Ranges>,
+    ranges: Mutex<LockedRanges>,
     /// Locked ranges by page number, so that the cost of a lookup does not depend on their number.
     #[pin]
     pages: XArray<Arc<PinnedRange>>,
@@ -257,7 +243,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// - [`Refused::Extends`], [`Refused::Remapped`], [`Refused::Grain`]
+    /// - [`LockError::Extends`], [`LockError::Remapped`], [`LockError::Coherence`]
     /// - `EFAULT`: the range is not mapped or not writable, or the process has exited
     /// - `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` would be exceeded
     /// - `EINVAL`: `agents` is empty, or the memory cannot be pinned
@@ -271,34 +257,34 @@ impl<D: Device> Mirror<D> {
         &self,
         range: PageRange,
         agents: &[Arc<DmaDevice>],
-        grain: Grain,
-    ) -> Result<Locked, Refused> {
+        grain: Coherence,
+    ) -> Result<LockGrant, LockError> {
         reentry::may_wait()?;
         if agents.is_empty() {
             return Err(EINVAL.into());
         }
         let coherent = agents.iter().all(|agent| agent.is_coherent());
-        if grain == Grain::Fine && !coherent {
-            return Err(Refused::Grain);
+        if grain == Coherence::Fine && !coherent {
+            return Err(LockError::Coherence);
         }
         let locks = self.host_locks();
         let space = self.space()?;
         let mut ranges = locks.ranges.lock();
         if let Some(region) = overlapping(&ranges, range) {
             if region.range.intersect(&range) != Some(range) {
-                return Err(Refused::Extends);
+                return Err(LockError::Extends);
             }
-            if grain == Grain::Fine && region.grain == Grain::Coarse {
-                return Err(Refused::Grain);
+            if grain == Coherence::Fine && region.grain == Coherence::Coarse {
+                return Err(LockError::Coherence);
             }
             // The range stays fine-grained, so that new devices have to be coherent, too.
-            if region.grain == Grain::Fine && !coherent {
-                return Err(Refused::Grain);
+            if region.grain == Coherence::Fine && !coherent {
+                return Err(LockError::Coherence);
             }
             let now = PinnedPages::new(&space.mmap_lock_here()?, range)?;
             let first = region.range.index_of(range.start()).ok_or(EINVAL)?;
             if !now.is_part_of(&region.held.pages, first) {
-                return Err(Refused::Remapped);
+                return Err(LockError::Remapped);
             }
             region.map_for(agents)?;
             return Ok(region.add_user(range.start())?);
@@ -354,14 +340,14 @@ impl<D: Device> Mirror<D> {
 }
 
 impl PinnedRange {
-    fn add_user(&self, addr: usize) -> Result<Locked> {
+    fn add_user(&self, addr: usize) -> Result<LockGrant> {
         let device_address = APERTURE + addr;
         let mut users = self.held.users.lock();
         match users.iter_mut().find(|(other, _)| *other == device_address) {
             Some((_, count)) => *count += 1,
             None => users.push((device_address, 1), GFP_KERNEL_ACCOUNT)?,
         }
-        Ok(Locked {
+        Ok(LockGrant {
             device_address,
             grain: self.grain,
         })

@@ -3,20 +3,17 @@
 //! Fault injection: points at which a test makes the library fail, as lack of memory, devices and
 //! other processes make it fail.
 //!
-//! Each [`Point`] is a file in debugfs, `rust_hmm/inject/<name>`. Writing `N` makes the N-th use
-//! from then on fail, once. `N every` makes each N-th use fail, and `0` disables the point. Reading
-//! returns the number of uses until the next failure, the period, and the number of failures so
-//! far. Uses are counted over all devices and tasks.
+//! Each [`FailPoint`] is a file in debugfs, `rust_hmm/inject/<name>`. Writing `N` makes the N-th
+//! use from then on fail, once. `N every` makes each N-th use fail, and `0` disables the point.
+//! Reading returns the number of uses until the next failure, the period, and the number of
+//! failures so far. Uses are counted over all devices and tasks.
 //!
 //! Fault injection is always compiled in, so that tests run with the modules that are shipped. If
 //! no point is set, a use costs a load of a variable that is not modified, and a branch.
 
-use crate::kernel::{
-    debugfs::{
-        Contents,
-        File, //
-    },
-    names::named, //
+use crate::{
+    debugfs::DebugFile,
+    kernel::{debugfs::FileContents, names::named},
 };
 use core::str::FromStr;
 use kernel::{
@@ -29,7 +26,7 @@ use kernel::{
 
 named! {
     /// A point at which a failure can be injected.
-    Point: &'static CStr;
+    FailPoint: &'static CStr;
     /// The validation of a range fault fails, as after a concurrent invalidation.
     Retry = c"retry";
     /// The task is killed while it waits for the mmap lock: `EINTR`.
@@ -69,10 +66,10 @@ named! {
     Window = c"window";
 }
 
-const POINT_COUNT: usize = Point::ALL.len();
+const POINT_COUNT: usize = FailPoint::ALL.len();
 
 /// The setting of a point.
-struct State {
+struct PointState {
     /// Number of uses until the next failure, including the one that fails; 0: none fails.
     left: Atomic<u64>,
     /// Number of uses from one failure to the next; 0: there is no next failure.
@@ -80,7 +77,7 @@ struct State {
     failures: Atomic<u64>,
 }
 
-impl State {
+impl PointState {
     const fn new() -> Self {
         Self {
             left: Atomic::new(0),
@@ -109,7 +106,7 @@ impl State {
         left == 1
     }
 
-    fn set(&self, setting: Setting) {
+    fn set(&self, setting: PointSetting) {
         self.left.store(0, Relaxed);
         self.period.store(setting.period, Relaxed);
         self.left.store(setting.left, Relaxed);
@@ -119,11 +116,11 @@ impl State {
 /// Number of points that are set. The only variable that is read while none is set.
 static ARMED_POINTS: Atomic<usize> = Atomic::new(0);
 
-static POINT_STATES: [State; POINT_COUNT] = [const { State::new() }; POINT_COUNT];
+static POINT_STATES: [PointState; POINT_COUNT] = [const { PointState::new() }; POINT_COUNT];
 
 /// Counts a use of `point`, and returns whether it must fail. Context: any.
 #[inline]
-pub(crate) fn fails(point: Point) -> bool {
+pub(crate) fn fails(point: FailPoint) -> bool {
     ARMED_POINTS.load(Relaxed) != 0 && counted(point)
 }
 
@@ -135,23 +132,25 @@ pub(crate) fn is_injecting() -> bool {
 
 /// Recomputes the number of points that are set.
 fn recount() {
-    let set = |state: &&State| state.left.load(Relaxed) != 0;
+    let set = |state: &&PointState| state.left.load(Relaxed) != 0;
     ARMED_POINTS.store(POINT_STATES.iter().filter(set).count(), Relaxed);
 }
 
 #[cold]
-fn counted(point: Point) -> bool {
-    POINT_STATES.get(point as usize).is_some_and(State::fails)
+fn counted(point: FailPoint) -> bool {
+    POINT_STATES
+        .get(point as usize)
+        .is_some_and(PointState::fails)
 }
 
 /// The parsed text of a write to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Setting {
+struct PointSetting {
     left: u64,
     period: u64,
 }
 
-impl FromStr for Setting {
+impl FromStr for PointSetting {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -170,7 +169,7 @@ impl FromStr for Setting {
     }
 }
 
-impl Writer for State {
+impl Writer for PointState {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let left = self.left.load(Relaxed);
         let period = self.period.load(Relaxed);
@@ -178,7 +177,7 @@ impl Writer for State {
     }
 }
 
-impl Reader for State {
+impl Reader for PointState {
     fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
         let mut buffer = [0; 64];
         let text = buffer.get_mut(..reader.len()).ok_or(EINVAL)?;
@@ -192,14 +191,14 @@ impl Reader for State {
 
 /// A point that a KUnit test has set. Dropping it disables the point.
 #[cfg(CONFIG_KUNIT = "y")]
-pub(crate) struct Armed(&'static State);
+pub(crate) struct ArmedPoint(&'static PointState);
 
 #[cfg(CONFIG_KUNIT = "y")]
-impl Armed {
+impl ArmedPoint {
     /// Makes the `left`-th use of `point` from now on fail, and with `again` each `left`-th.
-    pub(crate) fn new(point: Point, left: u64, again: bool) -> Result<Self> {
+    pub(crate) fn new(point: FailPoint, left: u64, again: bool) -> Result<Self> {
         let state = POINT_STATES.get(point as usize).ok_or(EINVAL)?;
-        state.set(Setting {
+        state.set(PointSetting {
             left,
             period: if again { left } else { 0 },
         });
@@ -214,9 +213,9 @@ impl Armed {
 }
 
 #[cfg(CONFIG_KUNIT = "y")]
-impl Drop for Armed {
+impl Drop for ArmedPoint {
     fn drop(&mut self) {
-        self.0.set(Setting { left: 0, period: 0 });
+        self.0.set(PointSetting { left: 0, period: 0 });
         recount();
     }
 }
@@ -268,14 +267,14 @@ impl DeviceFaults {
 }
 
 /// Returns the debugfs files of all points.
-pub(crate) fn files() -> impl Iterator<Item = File> {
-    Point::ALL
+pub(crate) fn files() -> impl Iterator<Item = DebugFile> {
+    FailPoint::ALL
         .iter()
         .zip(&POINT_STATES)
-        .map(|((_, name), state)| File {
+        .map(|((_, name), state)| DebugFile {
             below: Some(c"inject"),
             name,
-            contents: Contents::Setting(state),
+            contents: FileContents::WritableText(state),
         })
 }
 
@@ -285,7 +284,7 @@ mod tests {
 
     #[test]
     fn one_use_fails() -> Result {
-        let state = State::new();
+        let state = PointState::new();
         assert!(!state.fails());
         state.set("2".parse()?);
         assert!(!state.fails() && state.fails() && !state.fails());
@@ -295,7 +294,7 @@ mod tests {
 
     #[test]
     fn every_so_manyth_use_fails() -> Result {
-        let state = State::new();
+        let state = PointState::new();
         state.set("3 every\n".parse()?);
         for round in 1..=9 {
             assert_eq!(state.fails(), round % 3 == 0);
@@ -323,7 +322,7 @@ mod tests {
     #[test]
     fn other_text_is_refused() {
         for text in ["", "x", "-1", "1 always", "1 every 2", "1 2"] {
-            assert_eq!(text.parse::<Setting>(), Err(EINVAL));
+            assert_eq!(text.parse::<PointSetting>(), Err(EINVAL));
         }
     }
 }

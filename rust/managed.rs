@@ -20,7 +20,7 @@ use crate::{
         addr::{PageRange, PMD_SIZE},
         anon,
     },
-    queue::{HasMirror, Queue, Report, Stop},
+    queue::{CancelToken, HasMirror, Queue, TransferReport},
 };
 use kernel::{
     mm::virt::VmaNew,
@@ -172,7 +172,7 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep; a task of the process or a kernel thread.
-    fn populate(&self, memory: &Allocation, stop: Option<Stop>) -> Result<Outcome> {
+    fn populate(&self, memory: &Allocation, stop: Option<CancelToken>) -> Result<Outcome> {
         let migration = self.migrate(memory.range);
         let migration = match stop {
             Some(stop) => migration.stop(stop),
@@ -252,7 +252,7 @@ pub fn allocated_later<H: HasMirror>(
     after: KVec<Fence>,
     owner: Arc<H>,
     memory: Allocation,
-    report: &Arc<Report>,
+    report: &Arc<TransferReport>,
 ) -> Result<Fence> {
     let report = report.clone();
     let mut pending = Unpopulated(Some((owner, memory)));

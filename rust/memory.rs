@@ -14,13 +14,15 @@ use crate::{
         identity::{MemoryId, MmId, PgmapOwner},
         lock_classes,
     },
+    mirror::MemoryClient,
     mm::{
         addr::PMD_PAGES,
-        device_pages::{DevicePages, DeviceRange, Kind, Owner, MAX_PAGES},
-        mask::Mask,
+        device_pages::{DevicePages, DeviceRange, MemoryKind, Owner, MAX_PAGES},
+        mask::PageSet,
         migrate::{Isolated, Origin},
     },
-    policy::window::Windows,
+    policy::window::FaultWindows,
+    watch::DebugEntry,
 };
 use kernel::{
     prelude::*,
@@ -57,22 +59,22 @@ mod watched;
 pub(crate) use allocator::Allocator;
 pub(crate) use arrivals::Arrival;
 use arrivals::Arrivals;
-use chores::{Chores, Worker};
+use chores::{DeferredWork, MemoryWorker};
 pub use connection::Connection;
-pub(crate) use copy::{Copies, End, RawJob};
+pub(crate) use copy::{CopyContext, CopyEndpoint, RawCopyJob};
 pub use copy::{CopyDesc, CopyJob};
 pub(crate) use copying::Copying;
 pub use dma_copy::DmaCopy;
 pub use driver::MemoryOps;
-use known::Known;
+use known::ConnectionCache;
 use lru::Lru;
-pub(crate) use lru::Turn;
+pub(crate) use lru::LruStamp;
 pub use no_memory::NoMemory;
-use ops::Ops;
-use peers::Peers;
+use ops::MemoryState;
+use peers::MirrorList;
 pub(crate) use peers::{MirrorRegistration, Peer};
 use splits::Splits;
-pub(crate) use steps::Step;
+pub(crate) use steps::StepGuard;
 use steps::Steps;
 use victims::Victims;
 
@@ -86,31 +88,41 @@ use victims::Victims;
 /// The drop may sleep. In a callback, with a table lock held or in a section it returns at once;
 /// a worker then evicts the pages after the callback has returned.
 pub struct Memory<M: MemoryOps> {
-    parts: Deferred<Parts<M>>,
+    parts: Deferred<MemoryParts<M>>,
 }
 
 /// The parts of a device memory, in the order of their drop.
-struct Parts<M: MemoryOps> {
+struct MemoryParts<M: MemoryOps> {
     /// Set on first use. Dropped before `pages`, to which it has a reference.
-    worker: SetOnce<Worker<M>>,
-    _seat: Seat,
-    pages: Arc<DevicePages<Ops<M>>>,
+    worker: SetOnce<MemoryWorker<M>>,
+    _seat: DebugEntry,
+    pages: Arc<DevicePages<MemoryState<M>>>,
 }
 
-impl<M: MemoryOps> DropWaits for Parts<M> {
+impl<M: MemoryOps> DropWaits for MemoryParts<M> {
     /// The worker thread of the memory splits and frees pages. If it drops the last reference, the
     /// drop would wait for the thread itself.
     fn waits_for_current(&self) -> bool {
-        self.worker.as_ref().is_some_and(Worker::is_current)
+        self.worker.as_ref().is_some_and(MemoryWorker::is_current)
     }
 }
 
-impl<M: MemoryOps> Parts<M> {
-    fn new(owner: Option<Arc<Owner>>, driver: M, kind: Kind, max_pages: usize) -> Result<Self> {
+impl<M: MemoryOps> MemoryParts<M> {
+    fn new(
+        owner: Option<Arc<Owner>>,
+        driver: M,
+        kind: MemoryKind,
+        max_pages: usize,
+    ) -> Result<Self> {
         let pages = Self::pages(owner, driver, kind, max_pages)?;
         Ok(Self {
             worker: SetOnce::new(),
-            _seat: Seat::new(registry::Kind::Device, pages.data().id, 0, pages.clone())?,
+            _seat: DebugEntry::new(
+                registry::ObjectKind::Device,
+                pages.data().id,
+                0,
+                pages.clone(),
+            )?,
             pages,
         })
     }
@@ -120,23 +132,23 @@ impl<M: MemoryOps> Parts<M> {
     fn pages(
         owner: Option<Arc<Owner>>,
         driver: M,
-        kind: Kind,
+        kind: MemoryKind,
         max_pages: usize,
-    ) -> Result<Arc<DevicePages<Ops<M>>>> {
+    ) -> Result<Arc<DevicePages<MemoryState<M>>>> {
         // Checked before an allocation whose size depends on it.
         if max_pages > MAX_PAGES {
             return Err(EINVAL);
         }
-        let ops = Ops {
+        let ops = MemoryState {
             driver,
             id: trace::new_device(),
             stats: Stats::new(),
-            peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
+            peers: KBox::pin_init(MirrorList::new(), GFP_KERNEL)?,
             victims: KBox::pin_init(Victims::new(), GFP_KERNEL)?,
-            known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
-            chores: KBox::pin_init(Chores::new(), GFP_KERNEL)?,
+            known: KBox::pin_init(ConnectionCache::new(), GFP_KERNEL)?,
+            chores: KBox::pin_init(DeferredWork::new(), GFP_KERNEL)?,
             splits: KBox::pin_init(Splits::new(), GFP_KERNEL)?,
-            windows: Windows::new()?,
+            windows: FaultWindows::new()?,
             evicting: Atomic::new(0),
             arrivals: KBox::pin_init(Arrivals::new(), GFP_KERNEL)?,
             departures: KBox::pin_init(
@@ -163,7 +175,7 @@ impl<M: MemoryOps> Memory<M> {
     /// # Context
     ///
     /// May sleep.
-    pub fn new(driver: M, kind: Kind, max_pages: usize) -> impl PinInit<Self, Error> {
+    pub fn new(driver: M, kind: MemoryKind, max_pages: usize) -> impl PinInit<Self, Error> {
         Self::of_owner(None, driver, kind, max_pages)
     }
 
@@ -185,7 +197,7 @@ impl<M: MemoryOps> Memory<M> {
     pub fn new_tile(
         owner: Arc<Owner>,
         driver: M,
-        kind: Kind,
+        kind: MemoryKind,
         max_pages: usize,
     ) -> impl PinInit<Self, Error> {
         Self::of_owner(Some(owner), driver, kind, max_pages)
@@ -194,16 +206,16 @@ impl<M: MemoryOps> Memory<M> {
     fn of_owner(
         owner: Option<Arc<Owner>>,
         driver: M,
-        kind: Kind,
+        kind: MemoryKind,
         max_pages: usize,
     ) -> impl PinInit<Self, Error> {
         try_init!(Self {
-            parts: Deferred::new(|| Parts::new(owner, driver, kind, max_pages), GFP_KERNEL)?,
+            parts: Deferred::new(|| MemoryParts::new(owner, driver, kind, max_pages), GFP_KERNEL)?,
         }? Error)
     }
 
     /// Converts `range`, whose numbers are those of the owner as in
-    /// [`Place::Device`](crate::mirror::Place::Device), to numbers of this memory. Returns `None`
+    /// [`PageMemory::Device`](crate::mirror::PageMemory::Device), to numbers of this memory. Returns `None`
     /// if the pages belong to another memory. Context: any.
     #[inline]
     pub fn locate(&self, range: DeviceRange) -> Option<DeviceRange> {
@@ -221,7 +233,7 @@ impl<M: MemoryOps> Memory<M> {
 
     /// The pages of the memory.
     #[inline]
-    fn pages(&self) -> &Arc<DevicePages<Ops<M>>> {
+    fn pages(&self) -> &Arc<DevicePages<MemoryState<M>>> {
         &self.parts.pages
     }
 
@@ -246,7 +258,7 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Returns how the CPU can access the memory.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> MemoryKind {
         self.pages().kind()
     }
 
@@ -261,7 +273,11 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Registers a mirror of the address space `space`. Context: may sleep.
-    pub(crate) fn add_peer(&self, space: MmId, peer: Arc<dyn Peer>) -> Result<MirrorRegistration> {
+    pub(crate) fn add_peer(
+        &self,
+        space: MmId,
+        peer: Arc<dyn MemoryClient>,
+    ) -> Result<MirrorRegistration> {
         self.pages().data().windows.forget(space.number());
         self.pages().data().peers.add(peer)
     }
@@ -315,7 +331,7 @@ impl<M: MemoryOps> Memory<M> {
             // If a concurrent task has set it, this new worker is dropped at once.
             self.parts
                 .worker
-                .populate(Worker::new(self.pages().clone())?);
+                .populate(MemoryWorker::new(self.pages().clone())?);
         }
         Ok(())
     }
@@ -374,7 +390,7 @@ impl<M: MemoryOps> Memory<M> {
     /// Begins a step of a migration from this memory. Must be called before the first page is
     /// isolated. An unplug waits until the step is dropped, because its copies need the device: the
     /// caller drops it when the copies have completed and the pages are mapped again.
-    pub(crate) fn depart(&self) -> Step<'_> {
+    pub(crate) fn depart(&self) -> StepGuard<'_> {
         self.pages().data().departures.begin()
     }
 
@@ -394,7 +410,7 @@ impl<M: MemoryOps> Memory<M> {
     pub(crate) fn split_later(
         &self,
         number: usize,
-    ) -> Result<Arc<crate::kernel::completion::Bell>> {
+    ) -> Result<Arc<crate::kernel::completion::TimedCompletion>> {
         self.pages().data().splits.begin(number, true)
     }
 
@@ -413,11 +429,11 @@ impl<M: MemoryOps> Memory<M> {
 
     /// Returns whether the CPU cannot address the memory.
     pub(crate) fn is_private(&self) -> bool {
-        self.kind() == Kind::Private
+        self.kind() == MemoryKind::Private
     }
 
     /// Returns the cached connections to other memories.
-    pub(crate) fn known(&self) -> &Known {
+    pub(crate) fn known(&self) -> &ConnectionCache {
         &self.pages().data().known
     }
 
@@ -428,22 +444,22 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Copies the isolated pages of this memory to their destinations in `other`. Returns the
-    /// indices of the entries that were not copied, as [`Ops::copy_all`].
+    /// indices of the entries that were not copied, as [`MemoryState::copy_all`].
     pub(crate) fn copy_to<R>(
         &self,
         other: &Self,
         isolated: &mut Isolated<'_, R>,
-        copies: &mut Copies,
-    ) -> Mask {
+        copies: &mut CopyContext,
+    ) -> PageSet {
         let ops = self.pages().data();
         ops.copy_each(self.pages(), Some(other.pages()), isolated, copies)
     }
 
-    /// Submits the copies to all destinations of `copying`; see [`Ops::submit_all`].
+    /// Submits the copies to all destinations of `copying`; see [`MemoryState::submit_all`].
     pub(crate) fn submit_all<'c, 'a, R>(
         &'c self,
         copying: &mut Copying<'c, 'a, R>,
-        copies: &'c mut Copies,
+        copies: &'c mut CopyContext,
     ) -> Result {
         let ops = self.pages().data();
         ops.submit_all(self.pages(), copying, copies)
@@ -466,7 +482,7 @@ impl<M: MemoryOps> Memory<M> {
     }
 }
 
-impl<M: MemoryOps> Drop for Parts<M> {
+impl<M: MemoryOps> Drop for MemoryParts<M> {
     fn drop(&mut self) {
         known::forget();
         self.evict_until_empty();

@@ -14,16 +14,16 @@
 
 use crate::{
     debug::{
-        events::{Event, Trigger},
+        events::{Event, MigrateReason},
         stats::Counter,
     },
     kernel::reentry,
     mirror::{Device, Mirror},
     mm::addr::PageRange,
-    queue::Stop,
+    queue::CancelToken,
 };
 use kernel::prelude::*;
-use step::Step;
+use step::MigrateStep;
 
 mod ahead;
 mod drain;
@@ -34,7 +34,7 @@ mod survey;
 mod work;
 
 pub use crate::mirror::{Outcome, PageOutcome};
-pub(crate) use overlaps::Report;
+pub(crate) use overlaps::OverlapReport;
 #[cfg(CONFIG_KUNIT = "y")]
 pub(crate) use overlaps::{counted, Overlap};
 
@@ -52,7 +52,7 @@ impl<D: Device> Mirror<D> {
             range,
             faultless: true,
             evict: true,
-            trigger: Trigger::Request,
+            trigger: MigrateReason::Request,
             outcomes: None,
             stop: None,
         }
@@ -66,9 +66,9 @@ pub struct Migrate<'m, D: Device> {
     range: PageRange,
     faultless: bool,
     evict: bool,
-    trigger: Trigger,
+    trigger: MigrateReason,
     outcomes: Option<&'m mut [PageOutcome]>,
-    stop: Option<Stop>,
+    stop: Option<CancelToken>,
 }
 
 impl<'m, D: Device> Migrate<'m, D> {
@@ -94,14 +94,14 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     /// Sets the reason that events report.
-    pub(crate) fn because(mut self, trigger: Trigger) -> Self {
+    pub(crate) fn because(mut self, trigger: MigrateReason) -> Self {
         self.trigger = trigger;
         self
     }
 
     /// Sets a cancellation token. Once it is set, copies that have not begun are cancelled and no
     /// further step begins; the pages of both stay where they are.
-    pub fn stop(mut self, stop: Stop) -> Self {
+    pub fn stop(mut self, stop: CancelToken) -> Self {
         self.stop = Some(stop);
         self
     }
@@ -164,7 +164,7 @@ impl<'m, D: Device> Migrate<'m, D> {
         let mut gathered = Outcome::default();
         // Only requests gather pages of other tiles. A device fault handles them by their
         // connection.
-        let result = if target == Target::Device && self.trigger == Trigger::Request {
+        let result = if target == Target::Device && self.trigger == MigrateReason::Request {
             self.mirror.gather(self.range, self.evict, &mut gathered)
         } else {
             Ok(())
@@ -184,10 +184,11 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     fn run_steps(mut self, target: Target, total: &mut Outcome) -> Result {
-        let tally = Tally::new(self.range, self.outcomes.take());
+        let tally = OutcomeTally::new(self.range, self.outcomes.take());
         let stop = self.stop.take();
-        let mut step = Step::new(self.mirror, target, self.faultless, self.evict, stop, tally)?;
-        step.patient = self.trigger != Trigger::Fault;
+        let mut step =
+            MigrateStep::new(self.mirror, target, self.faultless, self.evict, stop, tally)?;
+        step.patient = self.trigger != MigrateReason::Fault;
         let _charge = step.space.charge();
         let result = self.run_each(&mut step);
         // After an error, pages that have moved before it are counted, too.
@@ -208,7 +209,7 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     // Not inlined, so that the state which all steps share is not in the same stack frame.
     #[inline(never)]
-    fn run_each(&self, step: &mut Step<'_, D>) -> Result {
+    fn run_each(&self, step: &mut MigrateStep<'_, D>) -> Result {
         let mut rest = Some(self.range);
         while let Some(range) = rest.filter(|_| !step.is_stopped()) {
             step.arm(range);
@@ -223,14 +224,14 @@ impl<'m, D: Device> Migrate<'m, D> {
 }
 
 /// Collects the outcomes of a migration.
-struct Tally<'o> {
+struct OutcomeTally<'o> {
     range: PageRange,
     /// The caller's buffer for the outcome of each page.
     all: Option<&'o mut [PageOutcome]>,
     total: Outcome,
 }
 
-impl<'o> Tally<'o> {
+impl<'o> OutcomeTally<'o> {
     /// Creates an empty tally for `range`.
     fn new(range: PageRange, all: Option<&'o mut [PageOutcome]>) -> Self {
         Self {

@@ -27,13 +27,15 @@ use crate::{
     memory::{Memory, MemoryOps, MirrorRegistration},
     mm::{
         addr::PageRange,
-        dma::{DmaDevice, Windows},
+        dma::{DmaDevice, DmaWindows},
         range_fault::AddressSpace,
+        shrinker::owner::ReclaimOwner,
         table_memory::TableMemory,
     },
-    pgtable::{DevicePte, Format, Spares, Table},
+    pgtable::{DevicePte, Format, Prealloc, Table},
     policy::Immovable,
-    space::{Handle, Membership},
+    space::{Membership, SpaceHandle},
+    watch::{DebugEntry, ObjectKind},
 };
 use kernel::{
     mm::MmWithUser,
@@ -63,20 +65,21 @@ pub(crate) mod transaction;
 mod walker;
 mod watch;
 
-pub use crate::mm::location::{PageAddress, Place, PlaceMut};
-pub use access::TableGuard;
+pub use crate::mm::location::{PageAddress, PageMemory, PageMemoryMut};
+pub use access::{PageMemory, PageMemoryMut, TableGuard};
 pub(crate) use announced::Announced;
-pub(crate) use fault::Present;
-pub(crate) use invalidate::{Inner, State};
+pub(crate) use fault::InstallFilter;
+pub(crate) use invalidate::{MirrorShared, MirrorState};
+pub(crate) use ops::MemoryClient;
 pub use outcome::{Outcome, PageOutcome};
-pub use serve::Served;
+pub use serve::FaultOutcome;
 pub use snapshot::{PageLocation, Snapshot};
-pub(crate) use step::Tries;
-pub(crate) use switch::Switched;
-pub use walker::{Section, Seen, Unresolved, Walkers};
+pub(crate) use step::AnnounceTries;
+pub(crate) use switch::CommitResult;
+pub use walker::{AccessSection, TableTranslation, TranslateError, Walkers};
 
 use invalidate::{remove, remove_some};
-use transaction::Transactions;
+use transaction::InFlightMigrations;
 
 /// Operations of a device that uses the address space of a process. Implemented by the driver.
 pub trait Device: Send + Sync + Sized + 'static {
@@ -117,8 +120,8 @@ pub trait Device: Send + Sync + Sized + 'static {
     }
 
     /// Returns the device for which system memory is mapped. Must return a device if the format has
-    /// DMA addresses ([`OfDma`](crate::pgtable::OfDma)), and `None` otherwise. Called once for each
-    /// mirror.
+    /// DMA addresses ([`DmaFormat`](crate::pgtable::DmaFormat)), and `None` otherwise. Called once
+    /// for each mirror.
     ///
     /// A page is mapped for DMA when its entry is installed. It is unmapped after the entry was
     /// removed and [`Self::flush_wait`] has returned.
@@ -213,24 +216,24 @@ pub trait Device: Send + Sync + Sized + 'static {
 ///
 /// The drop may sleep. In a callback, in a section, or with a table lock held, it returns
 /// immediately, and a worker tears the mirror down after the callback has returned.
-pub struct Mirror<D: Device>(Deferred<Parts<D>>);
+pub struct Mirror<D: Device>(Deferred<MirrorParts<D>>);
 
 /// Parts of a mirror, in the order of their drop.
-struct Parts<D: Device> {
+struct MirrorParts<D: Device> {
     // Dropped first, so that reclaim does not use the mirror while it is torn down.
     reclaim: Option<owner::OwnerRegistration>,
     registration: Option<MirrorRegistration>,
     /// Registrations with the tiles of [`Device::tile`].
     tiles: KVec<MirrorRegistration>,
     membership: Option<Membership>,
-    _seat: Seat,
-    inner: Arc<Inner<D>>,
+    _seat: DebugEntry,
+    inner: Arc<MirrorShared<D>>,
     host_locks: Pin<KBox<HostLocks>>,
 }
 
-impl<D: Device> DropWaits for Parts<D> {}
+impl<D: Device> DropWaits for MirrorParts<D> {}
 
-impl<D: Device> Parts<D> {
+impl<D: Device> MirrorParts<D> {
     fn new(
         mm: &MmWithUser,
         device: D,
@@ -238,18 +241,18 @@ impl<D: Device> Parts<D> {
         key: Pin<&'static LockClassKey>,
     ) -> Result<Self> {
         let dma = match device.dma() {
-            Some(device) => Some(Windows::new(device)?),
+            Some(device) => Some(DmaWindows::new(device)?),
             None => None,
         };
-        let state = State {
+        let state = MirrorState {
             table: Table::with(dma.clone(), device.table_memory())?,
-            transactions: Transactions::new(),
+            transactions: InFlightMigrations::new(),
             lost: None,
             immovable: Immovable::new(),
         };
-        let space = Handle::new(mm)?;
+        let space = SpaceHandle::new(mm)?;
         let inner = Arc::pin_init(
-            Inner::new(mm, space.space(), device, state, dma, (name, key)),
+            MirrorShared::new(mm, space.space(), device, state, dma, (name, key)),
             GFP_KERNEL_ACCOUNT,
         )?;
         let membership = Some(Membership::new(space, inner.clone())?);
@@ -262,9 +265,9 @@ impl<D: Device> Parts<D> {
             let added = tile.add_peer(inner.space.name(), inner.clone())?;
             tiles.push(added, GFP_KERNEL)?;
         }
-        let reclaim = Owner::register(inner.reader.owner(), inner.clone())?;
+        let reclaim = ReclaimOwner::register(inner.reader.owner(), inner.clone())?;
         let who = inner.who;
-        let seat = Seat::new(Kind::Mirror, who.mirror(), who.pid(), inner.clone())?;
+        let seat = DebugEntry::new(ObjectKind::Mirror, who.mirror(), who.pid(), inner.clone())?;
         Ok(Self {
             reclaim: Some(reclaim),
             registration,
@@ -300,7 +303,7 @@ impl<D: Device> Mirror<D> {
         key: Pin<&'static LockClassKey>,
     ) -> Result<Self> {
         reentry::may_wait()?;
-        let make = || Parts::new(mm, device, name, key);
+        let make = || MirrorParts::new(mm, device, name, key);
         Deferred::new(make, GFP_KERNEL_ACCOUNT).map(Self)
     }
 
@@ -389,7 +392,7 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Returns an empty set of spare table pages for an update of the table.
-    pub(crate) fn spares(&self) -> Spares<D::Format> {
+    pub(crate) fn spares(&self) -> Prealloc<D::Format> {
         self.inner().reader.spares()
     }
 
@@ -405,16 +408,17 @@ impl<D: Device> Mirror<D> {
 
     /// Returns the part of the mirror that the space, the device memory and other mirrors share.
     #[inline]
-    pub(crate) fn inner(&self) -> &Inner<D> {
+    pub(crate) fn inner(&self) -> &MirrorShared<D> {
         &self.0.inner
     }
 }
 
-impl<D: Device> Drop for Parts<D> {
+impl<D: Device> Drop for MirrorParts<D> {
     fn drop(&mut self) {
         // Unregister from the shrinker, so that reclaim no longer scans the table.
         self.reclaim = None;
-        // Unregister from the device memories, so that unplug and eviction no longer call `Peer`.
+        // Unregister from the device memories, so that unplug and eviction no longer call
+        // `MemoryClient`.
         self.registration = None;
         self.tiles.clear();
         // Remove the entries before leaving the space. Pages that the device wrote are marked dirty

@@ -6,7 +6,8 @@
 //!   [`Radix5`] the same with one more level. [`formats`] has the formats of real MMUs, and
 //!   [`FormatOf`] creates a format from a [`Layout`].
 //! - [`Table`]: the interface for updates, used under the table lock.
-//! - [`Reader`]: the interface for walks, which take no lock and run concurrently with updates.
+//! - [`TableReader`]: the interface for walks, which take no lock and run concurrently with
+//!   updates.
 //! - [`FlushBatch`] → [`Flushing`] → [`Flushed`]: the flush that an update requires, and the proof
 //!   that it has completed.
 //!
@@ -19,9 +20,9 @@
 //! walkers.
 //!
 //! Table pages exist only for ranges that have entries. An update reserves the table pages that it
-//! may need before it takes the lock ([`Spares`]). Removal never allocates: free table pages, some
-//! for each mirror, are kept in the pool to split huge entries that are partially removed. If no
-//! free table page is left, the whole huge entry is removed, and the device faults.
+//! may need before it takes the lock ([`Prealloc`]). Removal never allocates: free table pages,
+//! some for each mirror, are kept in the pool to split huge entries that are partially removed. If
+//! no free table page is left, the whole huge entry is removed, and the device faults.
 
 mod chunk;
 mod cold;
@@ -47,7 +48,7 @@ mod tree;
 mod walk;
 
 pub use crate::mm::flush::{Flushed, Flusher};
-pub use dma::OfDma;
+pub use dma::DmaFormat;
 pub use entry::{DevicePte, Leaf};
 pub use flush::{FlushBatch, Flushing};
 pub(crate) use format::{has_leaves, reaches};
@@ -55,5 +56,5 @@ pub use format::{Format, Radix, Radix4, Radix5, Word};
 pub use layout::{Bits, FormatOf, Layout};
 pub use sizes::BreakBeforeMake;
 pub(crate) use sizes::Unwritten;
-pub use table::{Reader, Spares, Table};
-pub(crate) use walk::Near;
+pub use table::{Prealloc, Table, TableReader};
+pub(crate) use walk::WalkCache;

@@ -3,15 +3,15 @@
 //! Placement policies: decide which pages a device fault migrates to the device, and which pages it
 //! maps in place.
 //!
-//! A policy is a function from the state at a fault ([`Wanted`]) to a decision ([`Placement`]),
+//! A policy is a function from the state at a fault ([`FaultInfo`]) to a decision ([`Decision`]),
 //! which [`Mirror::serve`](crate::mirror::Mirror::serve) executes. Policies use no hardware, page
 //! tables or locks of the engine. Therefore unit tests cover them with plain numbers and a
 //! simulated clock.
 //!
 //! - [`Density`]: the default. Prefetches by the density of 2 MiB blocks and along sequential
 //!   streams, and maps thrashing memory in place for a while.
-//! - [`OnePage`]: migrates the touched pages only, as the kernel's `lib/test_hmm.c` does.
-//! - [`InPlace`]: migrates nothing.
+//! - [`SinglePage`]: migrates the touched pages only, as the kernel's `lib/test_hmm.c` does.
+//! - [`NoMigration`]: migrates nothing.
 
 use crate::{
     attributes::Attributes,
@@ -25,13 +25,13 @@ mod stream;
 mod thrash;
 pub(crate) mod window;
 
-pub use crate::mm::mask::Mask;
+pub use crate::mm::mask::PageSet;
 pub use bounces::Bounces;
 pub use density::{Density, Parameters};
 pub(crate) use immovable::Immovable;
 
 /// State at a device fault, the input of a policy.
-pub struct Wanted<'a> {
+pub struct FaultInfo<'a> {
     /// The touched pages, within 2 MiB.
     pub range: PageRange,
     /// Whether the access is a write.
@@ -49,14 +49,14 @@ pub struct Wanted<'a> {
     pub now: u64,
     /// Returns the pages of the 2 MiB block at an address that are in the device's memory and for
     /// which this mirror, or another mirror of the process, has device PTEs.
-    pub resident: &'a dyn Fn(usize) -> Mask,
+    pub resident: &'a dyn Fn(usize) -> PageSet,
     /// Thrashing detection, shared by the mirrors of the process with the same device memory.
     pub bounces: &'a Bounces,
 }
 
 /// Decision of a policy about a device fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
+pub enum Decision {
     /// Migrate these pages to the device, best effort, then map the touched pages.
     Move {
         /// The pages, including the touched ones.
@@ -80,7 +80,7 @@ pub trait Policy: Send + Sync {
     /// # Context
     ///
     /// May sleep; no lock of the library is held.
-    fn place(&self, wanted: &Wanted<'_>) -> Placement;
+    fn place(&self, wanted: &FaultInfo<'_>) -> Decision;
 
     /// Returns whether the policy never migrates pages, so that only attributes do.
     fn is_idle(&self) -> bool {
@@ -88,7 +88,7 @@ pub trait Policy: Send + Sync {
     }
 
     /// Reports that the pages of `range` have moved to the device or were there already. Called in
-    /// ascending order for each run of such pages in the range of a [`Placement::Move`], unless no
+    /// ascending order for each run of such pages in the range of a [`Decision::Move`], unless no
     /// page has moved.
     ///
     /// # Context
@@ -100,11 +100,11 @@ pub trait Policy: Send + Sync {
 }
 
 /// Policy that migrates no pages; only attributes do.
-pub struct InPlace;
+pub struct NoMigration;
 
-impl Policy for InPlace {
-    fn place(&self, wanted: &Wanted<'_>) -> Placement {
-        Placement::InPlace(wanted.range)
+impl Policy for NoMigration {
+    fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
+        Decision::InPlace(wanted.range)
     }
 
     fn is_idle(&self) -> bool {
@@ -113,11 +113,11 @@ impl Policy for InPlace {
 }
 
 /// Policy that migrates the touched pages.
-pub struct OnePage;
+pub struct SinglePage;
 
-impl Policy for OnePage {
-    fn place(&self, wanted: &Wanted<'_>) -> Placement {
-        Placement::Move {
+impl Policy for SinglePage {
+    fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
+        Decision::Move {
             range: wanted.range,
             evict: true,
         }

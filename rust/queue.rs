@@ -12,9 +12,9 @@
 //! with the first error since the previous `record`; errors are cleared after that.
 
 use crate::kernel::{
-    completion::{let_others_run, Bell},
+    completion::{let_others_run, TimedCompletion},
     deferred::{Deferred, DropWaits},
-    fence::{cancelled, Fence, Pending},
+    fence::{cancelled, DriverFence, Fence},
     identity::FenceType,
     kthread::Thread,
     lock_classes,
@@ -34,9 +34,9 @@ mod ring;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
-pub use crew::Crew;
-pub use memory::{HasMirror, Report, Transfer};
-use ring::Ring;
+pub use crew::WorkerPool;
+pub use memory::{HasMirror, Transfer, TransferReport};
+use ring::Fifo;
 
 /// Number of polls of a fence of another type of device before the queue sleeps.
 const FOREIGN_FENCE_POLLS: usize = 8;
@@ -46,9 +46,9 @@ const QUEUE_RECHECK_JIFFIES: Jiffies = 1 << 16;
 
 /// Cancellation token of an operation, set when its queue is dropped. Clones share their state.
 #[derive(Clone)]
-pub struct Stop(Arc<AtomicFlag>);
+pub struct CancelToken(Arc<AtomicFlag>);
 
-impl Stop {
+impl CancelToken {
     /// Creates a token that is not set. `ENOMEM`.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(Arc::new(AtomicFlag::new(false), GFP_KERNEL)?))
@@ -84,34 +84,34 @@ pub trait Operation: Send {
     /// # Context
     ///
     /// A kernel thread; may sleep. A long operation should check `stop` periodically.
-    fn run(&mut self, stop: &Stop) -> Result;
+    fn run(&mut self, stop: &CancelToken) -> Result;
 }
 
 /// An operation that is a closure.
 struct Closure<F>(Option<F>);
 
-impl<F: FnOnce(&Stop) -> Result + Send> Operation for Closure<F> {
-    fn run(&mut self, stop: &Stop) -> Result {
+impl<F: FnOnce(&CancelToken) -> Result + Send> Operation for Closure<F> {
+    fn run(&mut self, stop: &CancelToken) -> Result {
         self.0.take().ok_or(EINVAL)?(stop)
     }
 }
 
 /// An entry of a queue.
-enum Item {
+enum QueueItem {
     /// The entries that follow start after the fence.
     Wait(Fence),
     /// Signals when all previous entries are done.
-    Record(Pending),
+    Record(DriverFence),
     Run {
         after: KVec<Fence>,
         operation: KBox<dyn Operation>,
-        end: Pending,
+        end: DriverFence,
     },
 }
 
 /// Statistics of a queue's waits for fences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waits {
+pub struct WaitStats {
     /// Waits for fences of the same type of device, without polling: the signal wakes the queue.
     pub on_device: u64,
     /// Waits for fences of other types of devices.
@@ -124,7 +124,7 @@ pub struct Waits {
 
 #[derive(Clone, Copy)]
 #[repr(usize)]
-enum Count {
+enum WaitCount {
     OnDevice,
     OnHost,
     Looks,
@@ -133,18 +133,18 @@ enum Count {
 
 /// State shared between the queue's thread and its users.
 #[pin_data]
-struct Shared {
+struct QueueShared {
     kind: FenceType,
-    stop: Stop,
-    counts: [Atomic<u64>; Count::Sleeps as usize + 1],
+    stop: CancelToken,
+    counts: [Atomic<u64>; WaitCount::Sleeps as usize + 1],
     #[pin]
-    items: Mutex<Ring<Item>>,
+    items: Mutex<Fifo<QueueItem>>,
     #[pin]
-    bell: Bell,
+    bell: TimedCompletion,
 }
 
-impl Shared {
-    fn count(&self, what: Count) {
+impl QueueShared {
+    fn count(&self, what: WaitCount) {
         if let Some(count) = self.counts.get(what as usize) {
             count.add(1, Relaxed);
         }
@@ -156,18 +156,18 @@ impl Shared {
             return ended;
         }
         if fence.is_of(self.kind) {
-            self.count(Count::OnDevice);
+            self.count(WaitCount::OnDevice);
         } else {
-            self.count(Count::OnHost);
+            self.count(WaitCount::OnHost);
             for _ in 0..FOREIGN_FENCE_POLLS {
-                self.count(Count::Looks);
+                self.count(WaitCount::Looks);
                 if let Some(ended) = fence.check().ended() {
                     return ended;
                 }
                 self.stop.check()?;
                 let_others_run();
             }
-            self.count(Count::Sleeps);
+            self.count(WaitCount::Sleeps);
         }
         loop {
             // A kernel thread has no signals, so that the wait is not interrupted.
@@ -189,15 +189,15 @@ impl Shared {
             let item = self.items.lock().pop();
             match item {
                 None => self.bell.wait(QUEUE_RECHECK_JIFFIES),
-                Some(Item::Wait(fence)) => {
+                Some(QueueItem::Wait(fence)) => {
                     sticky = sticky.and(self.wait_for(&fence));
                     first = first.and(sticky);
                 }
-                Some(Item::Record(end)) => {
+                Some(QueueItem::Record(end)) => {
                     end.signal(core::mem::replace(&mut first, Ok(())));
                     sticky = Ok(());
                 }
-                Some(Item::Run {
+                Some(QueueItem::Run {
                     after,
                     mut operation,
                     end,
@@ -222,22 +222,22 @@ impl Shared {
     }
 }
 
-/// A queue. Dropping it sets the [`Stop`] of the running operation, waits for this operation, and
-/// cancels the others.
+/// A queue. Dropping it sets the [`CancelToken`] of the running operation, waits for this
+/// operation, and cancels the others.
 ///
 /// # Context
 ///
 /// The drop may sleep. In a callback, in atomic context and in an operation of the queue it returns
 /// immediately, and a worker waits and cancels.
-pub struct Queue(Deferred<Engine>);
+pub struct Queue(Deferred<QueueThread>);
 
 /// The state and the thread of a queue.
-struct Engine {
-    shared: Arc<Shared>,
+struct QueueThread {
+    shared: Arc<QueueShared>,
     thread: Option<Thread>,
 }
 
-impl DropWaits for Engine {
+impl DropWaits for QueueThread {
     /// The current task is the queue's thread, in an operation or in the drop of one.
     fn waits_for_current(&self) -> bool {
         self.thread.as_ref().is_some_and(Thread::is_current)
@@ -257,22 +257,22 @@ impl Queue {
     /// May sleep.
     pub fn new(kind: FenceType, depth: usize) -> Result<Self> {
         let (name, key) = lock_classes::queue();
-        let ring = Ring::new(depth)?;
-        let stop = Stop::new()?;
+        let ring = Fifo::new(depth)?;
+        let stop = CancelToken::new()?;
         let shared = Arc::pin_init(
-            pin_init!(Shared {
+            pin_init!(QueueShared {
                 kind,
                 stop,
-                counts: [const { Atomic::new(0) }; Count::Sleeps as usize + 1],
+                counts: [const { Atomic::new(0) }; WaitCount::Sleeps as usize + 1],
                 items <- Mutex::new(ring, name, key),
-                bell <- Bell::new(),
+                bell <- TimedCompletion::new(),
             }),
             GFP_KERNEL,
         )?;
         let start = || {
             let worker = shared.clone();
             let thread = Thread::spawn(c"hmm_queue", move || worker.work())?;
-            Ok(Engine {
+            Ok(QueueThread {
                 shared,
                 thread: Some(thread),
             })
@@ -281,7 +281,7 @@ impl Queue {
     }
 
     /// Adds an item to the queue. Drops it and returns `EBUSY` if the queue is full.
-    fn push(&self, item: Item) -> Result {
+    fn push(&self, item: QueueItem) -> Result {
         let shared = &*self.0.shared;
         let mut items = shared.items.lock();
         match items.room() {
@@ -314,12 +314,12 @@ impl Queue {
     pub fn submit(
         &self,
         after: KVec<Fence>,
-        operation: impl FnOnce(&Stop) -> Result + Send + 'static,
+        operation: impl FnOnce(&CancelToken) -> Result + Send + 'static,
     ) -> Result<Fence> {
         let operation: KBox<dyn Operation> = KBox::new(Closure(Some(operation)), GFP_KERNEL)?;
-        let end = Pending::new(self.0.shared.kind)?;
+        let end = DriverFence::new(self.0.shared.kind)?;
         let fence = end.fence();
-        self.push(Item::Run {
+        self.push(QueueItem::Run {
             after,
             operation,
             end,
@@ -339,9 +339,9 @@ impl Queue {
     ///
     /// May sleep.
     pub fn record(&self) -> Result<Fence> {
-        let end = Pending::new(self.0.shared.kind)?;
+        let end = DriverFence::new(self.0.shared.kind)?;
         let fence = end.fence();
-        self.push(Item::Record(end))?;
+        self.push(QueueItem::Record(end))?;
         Ok(fence)
     }
 
@@ -355,20 +355,20 @@ impl Queue {
     ///
     /// May sleep.
     pub fn wait(&self, fence: Fence) -> Result {
-        self.push(Item::Wait(fence))
+        self.push(QueueItem::Wait(fence))
     }
 
     /// Returns the statistics of the queue's waits so far.
-    pub fn waits(&self) -> Waits {
-        let get = |what: Count| {
+    pub fn waits(&self) -> WaitStats {
+        let get = |what: WaitCount| {
             let count = self.0.shared.counts.get(what as usize);
             count.map_or(0, |count| count.load(Relaxed))
         };
-        Waits {
-            on_device: get(Count::OnDevice),
-            on_host: get(Count::OnHost),
-            looks: get(Count::Looks),
-            sleeps: get(Count::Sleeps),
+        WaitStats {
+            on_device: get(WaitCount::OnDevice),
+            on_host: get(WaitCount::OnHost),
+            looks: get(WaitCount::Looks),
+            sleeps: get(WaitCount::Sleeps),
         }
     }
 }
@@ -376,12 +376,12 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         // Set here as well, so that the thread begins no operation until a worker drops the
-        // `Engine`.
+        // `QueueThread`.
         self.0.shared.stop.set();
     }
 }
 
-impl Drop for Engine {
+impl Drop for QueueThread {
     fn drop(&mut self) {
         self.shared.stop.set();
         self.shared.bell.ring();

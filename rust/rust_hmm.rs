@@ -92,13 +92,14 @@ mod space;
 use self::{
     debug::{footprint, registry, timing},
     kernel::{
-        debugfs::{Contents, Directory, File},
-        deferred::Workers,
+        debugfs::{DebugDirectory, DebugFile},
+        deferred::Workqueue,
         shrinker::owner::Owners,
-        task_work::TaskWorks, //
+        task_work::TaskWorks,
     },
 };
 use ::kernel::prelude::*;
+use debugfs::FileContents;
 
 module! {
     type: RustHmm,
@@ -109,20 +110,22 @@ module! {
 }
 
 /// Returns the files of the debugfs directory: reports, and controls of fault injection.
-fn files() -> Result<KVec<File>> {
-    static MIRRORS_REPORT: registry::Report = registry::Report(registry::Kind::Mirror);
-    static DEVICES_REPORT: registry::Report = registry::Report(registry::Kind::Device);
+fn files() -> Result<KVec<DebugFile>> {
+    static MIRRORS_REPORT: registry::ObjectReport =
+        registry::ObjectReport(registry::ObjectKind::Mirror);
+    static DEVICES_REPORT: registry::ObjectReport =
+        registry::ObjectReport(registry::ObjectKind::Device);
     let reports = [
-        (c"phases", Contents::Text(&timing::Report)),
-        (c"overlaps", Contents::Text(&migrate::Report)),
-        (c"tables", Contents::Text(&footprint::Report)),
-        (c"dma", Contents::Text(&footprint::Dma)),
-        (c"alarms", Contents::Text(&alarm::Report)),
-        (c"mirrors", Contents::Text(&MIRRORS_REPORT)),
-        (c"devices", Contents::Text(&DEVICES_REPORT)),
-        (c"map", Contents::Binary(&registry::Map)),
+        (c"phases", FileContents::Text(&timing::PhaseReport)),
+        (c"overlaps", FileContents::Text(&migrate::OverlapReport)),
+        (c"tables", FileContents::Text(&footprint::TablesReport)),
+        (c"dma", FileContents::Text(&footprint::DmaReport)),
+        (c"alarms", FileContents::Text(&alarm::AlarmReport)),
+        (c"mirrors", FileContents::Text(&MIRRORS_REPORT)),
+        (c"devices", FileContents::Text(&DEVICES_REPORT)),
+        (c"map", FileContents::Binary(&registry::MapFile)),
     ];
-    let reports = reports.map(|(name, contents)| File {
+    let reports = reports.map(|(name, contents)| DebugFile {
         below: None,
         name,
         contents,
@@ -136,8 +139,8 @@ fn files() -> Result<KVec<File>> {
 
 /// The library module.
 struct RustHmm {
-    _files: Directory,
-    _workers: Workers,
+    _files: DebugDirectory,
+    _workers: Workqueue,
     // Dropped after the workers, which complete the work that sleeping tasks wait for.
     _task_works: TaskWorks,
     // Dropped after the workers, which may still free page tables.
@@ -159,12 +162,12 @@ impl ::kernel::Module for RustHmm {
         // SAFETY: `init` is called once, and no page table exists yet.
         let owners = unsafe { Owners::new() }?;
         // SAFETY: `init` is called once, and no deferred object exists yet.
-        let workers = unsafe { Workers::new() }?;
+        let workers = unsafe { Workqueue::new() }?;
         Ok(Self {
             _workers: workers,
             _task_works: TaskWorks::new(),
             _owners: owners,
-            _files: Directory::new(c"rust_hmm", module, files()?),
+            _files: DebugDirectory::new(c"rust_hmm", module, files()?),
         })
     }
 }

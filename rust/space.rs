@@ -7,7 +7,7 @@
 
 use crate::{
     attributes::Map,
-    debug::events::Need,
+    debug::events::EvictReason,
     kernel::{
         identity::MmId,
         rcu_map::{RcuArc, RcuMap},
@@ -32,13 +32,13 @@ mod window;
 mod windows;
 
 use attribute_watch::AttributeWatch;
-use mirrors::Entered;
-pub(crate) use mirrors::{Home, Invalidated, Membership, MirrorOps, Mirrors};
-pub(crate) use readers::{Joined, Readers};
-pub(crate) use request::{Destination, Identity, Request};
-pub(crate) use window::Window;
+use mirrors::EnteredMirror;
+pub(crate) use mirrors::{Home, Invalidated, Membership, MirrorOps, SpaceMirrors};
+pub(crate) use readers::{JoinedMirrors, Readers};
+pub(crate) use request::{Destination, EventMatch, MigrationDesc};
+pub(crate) use window::NotifierWindow;
+use windows::NotifierWindows;
 pub(crate) use windows::WindowUser;
-use windows::Windows;
 
 /// State of one address space.
 #[pin_data]
@@ -46,17 +46,17 @@ pub(crate) struct Space {
     /// The reference prevents the reuse of the address of the `mm_struct`, which identifies the
     /// space.
     mm: ARef<Mm>,
-    /// Number of [`Handle`]s. Changed under [`OPENING`].
+    /// Number of [`SpaceHandle`]s. Changed under [`OPENING`].
     handles: Atomic<usize>,
     /// The mirrors of the process, of all devices.
     #[pin]
-    mirrors: Mirrors,
+    mirrors: SpaceMirrors,
     /// Whether notifiers can be inserted without taking the mmap lock.
     #[pin]
     registration: Registration,
     /// Notifier windows of the ranges that devices use.
     #[pin]
-    windows: Windows,
+    windows: NotifierWindows,
     /// Attributes of ranges, for all devices.
     #[pin]
     attributes: Map,
@@ -105,9 +105,9 @@ pub(crate) fn find(name: MmId) -> Option<RcuArc<Space>> {
 }
 
 /// A reference that keeps a space in the map. Dropping it may sleep.
-pub(crate) struct Handle(RcuArc<Space>);
+pub(crate) struct SpaceHandle(RcuArc<Space>);
 
-impl Handle {
+impl SpaceHandle {
     /// Returns the space of `mm`, and creates it if there is none. Context: may sleep. `ENOMEM`.
     // Not inlined: all modules must use the same lock.
     #[inline(never)]
@@ -123,9 +123,9 @@ impl Handle {
         let space = RcuArc::pin_init(try_pin_init!(Space {
             mm: ARef::from(&**mm),
             handles: Atomic::new(1),
-            mirrors <- Mirrors::new(),
+            mirrors <- SpaceMirrors::new(),
             registration <- Registration::new(name),
-            windows <- Windows::new(name),
+            windows <- NotifierWindows::new(name),
             attributes <- Map::new(),
             attribute_watch <- AttributeWatch::new(),
             last_event: Atomic::new(0),
@@ -137,14 +137,14 @@ impl Handle {
     }
 }
 
-impl Handle {
+impl SpaceHandle {
     /// Returns a reference to the space that may outlive this handle.
     pub(crate) fn space(&self) -> RcuArc<Space> {
         self.0.clone()
     }
 }
 
-impl core::ops::Deref for Handle {
+impl core::ops::Deref for SpaceHandle {
     type Target = Space;
 
     fn deref(&self) -> &Space {
@@ -152,7 +152,7 @@ impl core::ops::Deref for Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for SpaceHandle {
     #[inline(never)]
     fn drop(&mut self) {
         let opening = OPENING.lock();
@@ -178,7 +178,7 @@ impl Space {
     }
 
     /// Returns the mirrors of the process.
-    pub(crate) fn mirrors(&self) -> &Mirrors {
+    pub(crate) fn mirrors(&self) -> &SpaceMirrors {
         &self.mirrors
     }
 
@@ -198,7 +198,7 @@ impl Space {
     }
 
     /// Returns the notifier windows.
-    pub(crate) fn windows(&self) -> &Windows {
+    pub(crate) fn windows(&self) -> &NotifierWindows {
         &self.windows
     }
 
@@ -219,7 +219,7 @@ impl Space {
     /// # Context
     ///
     /// May sleep; no lock may be held.
-    pub(crate) fn evicted(&self, need: Option<Need>, restore: bool) {
+    pub(crate) fn evicted(&self, need: Option<EvictReason>, restore: bool) {
         let current = current!();
         let is_own = current
             .mm()
@@ -240,9 +240,9 @@ impl Space {
     }
 
     /// Registers a fault that is retried, until the returned value is dropped.
-    pub(crate) fn retry(&self) -> Retrying<'_> {
+    pub(crate) fn retry(&self) -> FaultRetryGuard<'_> {
         self.retrying.fetch_add(1, Relaxed);
-        Retrying(self)
+        FaultRetryGuard(self)
     }
 
     /// Returns whether a fault is being retried.
@@ -252,9 +252,9 @@ impl Space {
 }
 
 /// Registration of a fault that is retried.
-pub(crate) struct Retrying<'s>(&'s Space);
+pub(crate) struct FaultRetryGuard<'s>(&'s Space);
 
-impl Drop for Retrying<'_> {
+impl Drop for FaultRetryGuard<'_> {
     fn drop(&mut self) {
         self.0.retrying.fetch_sub(1, Relaxed);
     }

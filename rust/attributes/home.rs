@@ -3,21 +3,21 @@
 //! Identity of pages with attributes, by which the pages are found again after `mremap()`, and the
 //! encoding of a range's value in the map.
 
-use super::sets::{Number, Sets};
+use super::sets::{SetNumber, Sets};
 use core::num::NonZeroU64;
 
 /// Identity of a page: the difference of its page number and its offset in the VMA, and a tag of
 /// the VMA's reverse mapping. `mremap()` changes only the difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Home {
-    /// Page number minus offset, modulo 2^[`Home::DIFFERENCE_BITS`].
+pub(crate) struct VmaAnchor {
+    /// Page number minus offset, modulo 2^[`VmaAnchor::DIFFERENCE_BITS`].
     pub(crate) difference: u64,
     /// Hash of the VMA's reverse mapping. 0 if it has none, so that attributes do not follow the
     /// VMA.
     pub(crate) tag: u8,
 }
 
-impl Home {
+impl VmaAnchor {
     const DIFFERENCE_BITS: u32 = 44;
     const TAG_BITS: u32 = 7;
     const DIFFERENCE_MASK: u64 = (1 << Self::DIFFERENCE_BITS) - 1;
@@ -42,42 +42,42 @@ impl Home {
 const SET_NUMBER_BITS: u32 = 10;
 
 const _: () = assert!(Sets::MAX_SETS < 1 << SET_NUMBER_BITS);
-const _: () = assert!(SET_NUMBER_BITS + Home::DIFFERENCE_BITS + Home::TAG_BITS <= 62);
+const _: () = assert!(SET_NUMBER_BITS + VmaAnchor::DIFFERENCE_BITS + VmaAnchor::TAG_BITS <= 62);
 
 /// Encodes the number of a range's set, and the identity of its pages. Returns `None` without a
 /// number.
-pub(super) fn pack(number: Option<Number>, home: Home) -> Option<NonZeroU64> {
-    let high = u64::from(home.tag) << Home::DIFFERENCE_BITS | home.difference;
+pub(super) fn pack(number: Option<SetNumber>, home: VmaAnchor) -> Option<NonZeroU64> {
+    let high = u64::from(home.tag) << VmaAnchor::DIFFERENCE_BITS | home.difference;
     NonZeroU64::new(high << SET_NUMBER_BITS | number? as u64)
 }
 
 /// Decodes a value of [`pack`].
-pub(super) fn unpack(value: NonZeroU64) -> (Option<Number>, Home) {
+pub(super) fn unpack(value: NonZeroU64) -> (Option<SetNumber>, VmaAnchor) {
     let value = value.get();
     // CAST: 10 bits.
-    let number = (value & ((1 << SET_NUMBER_BITS) - 1)) as Number;
+    let number = (value & ((1 << SET_NUMBER_BITS) - 1)) as SetNumber;
     let high = value >> SET_NUMBER_BITS;
-    let home = Home {
-        difference: high & Home::DIFFERENCE_MASK,
-        tag: (high >> Home::DIFFERENCE_BITS) as u8,
+    let home = VmaAnchor {
+        difference: high & VmaAnchor::DIFFERENCE_MASK,
+        tag: (high >> VmaAnchor::DIFFERENCE_BITS) as u8,
     };
     (Some(number), home)
 }
 
 /// Returns the number of the set of a range. `None` stands for the default attributes.
-pub(super) fn number_of(value: Option<NonZeroU64>) -> Option<Number> {
+pub(super) fn number_of(value: Option<NonZeroU64>) -> Option<SetNumber> {
     value.and_then(|value| unpack(value).0)
 }
 
 /// Current location of pages that were moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct Relocated {
     /// Page number of the first page of the VMA.
     pub(crate) first: usize,
     /// Number of pages of the VMA.
     pub(crate) pages: usize,
     /// Offset of the first page of the VMA.
     pub(crate) offset: usize,
-    /// Identity of the pages, see [`Home`].
-    pub(crate) home: Home,
+    /// Identity of the pages, see [`VmaAnchor`].
+    pub(crate) home: VmaAnchor,
 }

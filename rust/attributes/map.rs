@@ -10,15 +10,15 @@
 //! are dropped.
 
 use super::{
-    home::{number_of, pack, unpack, Found, Home},
-    sets::{Number, Refused, Sets},
-    Attributes, Change, Common,
+    home::{number_of, pack, unpack, Relocated, VmaAnchor},
+    sets::{SetError, SetNumber, Sets},
+    AttributeUpdate, Attributes, CommonAttributes,
 };
 use crate::{
     kernel::{identity::DeviceId, lock_classes},
     mm::{
         addr::PageRange,
-        range_map::{Piece, RangeMap, Wait},
+        range_map::{RangeEntry, RangeMap, Wait},
     },
 };
 use kernel::{
@@ -27,9 +27,9 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Acquire, Relaxed, Release},
-            AtomicFlag, //
+            AtomicFlag,
         },
-        Mutex, //
+        Mutex,
     },
 };
 
@@ -43,10 +43,10 @@ fn numbers(range: PageRange) -> (usize, usize) {
 
 /// State under a mutex that invalidation callbacks take. Therefore no task that holds it allocates
 /// with reclaim.
-struct Inside {
+struct MapState {
     /// Pieces whose VMA was unmapped or moved, the oldest first. The capacity is [`MAX_ORPHANS`] as
     /// soon as there is a set.
-    aside: KVec<Piece>,
+    aside: KVec<RangeEntry>,
     sets: Sets,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Map {
     /// Sets and pieces set aside. A number that was read from `ranges` under this lock refers to
     /// the same set until the lock is released.
     #[pin]
-    inside: Mutex<Inside>,
+    inside: Mutex<MapState>,
     /// Serializes changes and moves of attributes, so that a set number that a task is about to
     /// store is not freed. Taken before `inside`. Not taken in callbacks, so that allocations under
     /// it may reclaim.
@@ -78,7 +78,7 @@ impl Map {
     pub(crate) fn new() -> impl PinInit<Self> {
         let (name, key) = lock_classes::attributes();
         let (changing, changing_key) = lock_classes::attribute_changes();
-        let inside = Inside {
+        let inside = MapState {
             aside: KVec::new(),
             sets: Sets::new(),
         };
@@ -109,8 +109,8 @@ impl Map {
     pub(crate) fn change(
         &self,
         range: PageRange,
-        home: Home,
-        change: &Change,
+        home: VmaAnchor,
+        change: &AttributeUpdate,
         device: DeviceId,
     ) -> Result {
         change.apply(Attributes::DEFAULT)?;
@@ -137,8 +137,8 @@ impl Map {
             let changed = self.inside.lock().sets.changed(old, change, device);
             let new = match changed {
                 Ok(new) => new,
-                Err(Refused::Error(error)) => return Err(error),
-                Err(Refused::Full) => {
+                Err(SetError::Error(error)) => return Err(error),
+                Err(SetError::Full) => {
                     // Store the pending run first: making room frees set numbers that no page has.
                     if let Some(same) = same.take() {
                         store(same, at - 1)?;
@@ -161,17 +161,17 @@ impl Map {
     #[cold]
     fn changed(
         &self,
-        number: Option<Number>,
-        change: &Change,
+        number: Option<SetNumber>,
+        change: &AttributeUpdate,
         device: DeviceId,
-    ) -> Result<Option<Number>> {
+    ) -> Result<Option<SetNumber>> {
         loop {
             let places = {
                 let mut inside = self.inside.lock();
                 match inside.sets.changed(number, change, device) {
                     Ok(number) => return Ok(number),
-                    Err(Refused::Error(error)) => return Err(error),
-                    Err(Refused::Full) => inside.sets.places(),
+                    Err(SetError::Error(error)) => return Err(error),
+                    Err(SetError::Full) => inside.sets.places(),
                 }
             };
             self.make_room(places)?;
@@ -220,7 +220,7 @@ impl Map {
     fn sweep(&self) -> Result {
         let mut used = [0u64; Sets::MAX_SETS / u64::BITS as usize + 1];
         let mut inside = self.inside.lock();
-        let mut note = |piece: &Piece| {
+        let mut note = |piece: &RangeEntry| {
             let number = unpack(piece.value).0.unwrap_or(0);
             if let Some(word) = used.get_mut(number / 64) {
                 *word |= 1 << (number % 64);
@@ -235,7 +235,7 @@ impl Map {
             };
             at = next;
         }
-        let is_used = |number: Number| {
+        let is_used = |number: SetNumber| {
             let word = used.get(number / 64).copied().unwrap_or(0);
             word & 1 << (number % 64) != 0
         };
@@ -243,12 +243,14 @@ impl Map {
     }
 
     /// Returns the attributes that `device` has in all of `range`.
-    pub(crate) fn common(&self, range: PageRange, device: DeviceId) -> Common {
+    pub(crate) fn common(&self, range: PageRange, device: DeviceId) -> CommonAttributes {
         let (first, last) = numbers(range);
         let inside = self.inside.lock();
-        let mut common: Option<Common> = None;
+        let mut common: Option<CommonAttributes> = None;
         let mut add = |attributes| {
-            common = Some(common.map_or(Common::of(attributes), |common| common.and(attributes)));
+            common = Some(common.map_or(CommonAttributes::of(attributes), |common| {
+                common.and(attributes)
+            }));
         };
         let mut at = first;
         while at <= last {
@@ -262,7 +264,7 @@ impl Map {
             add(inside.sets.seen_by(unpack(piece.value).0, device));
             at = piece.last + 1;
         }
-        common.unwrap_or(Common::of(Attributes::DEFAULT))
+        common.unwrap_or(CommonAttributes::of(Attributes::DEFAULT))
     }
 
     /// Returns the attributes of `device` at `addr`, and a range within `limits` in which they are
@@ -329,7 +331,7 @@ impl Map {
             if aside.len() >= MAX_ORPHANS {
                 let _oldest = aside.remove(0);
             }
-            let part = Piece {
+            let part = RangeEntry {
                 first: piece.first.max(first),
                 last: piece.last.min(last),
                 value: piece.value,
@@ -366,7 +368,7 @@ impl Map {
     pub(crate) fn settle(
         &self,
         watched: Option<PageRange>,
-        find: impl Fn(usize, usize) -> Option<Found>,
+        find: impl Fn(usize, usize) -> Option<Relocated>,
     ) -> Result<(), PageRange> {
         let _changing = self.changing.lock();
         loop {
@@ -395,7 +397,7 @@ impl Map {
                         let pages = left.min(piece.last - number + 1);
                         let to = PageRange::from_pages(at << PAGE_SHIFT, pages).ok();
                         if let Some(to) = to.filter(|to| !is_within(to, watched)) {
-                            let rest = Piece {
+                            let rest = RangeEntry {
                                 first: number,
                                 ..piece
                             };

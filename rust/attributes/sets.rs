@@ -5,15 +5,15 @@
 //! Each range of pages refers to a set by its number ([`super::Map`]). A set holds the attributes
 //! for all devices of the process. [`Set::seen_by`] returns the part that concerns one device.
 
-use super::{Attributes, Change, PreferredLocation};
+use super::{AttributeUpdate, Attributes, PreferredLocation};
 use crate::kernel::identity::DeviceId;
 use kernel::prelude::*;
 
 /// Number of a set: from 1 to [`Sets::MAX_SETS`].
-pub(super) type Number = usize;
+pub(super) type SetNumber = usize;
 
 /// Number of a device in [`Set::accessed_by`].
-type Index = u8;
+type DeviceIndex = u8;
 
 /// Preferred location of memory, for all devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ enum Preferred {
     #[default]
     Any,
     System,
-    Device(Index),
+    Device(DeviceIndex),
 }
 
 /// The attributes of a page, for all devices of the process.
@@ -35,13 +35,13 @@ struct Set {
     common: Attributes,
 }
 
-fn bit(device: Option<Index>) -> u64 {
+fn bit(device: Option<DeviceIndex>) -> u64 {
     device.map_or(0, |device| 1 << device)
 }
 
 impl Set {
     /// Returns the attributes as `device` sees them. `None` is a device that no attribute names.
-    fn seen_by(&self, device: Option<Index>) -> Attributes {
+    fn seen_by(&self, device: Option<DeviceIndex>) -> Attributes {
         Attributes {
             preferred: match self.preferred {
                 Preferred::Any => PreferredLocation::Any,
@@ -60,7 +60,7 @@ impl Set {
     /// # Errors
     ///
     /// - `EINVAL` if a value is invalid.
-    fn changed(&self, change: &Change, device: Option<Index>) -> Result<Self> {
+    fn changed(&self, change: &AttributeUpdate, device: Option<DeviceIndex>) -> Result<Self> {
         let seen = change.apply(self.seen_by(device))?;
         let preferred = match change.preferred {
             None => self.preferred,
@@ -86,7 +86,7 @@ impl Set {
     }
 
     /// Removes attributes that name `device`.
-    fn forget(&mut self, device: Index) {
+    fn forget(&mut self, device: DeviceIndex) {
         if self.preferred == Preferred::Device(device) {
             self.preferred = Preferred::Any;
         }
@@ -95,14 +95,14 @@ impl Set {
 }
 
 /// Reason why a change has no number for its set.
-pub(super) enum Refused {
+pub(super) enum SetError {
     /// No number is free. [`Sets::grow`] or [`Sets::retain`] may free one.
     Full,
     /// An error.
     Error(Error),
 }
 
-impl From<Error> for Refused {
+impl From<Error> for SetError {
     fn from(error: Error) -> Self {
         Self::Error(error)
     }
@@ -134,11 +134,11 @@ impl Sets {
         }
     }
 
-    fn index_of(&self, device: DeviceId) -> Option<Index> {
+    fn index_of(&self, device: DeviceId) -> Option<DeviceIndex> {
         let mut devices = self.devices.iter().take(self.end);
         let index = devices.position(|other| *other == device && device != DeviceId::NONE)?;
         // CAST: An index is below 64.
-        Some(index as Index)
+        Some(index as DeviceIndex)
     }
 
     /// Returns the index of `device`, and assigns one if it has none.
@@ -146,7 +146,7 @@ impl Sets {
     /// # Errors
     ///
     /// - `ENOSPC` if all indices are in use.
-    fn claim(&mut self, device: DeviceId) -> Result<Index> {
+    fn claim(&mut self, device: DeviceId) -> Result<DeviceIndex> {
         if let Some(index) = self.index_of(device) {
             return Ok(index);
         }
@@ -157,17 +157,17 @@ impl Sets {
         *place = device;
         self.end = self.end.max(index + 1);
         // CAST: An index is below 64.
-        Ok(index as Index)
+        Ok(index as DeviceIndex)
     }
 
-    fn get(&self, number: Option<Number>) -> Set {
+    fn get(&self, number: Option<SetNumber>) -> Set {
         let place = number.and_then(|number| self.sets.get(number.checked_sub(1)?));
         place.copied().flatten().unwrap_or_default()
     }
 
     /// Returns the attributes of the set `number` as `device` sees them. `None` stands for the
     /// default attributes.
-    pub(super) fn seen_by(&self, number: Option<Number>, device: DeviceId) -> Attributes {
+    pub(super) fn seen_by(&self, number: Option<SetNumber>, device: DeviceId) -> Attributes {
         match number {
             None => Attributes::DEFAULT,
             number => self.get(number).seen_by(self.index_of(device)),
@@ -181,13 +181,13 @@ impl Sets {
     ///
     /// - `EINVAL` if a value is invalid.
     /// - `ENOSPC` if the change names a device and all device indices are in use.
-    /// - [`Refused::Full`] if the set is a new one and no number is free.
+    /// - [`SetError::Full`] if the set is a new one and no number is free.
     pub(super) fn changed(
         &mut self,
-        number: Option<Number>,
-        change: &Change,
+        number: Option<SetNumber>,
+        change: &AttributeUpdate,
         device: DeviceId,
-    ) -> Result<Option<Number>, Refused> {
+    ) -> Result<Option<SetNumber>, SetError> {
         let names_device =
             change.preferred == Some(PreferredLocation::Device) || change.accessed_by == Some(true);
         let index = if names_device {
@@ -211,7 +211,7 @@ impl Sets {
         let mut places = self.sets.iter_mut().enumerate();
         let (place, unused) = places
             .find(|(_, place)| place.is_none())
-            .ok_or(Refused::Full)?;
+            .ok_or(SetError::Full)?;
         *unused = Some(set);
         Ok(Some(place + 1))
     }
@@ -226,12 +226,12 @@ impl Sets {
     /// # Context
     ///
     /// May sleep. The lock of `self` must not be held.
-    pub(super) fn larger(places: usize) -> Result<Option<Larger>> {
+    pub(super) fn larger(places: usize) -> Result<Option<LargerArray>> {
         if places >= Self::MAX_SETS {
             return Ok(None);
         }
         let places = (2 * places).clamp(Self::INITIAL_CAPACITY, Self::MAX_SETS);
-        Ok(Some(Larger(KVec::with_capacity(
+        Ok(Some(LargerArray(KVec::with_capacity(
             places,
             GFP_KERNEL_ACCOUNT,
         )?)))
@@ -244,7 +244,7 @@ impl Sets {
 
     /// Moves all sets to the array `larger`. Returns the previous array, to be freed after the lock
     /// was released.
-    pub(super) fn grow(&mut self, mut larger: Larger) -> Larger {
+    pub(super) fn grow(&mut self, mut larger: LargerArray) -> LargerArray {
         if larger.0.capacity() > self.sets.capacity() {
             for set in self.sets.iter() {
                 // Cannot fail, because `larger` has the greater capacity.
@@ -260,7 +260,7 @@ impl Sets {
     /// # Errors
     ///
     /// - `ENOSPC` if there are none.
-    pub(super) fn retain(&mut self, used: impl Fn(Number) -> bool) -> Result {
+    pub(super) fn retain(&mut self, used: impl Fn(SetNumber) -> bool) -> Result {
         let mut any = false;
         for (place, set) in self.sets.iter_mut().enumerate() {
             if !used(place + 1) {
@@ -291,4 +291,4 @@ impl Sets {
 }
 
 /// A preallocated array of sets.
-pub(super) struct Larger(KVec<Option<Set>>);
+pub(super) struct LargerArray(KVec<Option<Set>>);

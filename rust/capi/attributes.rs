@@ -4,7 +4,7 @@
 
 use super::{declared, mirror::this, number, PageRange};
 use crate::{
-    attributes::{Attributes, Change, Common, PreferredLocation},
+    attributes::{AttributeUpdate, Attributes, CommonAttributes, PreferredLocation},
     bindings,
 };
 use kernel::{ffi, prelude::*};
@@ -22,12 +22,12 @@ const SETTABLE: u32 = bindings::RUST_HMM_HAS_PREFERRED
     | bindings::RUST_HMM_HAS_NEVER_MIGRATE
     | bindings::RUST_HMM_HAS_GRANULARITY;
 
-/// Converts the C structure to a [`Change`].
+/// Converts the C structure to a [`AttributeUpdate`].
 ///
 /// # Errors
 ///
 /// - `EINVAL` if a value is invalid.
-fn change(raw: &bindings::rust_hmm_attributes) -> Result<Change> {
+fn change(raw: &bindings::rust_hmm_attributes) -> Result<AttributeUpdate> {
     if raw.valid & !SETTABLE != 0 || raw.reserved != [0; 3] {
         return Err(EINVAL);
     }
@@ -50,7 +50,7 @@ fn change(raw: &bindings::rust_hmm_attributes) -> Result<Change> {
         -1 => Some(None),
         order => Some(Some(u32::try_from(order).map_err(|_| EINVAL)?)),
     };
-    Ok(Change {
+    Ok(AttributeUpdate {
         preferred,
         accessed_by: flag(bindings::RUST_HMM_HAS_ACCESSED_BY, raw.accessed_by)?,
         read_mostly: flag(bindings::RUST_HMM_HAS_READ_MOSTLY, raw.read_mostly)?,
@@ -60,15 +60,15 @@ fn change(raw: &bindings::rust_hmm_attributes) -> Result<Change> {
 }
 
 /// Returns the change that resets all attributes to their defaults.
-fn nothing() -> Change {
-    let Common {
+fn nothing() -> AttributeUpdate {
+    let CommonAttributes {
         preferred,
         accessed_by,
         read_mostly,
         never_migrate,
         granularity,
-    } = Common::of(Attributes::DEFAULT);
-    Change {
+    } = CommonAttributes::of(Attributes::DEFAULT);
+    AttributeUpdate {
         preferred,
         accessed_by,
         read_mostly,
@@ -78,7 +78,7 @@ fn nothing() -> Change {
 }
 
 /// Converts the attributes of a range to the C structure.
-fn common(common: &Common) -> bindings::rust_hmm_attributes {
+fn common(common: &CommonAttributes) -> bindings::rust_hmm_attributes {
     let mut valid = 0;
     let mut flag = |which, value: Option<bool>| {
         if value.is_some() {

@@ -11,7 +11,7 @@ use crate::{
     bindings,
     kernel::{
         dma_fence::DmaFence,
-        fence::{Fence, Pending},
+        fence::{DriverFence, Fence},
         sync_file::SyncFile,
     },
 };
@@ -45,7 +45,7 @@ unsafe fn borrow(raw: *mut bindings::rust_hmm_fence) -> Result<ManuallyDrop<Fenc
 unsafe extern "C" fn rust_hmm_fence_create(
     what: *const ffi::c_void,
 ) -> *mut bindings::rust_hmm_fence {
-    pointer(Pending::of_driver(kind(what)).map(Pending::into_raw))
+    pointer(DriverFence::of_driver(kind(what)).map(DriverFence::into_raw))
 }
 
 /// # Safety

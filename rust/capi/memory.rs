@@ -2,16 +2,16 @@
 
 //! C interface: device memory.
 
-use super::{declared, from_driver, number, pointer, to_destroy, Data, Memory, MemoryOps};
+use super::{declared, from_driver, number, pointer, to_destroy, DriverData, Memory, MemoryOps};
 use crate::{
     bindings,
     debug::stats::{Counter, Stats},
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
     kernel::reentry,
-    memory::{CopyJob, End, RawJob},
+    memory::{CopyEndpoint, CopyJob, RawCopyJob},
     mm::{
         addr::PMD_PAGES,
-        device_pages::{DeviceRange, Kind},
+        device_pages::{DeviceRange, MemoryKind},
     },
 };
 use kernel::{
@@ -20,11 +20,11 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Acquire, Relaxed, Release},
-            Atomic, //
+            Atomic,
         },
-        Arc, //
+        Arc,
     },
-    time::{delay::fsleep, Delta}, //
+    time::{delay::fsleep, Delta},
 };
 
 /// Duration of an injected delay.
@@ -44,14 +44,14 @@ declared! {
 /// Operations and data of a driver for its device memory.
 pub(super) struct CVram {
     ops: bindings::rust_hmm_memory_ops,
-    data: Data,
+    data: DriverData,
 }
 
 /// Converts one end of a copy to the C structure.
-fn place(end: End, pages: usize) -> bindings::rust_hmm_place {
+fn place(end: CopyEndpoint, pages: usize) -> bindings::rust_hmm_place {
     let (kind, first) = match end {
-        End::Cpu(pfn) => (bindings::rust_hmm_where_RUST_HMM_CPU, pfn),
-        End::Device(number) => (bindings::rust_hmm_where_RUST_HMM_DEVICE, number),
+        CopyEndpoint::Cpu(pfn) => (bindings::rust_hmm_where_RUST_HMM_CPU, pfn),
+        CopyEndpoint::Device(number) => (bindings::rust_hmm_where_RUST_HMM_DEVICE, number),
     };
     bindings::rust_hmm_place {
         kind,
@@ -110,27 +110,27 @@ impl MemoryOps for CVram {
 /// A `struct rust_hmm_memory`. The driver and each mirror hold a reference to it.
 #[pin_data]
 pub(super) struct CMemory {
-    mirrors: Arc<Mirrors>,
+    mirrors: Arc<MirrorCount>,
     #[pin]
     memory: Memory<CVram>,
 }
 
 /// Number of mirrors that use a memory.
-struct Mirrors(Atomic<usize>);
+struct MirrorCount(Atomic<usize>);
 
 /// A mirror's contribution to the number. Dropping it decrements the number.
-struct Counted(Arc<Mirrors>);
+struct MirrorCountGuard(Arc<MirrorCount>);
 
-impl Counted {
-    fn new(mirrors: &Arc<Mirrors>) -> Self {
+impl MirrorCountGuard {
+    fn new(mirrors: &Arc<MirrorCount>) -> Self {
         mirrors.0.fetch_add(1, Relaxed);
         Self(mirrors.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for MirrorCountGuard {
     fn drop(&mut self) {
-        if fails(Point::Window) {
+        if fails(FailPoint::Window) {
             fsleep(INJECTED_DELAY);
         }
         // Pairs with the load in `rust_hmm_memory_destroy()`.
@@ -139,15 +139,15 @@ impl Drop for Counted {
 }
 
 /// A mirror's reference to a device memory.
-pub(super) struct Lent {
+pub(super) struct MemoryRef {
     memory: Arc<CMemory>,
     // Dropped after `memory`. When the number is 0, the driver may free the resources of the
     // memory, and only the driver has a reference to it. Therefore `rust_hmm_memory_destroy()`
     // frees the memory before it returns.
-    _counted: Counted,
+    _counted: MirrorCountGuard,
 }
 
-impl Lent {
+impl MemoryRef {
     /// # Safety
     ///
     /// `raw` must be a memory that was not destroyed.
@@ -155,7 +155,7 @@ impl Lent {
         // SAFETY: By the function's requirements, the driver still has its reference.
         let theirs = core::mem::ManuallyDrop::new(unsafe { Arc::from_raw(raw.cast::<CMemory>()) });
         Self {
-            _counted: Counted::new(&theirs.mirrors),
+            _counted: MirrorCountGuard::new(&theirs.mirrors),
             memory: Arc::clone(&theirs),
         }
     }
@@ -176,7 +176,7 @@ unsafe fn this<'a>(raw: *mut bindings::rust_hmm_memory) -> &'a CMemory {
 
 fn create(
     ops: bindings::rust_hmm_memory_ops,
-    data: Data,
+    data: DriverData,
     pages: usize,
 ) -> Result<*mut bindings::rust_hmm_memory> {
     if ops.size != size_of::<bindings::rust_hmm_memory_ops>() || ops.copy.is_none() {
@@ -187,8 +187,8 @@ fn create(
     }
     let memory = Arc::pin_init(
         try_pin_init!(CMemory {
-            mirrors: Arc::new(Mirrors(Atomic::new(0)), GFP_KERNEL)?,
-            memory <- Memory::new(CVram { ops, data }, Kind::Private, pages),
+            mirrors: Arc::new(MirrorCount(Atomic::new(0)), GFP_KERNEL)?,
+            memory <- Memory::new(CVram { ops, data }, MemoryKind::Private, pages),
         }? Error),
         GFP_KERNEL,
     )?;
@@ -205,7 +205,7 @@ unsafe extern "C" fn rust_hmm_memory_create(
     pages: ffi::c_ulong,
 ) -> *mut bindings::rust_hmm_memory {
     // SAFETY: By the function's requirements, `ops` points to a valid table.
-    pointer(create(unsafe { ops.read() }, Data(data), pages))
+    pointer(create(unsafe { ops.read() }, DriverData(data), pages))
 }
 
 /// # Safety
@@ -320,7 +320,7 @@ unsafe extern "C" fn rust_hmm_copy_done(
     }
     // SAFETY: `CVram::copy` set `state`. The job is completed only once, because `state` was just
     // cleared, and the driver must complete only one copy of the structure.
-    unsafe { RawJob::complete(state, job.index, from_driver(error)) };
+    unsafe { RawCopyJob::complete(state, job.index, from_driver(error)) };
     0
 }
 
@@ -332,5 +332,5 @@ unsafe extern "C" fn rust_hmm_copy_cancelled(job: *const bindings::rust_hmm_copy
     // SAFETY: By the function's requirements, `job` points to a valid job.
     let state = unsafe { (*job).state };
     // SAFETY: `CVram::copy` set `state`. By the function's requirements, the job was not completed.
-    !state.is_null() && unsafe { RawJob::is_cancelled(state) }
+    !state.is_null() && unsafe { RawCopyJob::is_cancelled(state) }
 }

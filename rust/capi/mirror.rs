@@ -4,8 +4,8 @@
 
 use super::{
     declared, is_write,
-    memory::{count, CVram, Lent},
-    number, pointer, to_destroy, Data, Memory, PageRange,
+    memory::{count, CVram, MemoryRef},
+    number, pointer, to_destroy, DriverData, Memory, PageRange,
 };
 use crate::{
     bindings,
@@ -13,10 +13,10 @@ use crate::{
         lock_classes,
         reentry::{self, current_task},
     },
-    mirror::{Device, Mirror, PageLocation, Place, PlaceMut, Snapshot, TableGuard},
+    mirror::{Device, Mirror, PageLocation, PageMemory, PageMemoryMut, Snapshot, TableGuard},
     mm::{page::CpuPages, range_fault::Access},
     pgtable::Radix4,
-    policy::{Density, InPlace, OnePage, Parameters, Policy},
+    policy::{Density, NoMigration, Parameters, Policy, SinglePage},
 };
 use core::cell::UnsafeCell;
 use kernel::{
@@ -25,7 +25,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        SetOnce, //
+        SetOnce,
     },
 };
 
@@ -46,8 +46,8 @@ declared! {
 /// Operations and data of a driver for the device of a mirror.
 pub(super) struct CDevice {
     ops: bindings::rust_hmm_mirror_ops,
-    data: Data,
-    memory: Option<Lent>,
+    data: DriverData,
+    memory: Option<MemoryRef>,
 }
 
 impl Device for CDevice {
@@ -57,7 +57,7 @@ impl Device for CDevice {
     type Flush = ffi::c_ulong;
 
     fn memory(&self) -> Option<&Memory<CVram>> {
-        self.memory.as_ref().map(Lent::memory)
+        self.memory.as_ref().map(MemoryRef::memory)
     }
 
     fn flush_sleeps(&self) -> bool {
@@ -112,8 +112,8 @@ impl CMirror {
     /// - `ENOMEM`
     fn policy(&self, policy: u32) -> Result<&dyn Policy> {
         Ok(match policy {
-            bindings::rust_hmm_policy_RUST_HMM_ATTRIBUTES => &InPlace,
-            bindings::rust_hmm_policy_RUST_HMM_TOUCHED => &OnePage,
+            bindings::rust_hmm_policy_RUST_HMM_ATTRIBUTES => &NoMigration,
+            bindings::rust_hmm_policy_RUST_HMM_TOUCHED => &SinglePage,
             bindings::rust_hmm_policy_RUST_HMM_DENSITY => {
                 if self.density.as_ref().is_none() {
                     // A concurrent task may have stored its policy first. Then this one is dropped
@@ -142,7 +142,7 @@ pub(super) unsafe fn this<'a>(raw: *mut bindings::rust_hmm_mirror) -> &'a CMirro
 unsafe fn create(
     mm: *mut bindings::mm_struct,
     ops: bindings::rust_hmm_mirror_ops,
-    data: Data,
+    data: DriverData,
     memory: *mut bindings::rust_hmm_memory,
 ) -> Result<*mut bindings::rust_hmm_mirror> {
     let known = bindings::RUST_HMM_FLUSH_SLEEPS;
@@ -156,7 +156,7 @@ unsafe fn create(
     // SAFETY: By the function's requirements, `mm`, which is not NULL, has a user, and `memory` was
     // not destroyed.
     let (mm, memory) = unsafe {
-        let memory = (!memory.is_null()).then(|| Lent::from_raw(memory));
+        let memory = (!memory.is_null()).then(|| MemoryRef::from_raw(memory));
         (MmWithUser::from_raw(mm), memory)
     };
     let (name, key) = lock_classes::c_mirror();
@@ -185,7 +185,7 @@ unsafe extern "C" fn rust_hmm_mirror_create(
 ) -> *mut bindings::rust_hmm_mirror {
     // SAFETY: By the function's requirements, `ops` points to a valid table, `mm` is NULL or has a
     // user, and `memory` is NULL or was not destroyed.
-    pointer(unsafe { create(mm, ops.read(), Data(data), memory) })
+    pointer(unsafe { create(mm, ops.read(), DriverData(data), memory) })
 }
 
 /// # Safety
@@ -359,13 +359,13 @@ unsafe extern "C" fn rust_hmm_table_lookup(
         let device = |first| page(bindings::rust_hmm_where_RUST_HMM_DEVICE, first);
         Ok(if is_write(flags)? {
             match table.writable(addr).ok_or(ENOENT)? {
-                PlaceMut::Cpu(pages) => cpu(&pages),
-                PlaceMut::Device(range) => device(range.first),
+                PageMemoryMut::Cpu(pages) => cpu(&pages),
+                PageMemoryMut::Device(range) => device(range.first),
             }
         } else {
             match table.readable(addr).ok_or(ENOENT)? {
-                Place::Cpu(pages) => cpu(&pages),
-                Place::Device(range) => device(range.first),
+                PageMemory::Cpu(pages) => cpu(&pages),
+                PageMemory::Device(range) => device(range.first),
             }
         })
     };

@@ -2,14 +2,14 @@
 
 //! C interface: queues.
 
-use super::{declared, from_driver, kind, number, pointer, to_destroy, Data};
+use super::{declared, from_driver, kind, number, pointer, to_destroy, DriverData};
 use crate::{
     bindings,
     kernel::{
         fence::Fence,
         reentry::{self, current_task},
     },
-    queue::{Queue, Stop},
+    queue::{CancelToken, Queue},
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -17,7 +17,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc, //
+        Arc,
     },
 };
 
@@ -33,9 +33,9 @@ declared! {
 /// Maximum number of items of a queue.
 const QUEUE_MAX_DEPTH: u32 = 1 << 16;
 
-type Run =
+type RunFn =
     Option<unsafe extern "C" fn(*mut ffi::c_void, *const bindings::rust_hmm_stop) -> ffi::c_int>;
-type Release = Option<unsafe extern "C" fn(*mut ffi::c_void)>;
+type ReleaseFn = Option<unsafe extern "C" fn(*mut ffi::c_void)>;
 
 /// A `struct rust_hmm_queue`.
 struct CQueue {
@@ -45,14 +45,14 @@ struct CQueue {
 }
 
 /// An operation of a driver.
-struct Work {
-    run: Run,
-    release: Release,
-    data: Data,
+struct CallbackOperation {
+    run: RunFn,
+    release: ReleaseFn,
+    data: DriverData,
 }
 
-impl Work {
-    fn run(&self, stop: &Stop) -> Result {
+impl CallbackOperation {
+    fn run(&self, stop: &CancelToken) -> Result {
         let run = self.run.ok_or(EINVAL)?;
         // SAFETY: `run` and its data are valid until `release` is called. `stop` is valid while
         // `run` is executing, and the driver uses it only then.
@@ -60,7 +60,7 @@ impl Work {
     }
 }
 
-impl Drop for Work {
+impl Drop for CallbackOperation {
     fn drop(&mut self) {
         if let Some(release) = self.release {
             // SAFETY: `release` and its data are valid until this call. It is the only one, because
@@ -73,10 +73,10 @@ impl Drop for Work {
 /// # Safety
 ///
 /// `raw` must belong to an operation that is executing during `'a`.
-pub(super) unsafe fn stop_of<'a>(raw: *const bindings::rust_hmm_stop) -> &'a Stop {
-    // SAFETY: By the function's requirements, the operation is executing. `Work::run` passed the
-    // pointer, from a `Stop`.
-    unsafe { &*raw.cast::<Stop>() }
+pub(super) unsafe fn stop_of<'a>(raw: *const bindings::rust_hmm_stop) -> &'a CancelToken {
+    // SAFETY: By the function's requirements, the operation is executing. `CallbackOperation::run`
+    // passed the pointer, from a `CancelToken`.
+    unsafe { &*raw.cast::<CancelToken>() }
 }
 
 /// # Safety
@@ -158,15 +158,15 @@ unsafe extern "C" fn rust_hmm_queue_submit(
     queue: *mut bindings::rust_hmm_queue,
     after: *const *mut bindings::rust_hmm_fence,
     count: ffi::c_uint,
-    run: Run,
-    release: Release,
+    run: RunFn,
+    release: ReleaseFn,
     data: *mut ffi::c_void,
 ) -> *mut bindings::rust_hmm_fence {
     // From here on, `release` is called even if this function fails.
-    let work = Work {
+    let work = CallbackOperation {
         run,
         release,
-        data: Data(data),
+        data: DriverData(data),
     };
     // SAFETY: By the function's requirements, `queue` was not destroyed.
     let this = unsafe { this(queue) };

@@ -29,7 +29,7 @@ use crate::{
         RUST_HMM_PREFER_ANY, RUST_HMM_PREFER_DEVICE, RUST_HMM_PREFER_OTHER, RUST_HMM_PREFER_SYSTEM,
         RUST_HMM_WRITE,
     },
-    inject::{Armed, Point},
+    inject::{ArmedPoint, FailPoint},
     kernel::{kthread::Thread, reentry},
     mm::{
         addr::PMD_PAGES,
@@ -44,12 +44,12 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Acquire, Full, Relaxed, Release},
-            Atomic, //
+            Atomic,
         },
-        Arc, //
+        Arc,
     },
     time::{delay::fsleep, Delta},
-    uaccess::UserSlice, //
+    uaccess::UserSlice,
 };
 
 mod attributes;

@@ -14,7 +14,7 @@ use kernel::prelude::*;
 /// Reason of a migration. The numbers are those of `hmm_show_trigger()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Trigger {
+pub enum MigrateReason {
     /// A request of the driver or of a program.
     Request = 0,
     /// The owner of the mirror closes it.
@@ -28,7 +28,7 @@ pub enum Trigger {
 /// Reason of an eviction. The numbers are those of `hmm_show_need()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Need {
+pub enum EvictReason {
     /// All pages of the memory are evicted.
     All = 0,
     /// The memory is needed for other pages.
@@ -38,7 +38,7 @@ pub enum Need {
 /// Reason why a device fault is retried. The numbers are those of `hmm_show_reason()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Again {
+pub enum RetryReason {
     /// An invalidation between collection and commit.
     Invalidated = 0,
     /// An in-flight migration that will replace entries of the range.
@@ -91,19 +91,19 @@ pub enum Event {
     },
     /// A migration begins.
     MigrateBegin {
-        /// Range of the migration; the whole address space for [`Trigger::Close`].
+        /// Range of the migration; the whole address space for [`MigrateReason::Close`].
         range: PageRange,
         /// Whether the destination is the device.
         to_device: bool,
         /// Reason of the migration.
-        trigger: Trigger,
+        trigger: MigrateReason,
     },
     /// A migration has ended.
     MigrateEnd {
         /// Whether the destination was the device.
         to_device: bool,
         /// Reason of the migration.
-        trigger: Trigger,
+        trigger: MigrateReason,
         /// Number of pages that have moved.
         moved: usize,
         /// Number of moved pages whose device PTE was replaced without being removed before.
@@ -116,7 +116,7 @@ pub enum Event {
     /// The mirror has lost pages to an eviction.
     Evict {
         /// Reason of the eviction.
-        need: Need,
+        need: EvictReason,
         /// Number of these pages.
         pages: usize,
     },
@@ -134,7 +134,7 @@ pub enum Event {
         /// Range of the fault.
         range: PageRange,
         /// Reason of the retry.
-        why: Again,
+        why: RetryReason,
     },
     /// A device fault on memory that thrashes.
     Thrash {

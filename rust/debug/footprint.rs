@@ -7,9 +7,9 @@ use crate::mm::{dma, table_memory};
 use kernel::{debugfs::Writer, fmt};
 
 /// Text of the file `tables`: number and bytes of table pages.
-pub(crate) struct Report;
+pub(crate) struct TablesReport;
 
-impl Writer for Report {
+impl Writer for TablesReport {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (pages, bytes) = table_memory::totals();
         writeln!(f, "pages {pages}")?;
@@ -19,9 +19,9 @@ impl Writer for Report {
 
 /// Text of the file `dma`: numbers of pages of 4 KiB that were mapped for devices so far, that were
 /// unmapped again, and that are mapped now.
-pub(crate) struct Dma;
+pub(crate) struct DmaReport;
 
-impl Writer for Dma {
+impl Writer for DmaReport {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (mapped, unmapped) = dma::totals();
         writeln!(f, "mapped {mapped}")?;

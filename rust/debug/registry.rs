@@ -3,9 +3,10 @@
 //! Registry of all mirrors and device memories, shown by the files `rust_hmm/mirrors`,
 //! `rust_hmm/devices` and `rust_hmm/map` in debugfs.
 //!
-//! Each mirror and each device memory is registered by a [`Seat`]. A reader of a file holds the
-//! mutex of a registration while it shows a part of the object, so that the object is not dropped
-//! meanwhile. Readers take no lock that faults or callbacks take, and walk page tables locklessly.
+//! Each mirror and each device memory is registered by a [`DebugEntry`]. A reader of a file holds
+//! the mutex of a registration while it shows a part of the object, so that the object is not
+//! dropped meanwhile. Readers take no lock that faults or callbacks take, and walk page tables
+//! locklessly.
 
 use crate::{mm::addr::PageRange, pgtable::DevicePte};
 use kernel::{
@@ -18,19 +19,19 @@ mod list;
 mod map;
 mod report;
 
-pub(crate) use list::{exit, init, Seat};
-pub(crate) use map::Map;
-pub(crate) use report::Report;
+pub(crate) use list::{exit, init, DebugEntry};
+pub(crate) use map::MapFile;
+pub(crate) use report::ObjectReport;
 
 /// An object that is shown in debugfs.
-pub(crate) trait Watched: Send + Sync {
+pub(crate) trait DebugObject: Send + Sync {
     /// Writes the columns of the object, which follow those that the registry writes: the rest of
     /// [`MIRROR_COLUMNS`] or [`DEVICE_COLUMNS`].
     fn columns(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 
     /// Calls `f` for the device PTEs from address `from` on; see
-    /// [`Reader::scan`](crate::pgtable::Reader::scan). Returns `None` for objects without device
-    /// PTEs.
+    /// [`Reader::scan`](crate::pgtable::TableReader::scan). Returns `None` for objects without
+    /// device PTEs.
     ///
     /// # Context
     ///
@@ -47,17 +48,17 @@ pub(crate) trait Watched: Send + Sync {
 
 /// Type of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum ObjectKind {
     Mirror,
     Device,
 }
 
 #[pin_data]
-struct Place {
-    kind: Kind,
+struct RegistryEntry {
+    kind: ObjectKind,
     number: u32,
     /// For a mirror, the pid of the process whose memory it mirrors.
     pid: i32,
     #[pin]
-    subject: Mutex<Option<Arc<dyn Watched>>>,
+    subject: Mutex<Option<Arc<dyn DebugObject>>>,
 }

@@ -41,13 +41,13 @@ const PHASE_NAMES: [&str; 8] = [
 ];
 
 /// Counters of one phase.
-struct Account {
+struct PhaseCounters {
     count: Atomic<u64>,
     ns: Atomic<u64>,
 }
 
-static PHASE_COUNTERS: [Account; PHASE_NAMES.len()] = [const {
-    Account {
+static PHASE_COUNTERS: [PhaseCounters; PHASE_NAMES.len()] = [const {
+    PhaseCounters {
         count: Atomic::new(0),
         ns: Atomic::new(0),
     }
@@ -64,9 +64,9 @@ fn add(phase: Phase, ns: u64) {
 
 /// A stopwatch: the time at which the previous phase has ended.
 #[derive(Clone, Copy)]
-pub(crate) struct Lap(Instant<Monotonic>);
+pub(crate) struct Stopwatch(Instant<Monotonic>);
 
-impl Lap {
+impl Stopwatch {
     /// Starts the stopwatch, at the start of the first phase.
     pub(crate) fn start() -> Self {
         Self(Instant::now())
@@ -87,9 +87,9 @@ impl Lap {
 }
 
 /// Text of the file: a line for each phase with its name, its count and its nanoseconds.
-pub(crate) struct Report;
+pub(crate) struct PhaseReport;
 
-impl Writer for Report {
+impl Writer for PhaseReport {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, account) in PHASE_NAMES.iter().zip(&PHASE_COUNTERS) {
             let count = account.count.load(Relaxed);
@@ -112,7 +112,7 @@ mod tests {
             (wait.count.load(Relaxed), wait.ns.load(Relaxed))
         };
         let before = read();
-        let mut lap = Lap::start();
+        let mut lap = Stopwatch::start();
         kernel::time::delay::fsleep(kernel::time::Delta::from_micros(100));
         lap.end(Phase::Wait);
         let after = read();

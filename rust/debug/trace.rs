@@ -8,13 +8,13 @@
 
 use crate::{
     bindings,
-    debug::events::{Again, Event, Need, Trigger},
+    debug::events::{Event, EvictReason, MigrateReason, RetryReason},
     mm::addr::PageRange,
 };
 use kernel::{
     mm::MmWithUser,
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic}, //
+    sync::atomic::{ordering::Relaxed, Atomic},
 };
 
 /// Numbers of mirrors and devices, in the order of their creation.
@@ -35,7 +35,7 @@ fn new_mirror() -> u32 {
 
 /// Trace context of a mirror: its number, and the process whose memory it mirrors.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Who {
+pub(crate) struct TraceContext {
     pid: i32,
     mirror: u32,
 }
@@ -44,7 +44,7 @@ fn errno(result: Result) -> i32 {
     result.map_or_else(Error::to_errno, |()| 0)
 }
 
-impl Who {
+impl TraceContext {
     /// Returns the process ID.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
@@ -116,7 +116,7 @@ impl Who {
     }
 
     /// Emits the tracepoint of a device fault that is retried.
-    fn retry(&self, range: PageRange, why: Again) {
+    fn retry(&self, range: PageRange, why: RetryReason) {
         let start = range.start();
         let pages = range.pages();
         // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those
@@ -153,7 +153,7 @@ impl Who {
     }
 
     /// Emits the tracepoint of the begin of a migration.
-    fn migrate_begin(&self, range: PageRange, to_device: bool, trigger: Trigger) {
+    fn migrate_begin(&self, range: PageRange, to_device: bool, trigger: MigrateReason) {
         let start = range.start();
         let pages = range.pages();
         // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those
@@ -175,7 +175,7 @@ impl Who {
     fn migrate_end(
         &self,
         to_device: bool,
-        trigger: Trigger,
+        trigger: MigrateReason,
         [moved, switched, stayed]: [usize; 3],
         result: Result,
     ) {
@@ -206,7 +206,7 @@ pub(crate) fn cpu_fault(device: u32, address: usize, moved: Result<usize>) {
 
 /// Emits the tracepoint of an eviction: `moved` pages of `device` were migrated to system memory,
 /// and `left` pages are still in use.
-pub(crate) fn evict(device: u32, need: Need, moved: usize, left: usize) {
+pub(crate) fn evict(device: u32, need: EvictReason, moved: usize, left: usize) {
     // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
     // the C side.
     unsafe { bindings::rust_hmm_trace_evict(device, need as i32, moved, left) };

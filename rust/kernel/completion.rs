@@ -10,17 +10,17 @@ use kernel::{prelude::*, time::Jiffies, types::Opaque};
 /// A `struct completion`. The waiter checks its condition each time it is woken. A call of
 /// [`Self::ring`] that precedes the wait is not lost: each call completes one wait.
 #[pin_data]
-pub struct Bell {
+pub struct TimedCompletion {
     #[pin]
     inner: Opaque<bindings::completion>,
 }
 
 // SAFETY: A completion may be used and dropped by any task.
-unsafe impl Send for Bell {}
+unsafe impl Send for TimedCompletion {}
 // SAFETY: `struct completion` has a lock of its own, and may be used by several tasks concurrently.
-unsafe impl Sync for Bell {}
+unsafe impl Sync for TimedCompletion {}
 
-impl Bell {
+impl TimedCompletion {
     /// Returns a completion that has not been completed.
     pub fn new() -> impl PinInit<Self> {
         pin_init!(Self {

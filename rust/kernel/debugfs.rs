@@ -24,38 +24,38 @@ use kernel::{
 };
 
 /// Text that can be read and written.
-pub(crate) trait Setting: Writer + Reader {}
+pub(crate) trait WritableText: Writer + Reader {}
 
-impl<T: Writer + Reader> Setting for T {}
+impl<T: Writer + Reader> WritableText for T {}
 
 /// Contents of a file.
 #[derive(Clone, Copy)]
-pub(crate) enum Contents {
+pub(crate) enum FileContents {
     Text(&'static (dyn Writer + Sync)),
-    Setting(&'static (dyn Setting + Sync)),
+    WritableText(&'static (dyn WritableText + Sync)),
     Binary(&'static (dyn BinaryWriter + Sync)),
 }
 
-/// A file of a [`Directory`].
+/// A file of a [`DebugDirectory`].
 #[derive(Clone, Copy)]
-pub(crate) struct File {
+pub(crate) struct DebugFile {
     /// Name of the subdirectory; `None` for the directory itself.
     pub(crate) below: Option<&'static CStr>,
     pub(crate) name: &'static CStr,
-    pub(crate) contents: Contents,
+    pub(crate) contents: FileContents,
 }
 
 /// File operations. They are in a static of the module that owns them, because they are used until
 /// the last file is closed.
-struct Table(bindings::file_operations);
+struct DebugFileOps(bindings::file_operations);
 
 // SAFETY: A table is never modified.
-unsafe impl Send for Table {}
+unsafe impl Send for DebugFileOps {}
 // SAFETY: A table is never modified, so that concurrent reads are no data race.
-unsafe impl Sync for Table {}
+unsafe impl Sync for DebugFileOps {}
 
-static TEXT_FILE_OPS: SetOnce<Table> = SetOnce::new();
-static BINARY_FILE_OPS: SetOnce<Table> = SetOnce::new();
+static TEXT_FILE_OPS: SetOnce<DebugFileOps> = SetOnce::new();
+static BINARY_FILE_OPS: SetOnce<DebugFileOps> = SetOnce::new();
 
 /// A directory at the root of debugfs, with files. Dropping it waits for concurrent reads and
 /// writes, and removes the directory.
@@ -64,26 +64,26 @@ static BINARY_FILE_OPS: SetOnce<Table> = SetOnce::new();
 ///
 /// `root` is null, an error or a directory of ours. `_files` does not change, so that the addresses
 /// of its elements, which the inodes have, stay valid.
-pub(crate) struct Directory {
+pub(crate) struct DebugDirectory {
     root: *mut bindings::dentry,
-    _files: KVec<File>,
+    _files: KVec<DebugFile>,
 }
 
 // SAFETY: `debugfs_remove()` may be called by any thread, and the contents of files are `Sync`.
-unsafe impl Send for Directory {}
+unsafe impl Send for DebugDirectory {}
 // SAFETY: A shared reference gives no access to `root`, and the contents of files are `Sync`.
-unsafe impl Sync for Directory {}
+unsafe impl Sync for DebugDirectory {}
 
 #[cfg(CONFIG_DEBUG_FS)]
-impl Directory {
+impl DebugDirectory {
     /// Creates `/sys/kernel/debug/NAME` with `files`. As always in debugfs, failures are ignored:
     /// files that cannot be created are missing. An open file holds a reference to `module`.
     ///
     /// # Context
     ///
     /// May sleep.
-    pub(crate) fn new(name: &CStr, module: &'static ThisModule, files: KVec<File>) -> Self {
-        TEXT_FILE_OPS.populate(Table(bindings::file_operations {
+    pub(crate) fn new(name: &CStr, module: &'static ThisModule, files: KVec<DebugFile>) -> Self {
+        TEXT_FILE_OPS.populate(DebugFileOps(bindings::file_operations {
             owner: module.as_ptr(),
             open: Some(open_text),
             read: Some(bindings::seq_read),
@@ -92,7 +92,7 @@ impl Directory {
             release: Some(bindings::single_release),
             ..pin_init::zeroed()
         }));
-        BINARY_FILE_OPS.populate(Table(bindings::file_operations {
+        BINARY_FILE_OPS.populate(DebugFileOps(bindings::file_operations {
             owner: module.as_ptr(),
             open: Some(bindings::simple_open),
             read: Some(read_binary),
@@ -116,9 +116,9 @@ impl Directory {
             }
             let parent = if file.below.is_some() { last.1 } else { root };
             let (mode, table) = match file.contents {
-                Contents::Text(_) => (0o400, &TEXT_FILE_OPS),
-                Contents::Setting(_) => (0o600, &TEXT_FILE_OPS),
-                Contents::Binary(_) => (0o400, &BINARY_FILE_OPS),
+                FileContents::Text(_) => (0o400, &TEXT_FILE_OPS),
+                FileContents::WritableText(_) => (0o600, &TEXT_FILE_OPS),
+                FileContents::Binary(_) => (0o400, &BINARY_FILE_OPS),
             };
             let Some(table) = table.as_ref() else {
                 continue;
@@ -142,9 +142,9 @@ impl Directory {
 }
 
 #[cfg(not(CONFIG_DEBUG_FS))]
-impl Directory {
+impl DebugDirectory {
     /// Creates no files, because the kernel has no debugfs.
-    pub(crate) fn new(_name: &CStr, _module: &'static ThisModule, files: KVec<File>) -> Self {
+    pub(crate) fn new(_name: &CStr, _module: &'static ThisModule, files: KVec<DebugFile>) -> Self {
         Self {
             root: ptr::null_mut(),
             _files: files,
@@ -152,7 +152,7 @@ impl Directory {
     }
 }
 
-impl Drop for Directory {
+impl Drop for DebugDirectory {
     fn drop(&mut self) {
         #[cfg(CONFIG_DEBUG_FS)]
         // SAFETY: By the type invariant, `root` is null, an error or a directory of ours.
@@ -170,24 +170,24 @@ unsafe extern "C" fn open_text(
     inode: *mut bindings::inode,
     file: *mut bindings::file,
 ) -> ffi::c_int {
-    // SAFETY: By the function's requirements; `i_private` is the address of the file's `Contents`,
-    // as `show` requires.
+    // SAFETY: By the function's requirements; `i_private` is the address of the file's
+    // `FileContents`, as `show` requires.
     unsafe { bindings::single_open(file, Some(show), (*inode).i_private) }
 }
 
 /// Displays the text of a [`Writer`].
-struct Shown<'a>(&'a (dyn Writer + Sync));
+struct ShownText<'a>(&'a (dyn Writer + Sync));
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for ShownText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.write(f)
     }
 }
 
-/// Displays the text of a [`Setting`].
-struct ShownSetting<'a>(&'a (dyn Setting + Sync));
+/// Displays the text of a [`WritableText`].
+struct ShownWritableText<'a>(&'a (dyn WritableText + Sync));
 
-impl fmt::Display for ShownSetting<'_> {
+impl fmt::Display for ShownWritableText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.write(f)
     }
@@ -197,16 +197,16 @@ impl fmt::Display for ShownSetting<'_> {
 ///
 /// Called by the core for a read of a text file. The file is not removed before this returns.
 unsafe extern "C" fn show(seq: *mut bindings::seq_file, _: *mut ffi::c_void) -> ffi::c_int {
-    // SAFETY: `open_text` has set `private` to the address of the file's `Contents`, which is valid
-    // until the file is removed; `seq` is valid by the function's requirements.
+    // SAFETY: `open_text` has set `private` to the address of the file's `FileContents`, which is
+    // valid until the file is removed; `seq` is valid by the function's requirements.
     let (contents, seq) = unsafe {
-        let contents: *const Contents = (*seq).private.cast();
+        let contents: *const FileContents = (*seq).private.cast();
         (&*contents, SeqFile::from_raw(seq))
     };
     match contents {
-        Contents::Text(text) => seq_print!(seq, "{}", Shown(*text)),
-        Contents::Setting(text) => seq_print!(seq, "{}", ShownSetting(*text)),
-        Contents::Binary(_) => {}
+        FileContents::Text(text) => seq_print!(seq, "{}", ShownText(*text)),
+        FileContents::WritableText(text) => seq_print!(seq, "{}", ShownWritableText(*text)),
+        FileContents::Binary(_) => {}
     }
     0
 }
@@ -221,12 +221,12 @@ unsafe extern "C" fn write(
     _position: *mut bindings::loff_t,
 ) -> isize {
     // SAFETY: `open_text` has set `private_data` to a `seq_file`, whose `private` is the address of
-    // the file's `Contents`. These are valid until the file is removed.
+    // the file's `FileContents`. These are valid until the file is removed.
     let contents = unsafe {
         let seq: *const bindings::seq_file = (*file).private_data.cast();
-        &*(*seq).private.cast::<Contents>()
+        &*(*seq).private.cast::<FileContents>()
     };
-    let Contents::Setting(setting) = contents else {
+    let FileContents::WritableText(setting) = contents else {
         return EINVAL.to_errno() as isize;
     };
     let from = UserPtr::from_ptr(buffer.cast_mut().cast());
@@ -248,13 +248,13 @@ unsafe extern "C" fn read_binary(
     position: *mut bindings::loff_t,
 ) -> isize {
     // SAFETY: `simple_open` has set `private_data` to the inode's `i_private`, the address of the
-    // file's `Contents`, which are valid until the file is removed. `position` is valid and
+    // file's `FileContents`, which are valid until the file is removed. `position` is valid and
     // exclusive for this call.
     let (contents, position) = unsafe {
-        let contents: *const Contents = (*file).private_data.cast();
+        let contents: *const FileContents = (*file).private_data.cast();
         (&*contents, &mut *position)
     };
-    let Contents::Binary(binary) = contents else {
+    let FileContents::Binary(binary) = contents else {
         return EINVAL.to_errno() as isize;
     };
     let mut to = UserSlice::new(UserPtr::from_ptr(buffer.cast()), count).writer();

@@ -51,7 +51,7 @@ pub(crate) trait DropWaits: Send + 'static {
 /// The object with the work item that drops it.
 #[pin_data]
 #[repr(C)]
-struct Place<T> {
+struct DropWork<T> {
     // First, because a pointer to the work item is used as a pointer to the place.
     #[pin]
     work: Opaque<bindings::rust_hmm_deferred>,
@@ -65,8 +65,8 @@ struct Place<T> {
 ///
 /// `place` was a pinned box and is ours. No other code uses its work item.
 pub(crate) struct Deferred<T: DropWaits> {
-    place: NonNull<Place<T>>,
-    _owns: PhantomData<Place<T>>,
+    place: NonNull<DropWork<T>>,
+    _owns: PhantomData<DropWork<T>>,
 }
 
 // SAFETY: It owns a `T`, which is `Send` by its trait.
@@ -91,7 +91,7 @@ impl<T: DropWaits> Deferred<T> {
     #[inline]
     pub(crate) fn new(make: impl FnOnce() -> Result<T>, flags: Flags) -> Result<Self> {
         let place = KBox::pin_init(
-            try_pin_init!(Place {
+            try_pin_init!(DropWork {
                 work: Opaque::zeroed(),
                 object: make()?,
             }? Error),
@@ -113,7 +113,7 @@ impl<T: DropWaits> Deferred<T> {
     #[inline]
     pub(crate) fn pinned(object: impl PinInit<T, Error>, flags: Flags) -> Result<Self> {
         let place = KBox::pin_init(
-            try_pin_init!(Place {
+            try_pin_init!(DropWork {
                 work: Opaque::zeroed(),
                 object <- object,
             }? Error),
@@ -123,7 +123,7 @@ impl<T: DropWaits> Deferred<T> {
     }
 
     #[inline]
-    fn of(place: Pin<KBox<Place<T>>>) -> Self {
+    fn of(place: Pin<KBox<DropWork<T>>>) -> Self {
         // SAFETY: The object is not moved: only shared references to it are given out, and
         // `drop_at` drops it in place.
         let place = KBox::leak(unsafe { Pin::into_inner_unchecked(place) });
@@ -142,7 +142,7 @@ impl<T: DropWaits> Deferred<T> {
     unsafe extern "C" fn drop_at(place: *mut ffi::c_void) {
         // SAFETY: By the function's requirements and the type invariant, `place` was a pinned box
         // and is ours. It is dropped without being moved.
-        drop(unsafe { Pin::new_unchecked(KBox::from_raw(place.cast::<Place<T>>())) });
+        drop(unsafe { Pin::new_unchecked(KBox::from_raw(place.cast::<DropWork<T>>())) });
     }
 }
 
@@ -172,7 +172,7 @@ impl<T: DropWaits> Drop for Deferred<T> {
 }
 
 /// The function of a [`Recurring`] work item.
-pub(crate) trait Work: Send + Sync + 'static {
+pub(crate) trait RecurringWork: Send + Sync + 'static {
     /// Handles everything that was requested since the previous call.
     ///
     /// # Context
@@ -195,11 +195,11 @@ pub(crate) struct Recurring<T> {
 }
 
 // SAFETY: `is_queued` gives one caller at a time access to the work item, and `T` is `Send`.
-unsafe impl<T: Work> Send for Recurring<T> {}
+unsafe impl<T: RecurringWork> Send for Recurring<T> {}
 // SAFETY: `is_queued` gives one caller at a time access to the work item, and `T` is `Sync`.
-unsafe impl<T: Work> Sync for Recurring<T> {}
+unsafe impl<T: RecurringWork> Sync for Recurring<T> {}
 
-impl<T: Work> Recurring<T> {
+impl<T: RecurringWork> Recurring<T> {
     /// Creates a work item that is not queued.
     ///
     /// # Errors
@@ -286,9 +286,9 @@ pub(crate) fn flush() {
 }
 
 /// Owns the library's workqueue.
-pub(crate) struct Workers(());
+pub(crate) struct Workqueue(());
 
-impl Workers {
+impl Workqueue {
     /// Creates the workqueue, and registers the notifier that flushes it when a module is unloaded.
     ///
     /// # Errors
@@ -309,7 +309,7 @@ impl Workers {
     }
 }
 
-impl Drop for Workers {
+impl Drop for Workqueue {
     fn drop(&mut self) {
         // SAFETY: `new` has created the workqueue. All drivers, which could queue objects, are
         // unloaded before the library.

@@ -2,17 +2,17 @@
 
 //! DMA fences, for hardware that accesses memory which cannot move.
 //!
-//! Any driver may wait for a DMA fence in memory reclaim. Therefore, between [`DmaFenceRoom::make`]
-//! and [`DmaPending::signal`], nothing may allocate with reclaim, take an mmap lock or a lock under
-//! which other tasks allocate, fault a page in, or wait for anything but other DMA fences. The time
-//! between them must be bounded, whatever user space does. A hardware copy of memory that is pinned
-//! or already isolated meets these rules if everything is allocated before. The operations of a
-//! [`Queue`](crate::queue::Queue) do not meet them, so that a queue signals a
-//! [`Fence`](super::fence::Fence), which is another type.
+//! Any driver may wait for a DMA fence in memory reclaim. Therefore, between
+//! [`DmaFenceAlloc::make`] and [`DmaDriverFence::signal`], nothing may allocate with reclaim, take
+//! an mmap lock or a lock under which other tasks allocate, fault a page in, or wait for anything
+//! but other DMA fences. The time between them must be bounded, whatever user space does. A
+//! hardware copy of memory that is pinned or already isolated meets these rules if everything is
+//! allocated before. The operations of a [`Queue`](crate::queue::Queue) do not meet them, so that a
+//! queue signals a [`Fence`](super::fence::Fence), which is another type.
 //!
-//! Each state has a type. [`DmaFenceRoom`] is memory for a fence, whose allocation may fail.
-//! [`DmaPending`] is the side that signals the fence, once. [`DmaFence`] is the side that waits,
-//! and may also be a fence of another driver.
+//! Each state has a type. [`DmaFenceAlloc`] is memory for a fence, whose allocation may fail.
+//! [`DmaDriverFence`] is the side that signals the fence, once. [`DmaFence`] is the side that
+//! waits, and may also be a fence of another driver.
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
@@ -22,16 +22,16 @@ use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic},
-    types::NotThreadSafe, //
+    types::NotThreadSafe,
 };
 
 /// A fence context. Its fences signal in the order in which they are created.
-pub struct Timeline {
+pub struct FenceContext {
     context: u64,
     last: Atomic<u64>,
 }
 
-impl Timeline {
+impl FenceContext {
     /// Allocates a fence context.
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Self {
@@ -48,12 +48,12 @@ impl Timeline {
 /// # Invariants
 ///
 /// The memory is ours, and not initialized as a fence.
-pub struct DmaFenceRoom(NonNull<bindings::dma_fence>);
+pub struct DmaFenceAlloc(NonNull<bindings::dma_fence>);
 
 // SAFETY: Memory may be used and freed by any task.
-unsafe impl Send for DmaFenceRoom {}
+unsafe impl Send for DmaFenceAlloc {}
 
-impl DmaFenceRoom {
+impl DmaFenceAlloc {
     /// Allocates the memory.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl DmaFenceRoom {
     ///
     /// Fences of one timeline must be created in the order in which they signal. From here on, the
     /// rules of the module apply.
-    pub fn make(self, timeline: &Timeline, kind: FenceType) -> DmaPending {
+    pub fn make(self, timeline: &FenceContext, kind: FenceType) -> DmaDriverFence {
         let this = ManuallyDrop::new(self);
         let seqno = timeline.last.fetch_add(1, Relaxed) + 1;
         // SAFETY: The memory is ours and not initialized, by the type invariant. `kind` is only
@@ -89,11 +89,11 @@ impl DmaFenceRoom {
             );
         }
         // INVARIANT: The first reference is ours, and the fence was not signalled.
-        DmaPending(DmaFence(this.0))
+        DmaDriverFence(DmaFence(this.0))
     }
 }
 
-impl Drop for DmaFenceRoom {
+impl Drop for DmaFenceAlloc {
     fn drop(&mut self) {
         // SAFETY: The memory is ours and not initialized as a fence, by the type invariant.
         unsafe { bindings::rust_hmm_dma_fence_free(self.0.as_ptr()) };
@@ -104,11 +104,11 @@ impl Drop for DmaFenceRoom {
 ///
 /// # Invariants
 ///
-/// The fence was made by [`DmaFenceRoom::make`], and is not signalled.
+/// The fence was made by [`DmaFenceAlloc::make`], and is not signalled.
 #[must_use = "dropped, it is cancelled"]
-pub struct DmaPending(DmaFence);
+pub struct DmaDriverFence(DmaFence);
 
-impl DmaPending {
+impl DmaDriverFence {
     /// Returns the waiting side.
     pub fn fence(&self) -> DmaFence {
         self.0.clone()
@@ -129,7 +129,7 @@ impl DmaPending {
     }
 }
 
-impl Drop for DmaPending {
+impl Drop for DmaDriverFence {
     fn drop(&mut self) {
         let error = cancelled().to_errno();
         // SAFETY: The fence is alive, ours and not signalled, by the type invariants.
@@ -208,12 +208,12 @@ impl Drop for DmaFence {
 /// A critical section of the current task that leads to the signal of a DMA fence
 /// (`dma_fence_begin_signalling()`). Within it, lockdep reports allocations with reclaim and mm
 /// locks.
-pub struct Signalling {
+pub struct SignallingSection {
     cookie: bool,
     _nts: NotThreadSafe,
 }
 
-impl Signalling {
+impl SignallingSection {
     /// Begins the section.
     pub fn begin() -> Self {
         Self {
@@ -224,7 +224,7 @@ impl Signalling {
     }
 }
 
-impl Drop for Signalling {
+impl Drop for SignallingSection {
     fn drop(&mut self) {
         // SAFETY: This task began the section, because the type is not `Send`.
         unsafe { bindings::rust_hmm_dma_fence_end_signalling(self.cookie) };
@@ -234,10 +234,10 @@ impl Drop for Signalling {
 #[kunit_tests(rust_hmm_dma_fence)]
 mod tests {
     use super::*;
-    use crate::kernel::fence::{Fence, Status};
+    use crate::kernel::fence::{Fence, FenceStatus};
 
-    fn pending(kind: FenceType) -> Result<DmaPending> {
-        Ok(DmaFenceRoom::new()?.make(&Timeline::new(), kind))
+    fn pending(kind: FenceType) -> Result<DmaDriverFence> {
+        Ok(DmaFenceAlloc::new()?.make(&FenceContext::new(), kind))
     }
 
     #[test]
@@ -247,7 +247,7 @@ mod tests {
             let early = Fence::of(&pending.fence())?;
             // Dropped before the signal: its callback is removed.
             drop(Fence::of(&pending.fence())?);
-            assert_eq!(early.check(), Status::NotDone);
+            assert_eq!(early.check(), FenceStatus::NotDone);
             let dma = pending.fence();
             pending.signal(result);
             assert_eq!(early.check().ended(), Some(result));
@@ -259,11 +259,11 @@ mod tests {
 
     #[test]
     fn dropped_without_a_signal_it_is_cancelled() -> Result {
-        drop(DmaFenceRoom::new()?);
+        drop(DmaFenceAlloc::new()?);
         let pending = pending(FenceType::NONE)?;
         let fence = Fence::of(&pending.fence())?;
         drop(pending);
-        assert_eq!(fence.check(), Status::Failed(cancelled()));
+        assert_eq!(fence.check(), FenceStatus::Failed(cancelled()));
         Ok(())
     }
 

@@ -8,11 +8,11 @@
 //! hardware that accesses memory which cannot move. Only the other direction is allowed:
 //! [`Fence::of`] creates a fence that signals when a DMA fence does.
 //!
-//! [`Pending`] is the side that signals the fence, once. [`Fence`] is the side that waits. User
+//! [`DriverFence`] is the side that signals the fence, once. [`Fence`] is the side that waits. User
 //! space observes a fence by an eventfd ([`Fence::eventfd`]) or by `poll()` of a driver's file
-//! ([`Watch`](super::fence_watch::Watch)).
+//! ([`Watch`](super::fence_watch::FenceWatch)).
 
-use super::{completion::Bell, dma_fence::DmaFence, identity::FenceType, reentry};
+use super::{completion::TimedCompletion, dma_fence::DmaFence, identity::FenceType, reentry};
 use crate::bindings;
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
@@ -33,7 +33,7 @@ pub fn cancelled() -> Error {
 
 /// State of a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum FenceStatus {
     /// The operation has not ended.
     NotDone,
     /// The operation has succeeded.
@@ -42,7 +42,7 @@ pub enum Status {
     Failed(Error),
 }
 
-impl Status {
+impl FenceStatus {
     /// Returns the result of the operation, if it has ended.
     pub fn ended(self) -> Option<Result> {
         match self {
@@ -60,9 +60,9 @@ impl Status {
 ///
 /// The fence was made by [`Self::new`], and is not signalled.
 #[must_use = "dropped, it is cancelled"]
-pub struct Pending(Fence);
+pub struct DriverFence(Fence);
 
-impl Pending {
+impl DriverFence {
     /// Creates a fence that a device of type `kind` signals.
     ///
     /// # Errors
@@ -106,22 +106,22 @@ impl Pending {
     }
 }
 
-impl Drop for Pending {
+impl Drop for DriverFence {
     fn drop(&mut self) {
         self.0.end(Err(cancelled()));
     }
 }
 
 /// Memory for a fence that follows a DMA fence. It is allocated before
-/// [`DmaFenceRoom::make`](super::dma_fence::DmaFenceRoom::make), because nothing may be allocated
+/// [`DmaFenceAlloc::make`](super::dma_fence::DmaFenceAlloc::make), because nothing may be allocated
 /// after that.
 ///
 /// # Invariants
 ///
 /// This is the only reference to the fence.
-pub struct FenceRoom(Fence);
+pub struct FenceAlloc(Fence);
 
-impl FenceRoom {
+impl FenceAlloc {
     /// Allocates the memory.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl Fence {
     ///
     /// May sleep.
     pub fn of(dma: &DmaFence) -> Result<Self> {
-        Ok(FenceRoom::new()?.follow(dma))
+        Ok(FenceAlloc::new()?.follow(dma))
     }
 
     /// # Safety
@@ -218,17 +218,17 @@ impl Fence {
     }
 
     /// Returns the state of the fence. All writes of the operation are visible once the state is
-    /// not [`Status::NotDone`].
+    /// not [`FenceStatus::NotDone`].
     ///
     /// # Context
     ///
     /// Any.
-    pub fn check(&self) -> Status {
+    pub fn check(&self) -> FenceStatus {
         // SAFETY: The fence is alive by the type invariant.
         match unsafe { bindings::rust_hmm_fence_status(self.as_raw()) } {
-            0 => Status::NotDone,
-            error if error < 0 => Status::Failed(Error::from_errno(error)),
-            _ => Status::Done,
+            0 => FenceStatus::NotDone,
+            error if error < 0 => FenceStatus::Failed(Error::from_errno(error)),
+            _ => FenceStatus::Done,
         }
     }
 
@@ -259,7 +259,7 @@ impl Fence {
         if let Some(ended) = self.check().ended() {
             return ended;
         }
-        let bell = KBox::pin_init(Bell::new(), GFP_KERNEL)?;
+        let bell = KBox::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
         let since = Instant::<Monotonic>::now();
         loop {
             let left = match timeout {
@@ -290,7 +290,7 @@ impl Fence {
     /// # Context
     ///
     /// May sleep. Must not be called from a callback.
-    pub fn sleep(&self, bell: &Bell, timeout: Jiffies, killable: bool) -> Result {
+    pub fn sleep(&self, bell: &TimedCompletion, timeout: Jiffies, killable: bool) -> Result {
         // SAFETY: The fence is alive by the type invariant, and `bell` is borrowed until the call
         // returns.
         let ret = unsafe {
@@ -345,8 +345,8 @@ mod tests {
     use super::*;
     use crate::kernel::kthread::Thread;
 
-    fn pending() -> Result<Pending> {
-        Pending::new(FenceType::NONE)
+    fn pending() -> Result<DriverFence> {
+        DriverFence::new(FenceType::NONE)
     }
 
     #[test]
@@ -355,11 +355,11 @@ mod tests {
         let bad = pending()?;
         let fence = good.fence();
         let failed = bad.fence();
-        assert_eq!(fence.check(), Status::NotDone);
+        assert_eq!(fence.check(), FenceStatus::NotDone);
         good.signal(Ok(()));
         bad.signal(Err(EIO));
-        assert_eq!(fence.check(), Status::Done);
-        assert_eq!(failed.check(), Status::Failed(EIO));
+        assert_eq!(fence.check(), FenceStatus::Done);
+        assert_eq!(failed.check(), FenceStatus::Failed(EIO));
         assert_eq!(failed.synchronize(None), Err(EIO));
         assert_eq!(fence.synchronize(Some(Delta::ZERO)), Ok(()));
         Ok(())
@@ -370,7 +370,7 @@ mod tests {
         let pending = pending()?;
         let fence = pending.fence();
         drop(pending);
-        assert_eq!(fence.check(), Status::Failed(cancelled()));
+        assert_eq!(fence.check(), FenceStatus::Failed(cancelled()));
         Ok(())
     }
 
@@ -399,7 +399,7 @@ mod tests {
         let other = 2u8;
         let mine = FenceType::of(&mine);
         let other = FenceType::of(&other);
-        let pending = Pending::new(mine)?;
+        let pending = DriverFence::new(mine)?;
         let fence = pending.fence();
         assert!(fence.is_of(mine) && !fence.is_of(other) && !fence.is_of(FenceType::NONE));
         pending.signal(Ok(()));
@@ -417,7 +417,7 @@ mod tests {
     #[test]
     fn waiting_within_a_callback_is_refused() -> Result {
         let pending = pending()?;
-        let _within = reentry::Within::enter();
+        let _within = reentry::ReentryGuard::enter();
         assert_eq!(pending.fence().synchronize(None), Err(reentry::deadlock()));
         Ok(())
     }

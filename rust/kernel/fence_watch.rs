@@ -2,8 +2,9 @@
 
 //! Reports signalled fences by `poll()` of a driver's file.
 //!
-//! A file has one [`Watch`]. Each fence that the file reports has a [`Watched`], which is counted
-//! from the signal of the fence until it is dropped. The file is ready while the count is not 0.
+//! A file has one [`FenceWatch`]. Each fence that the file reports has a [`WatchedFence`], which is
+//! counted from the signal of the fence until it is dropped. The file is ready while the count is
+//! not 0.
 
 use super::fence::Fence;
 use crate::{
@@ -29,7 +30,7 @@ use kernel::{
 };
 
 /// The number of signalled fences of a file, and the tasks that poll the file for them.
-pub struct Watch {
+pub struct FenceWatch {
     signalled: Atomic<usize>,
     changed: Deferred<Pollers>,
 }
@@ -51,7 +52,7 @@ impl Pollers {
 
 impl DropWaits for Pollers {}
 
-impl Watch {
+impl FenceWatch {
     /// Creates a watch without fences.
     ///
     /// # Errors
@@ -83,26 +84,26 @@ impl Watch {
     }
 }
 
-/// A fence that a [`Watch`] counts from its signal on, until this is dropped.
+/// A fence that a [`FenceWatch`] counts from its signal on, until this is dropped.
 ///
 /// # Invariants
 ///
 /// `raw` was given to `rust_hmm_fence_watch()` with `fence`, and its `data` points to this.
 #[pin_data(PinnedDrop)]
-pub struct Watched {
+pub struct WatchedFence {
     fence: Fence,
-    watch: Arc<Watch>,
+    watch: Arc<FenceWatch>,
     has_signalled: AtomicFlag,
     #[pin]
     raw: Opaque<bindings::rust_hmm_fence_watch>,
 }
 
 // SAFETY: The registration may be removed by any task; all else is `Send`.
-unsafe impl Send for Watched {}
+unsafe impl Send for WatchedFence {}
 // SAFETY: The only field that changes through a shared reference is atomic.
-unsafe impl Sync for Watched {}
+unsafe impl Sync for WatchedFence {}
 
-impl Watched {
+impl WatchedFence {
     /// Registers `fence` with `watch`. It is counted immediately if it is signalled already.
     ///
     /// # Errors
@@ -112,7 +113,7 @@ impl Watched {
     /// # Context
     ///
     /// May sleep.
-    pub fn new(fence: Fence, watch: Arc<Watch>) -> Result<Pin<KBox<Self>>> {
+    pub fn new(fence: Fence, watch: Arc<FenceWatch>) -> Result<Pin<KBox<Self>>> {
         let watched = KBox::pin_init(
             pin_init!(Self {
                 fence,
@@ -136,10 +137,11 @@ impl Watched {
 
     /// # Safety
     ///
-    /// Called once, as `rust_hmm_fence_watch::signalled`, with a `Watched` that is not dropped.
+    /// Called once, as `rust_hmm_fence_watch::signalled`, with a `WatchedFence` that is not
+    /// dropped.
     unsafe extern "C" fn signalled(data: *mut ffi::c_void) {
-        // SAFETY: `data` points to a live `Watched` by the function's requirements, of which only
-        // shared references exist.
+        // SAFETY: `data` points to a live `WatchedFence` by the function's requirements, of which
+        // only shared references exist.
         let this = unsafe { &*data.cast::<Self>() };
         this.has_signalled.store(true, Relaxed);
         this.watch.signalled.add(1, Relaxed);
@@ -148,7 +150,7 @@ impl Watched {
 }
 
 #[pinned_drop]
-impl PinnedDrop for Watched {
+impl PinnedDrop for WatchedFence {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: `raw` is registered by the type invariant. After this call the callback neither
         // runs nor will run.
@@ -162,21 +164,21 @@ impl PinnedDrop for Watched {
 #[kunit_tests(rust_hmm_fence_watch)]
 mod tests {
     use super::*;
-    use crate::kernel::{fence::Pending, identity::FenceType};
+    use crate::kernel::{fence::DriverFence, identity::FenceType};
     use kernel::time::{delay::fsleep, Delta, Instant, Monotonic};
 
     #[test]
     fn a_watched_fence_counts_from_its_signal_until_it_is_dropped() -> Result {
-        let watch = Watch::new()?;
-        let one = Pending::new(FenceType::NONE)?;
-        let two = Pending::new(FenceType::NONE)?;
-        let first = Watched::new(one.fence(), watch.clone())?;
-        let second = Watched::new(two.fence(), watch.clone())?;
+        let watch = FenceWatch::new()?;
+        let one = DriverFence::new(FenceType::NONE)?;
+        let two = DriverFence::new(FenceType::NONE)?;
+        let first = WatchedFence::new(one.fence(), watch.clone())?;
+        let second = WatchedFence::new(two.fence(), watch.clone())?;
         assert!(!watch.is_ready());
         one.signal(Ok(()));
         assert!(watch.is_ready());
         // Signalled before it is watched.
-        let again = Watched::new(first.fence.clone(), watch.clone())?;
+        let again = WatchedFence::new(first.fence.clone(), watch.clone())?;
         drop(first);
         assert!(watch.is_ready());
         drop(again);
@@ -191,11 +193,11 @@ mod tests {
     #[test]
     fn a_signal_calls_few_at_a_time_with_interrupts_off() -> Result {
         const COUNT: usize = 1000;
-        let watch = Watch::new()?;
-        let pending = Pending::new(FenceType::NONE)?;
+        let watch = FenceWatch::new()?;
+        let pending = DriverFence::new(FenceType::NONE)?;
         let mut watched = KVec::with_capacity(COUNT, GFP_KERNEL)?;
         for _ in 0..COUNT {
-            let one = Watched::new(pending.fence(), watch.clone())?;
+            let one = WatchedFence::new(pending.fence(), watch.clone())?;
             watched.push(one, GFP_KERNEL)?;
         }
         pending.signal(Ok(()));

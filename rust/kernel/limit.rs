@@ -18,14 +18,14 @@ use kernel::{
 const LIMIT_PERIOD_NS: u64 = 5_000_000_000;
 
 /// Limits one kind of message to `burst` lines in each period of 5 seconds.
-pub(crate) struct Limit {
+pub(crate) struct RateLimit {
     burst: u32,
     /// Start of the period in which `logged` messages were counted, in ns.
     start: Atomic<u64>,
     logged: Atomic<u32>,
 }
 
-impl Limit {
+impl RateLimit {
     pub(crate) const fn new(burst: u32) -> Self {
         Self {
             burst,
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn messages_beyond_the_burst_wait_for_the_next_period() {
-        let limit = Limit::new(10);
+        let limit = RateLimit::new(10);
         let count = |now| (0..100).filter(|_| limit.allows_at(now)).count();
         assert_eq!(count(3 * LIMIT_PERIOD_NS / 2), 10);
         assert_eq!(count(5 * LIMIT_PERIOD_NS / 2 - 1), 0);

@@ -10,13 +10,13 @@
 use kernel::{prelude::*, static_lock_class, sync::LockClassKey};
 
 /// Name and key of a class.
-pub(crate) type Class = (&'static CStr, Pin<&'static LockClassKey>);
+pub(crate) type LockClass = (&'static CStr, Pin<&'static LockClassKey>);
 
 macro_rules! classes {
     ($($(#[$doc:meta])* $function:ident = $name:literal;)*) => {$(
         $(#[$doc])*
         #[inline(never)]
-        pub(crate) fn $function() -> Class {
+        pub(crate) fn $function() -> LockClass {
             ($name, static_lock_class!())
         }
     )*};

@@ -11,14 +11,8 @@
 use crate::{
     bindings,
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
-        reentry::{
-            self,
-            Within, //
-        }, //
+        deferred::{Deferred, DropWaits},
+        reentry::{self, ReentryGuard},
     },
 };
 use core::{marker::PhantomData, ptr::NonNull};
@@ -34,7 +28,7 @@ use kernel::{
         Arc, SetOnce,
     },
     types::{ForeignOwnable, Opaque},
-    uaccess::{UserSlice, UserSliceWriter}, //
+    uaccess::{UserSlice, UserSliceWriter},
 };
 
 /// Operations of an open file.
@@ -74,15 +68,15 @@ pub trait OpenFile: Send + Sync + Sized + 'static {
 
     /// Returns the operations that do not block now; by default all of them.
     ///
-    /// [Adds](Waiter::add) `waiter` to the wait queue before it checks the state, so that no
+    /// [Adds](Poller::add) `waiter` to the wait queue before it checks the state, so that no
     /// notification in between is lost.
     ///
     /// # Context
     ///
     /// As [`Self::ioctl`], but must not sleep.
-    fn poll(&self, waiter: &Waiter<'_>) -> Ready {
+    fn poll(&self, waiter: &Poller<'_>) -> PollFlags {
         let _ = waiter;
-        Ready::EVERYTHING
+        PollFlags::EVERYTHING
     }
 
     /// Handles an mmap.
@@ -103,9 +97,9 @@ pub trait OpenFile: Send + Sync + Sized + 'static {
 
 /// Events that `poll` reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ready(u32);
+pub struct PollFlags(u32);
 
-impl Ready {
+impl PollFlags {
     // Copied from include/uapi/linux/eventpoll.h, because the bindings lack these macros.
     const EPOLLIN: u32 = 0x1;
     const EPOLLPRI: u32 = 0x2;
@@ -126,7 +120,7 @@ impl Ready {
     pub const ERROR: Self = Self(Self::EPOLLERR);
 }
 
-impl core::ops::BitOr for Ready {
+impl core::ops::BitOr for PollFlags {
     type Output = Self;
 
     fn bitor(self, other: Self) -> Self {
@@ -135,12 +129,12 @@ impl core::ops::BitOr for Ready {
 }
 
 /// A caller of `poll`, which can be added to wait queues.
-pub struct Waiter<'p> {
+pub struct Poller<'p> {
     file: &'p File,
     table: PollTable<'p>,
 }
 
-impl Waiter<'_> {
+impl Poller<'_> {
     /// Adds the caller to the wait queue of `changed`.
     pub fn add(&self, changed: &PollCondVar) {
         self.table.register_wait(self.file, changed);
@@ -150,16 +144,16 @@ impl Waiter<'_> {
 /// File operations of a node. They are a static of the driver's module, because they are used until
 /// the last file is closed, also after the node was removed.
 pub struct FileOps<F: OpenFile> {
-    table: SetOnce<Table>,
+    table: SetOnce<NodeFileOps>,
     _file: PhantomData<fn() -> F>,
 }
 
-struct Table(bindings::file_operations);
+struct NodeFileOps(bindings::file_operations);
 
 // SAFETY: A table is never modified.
-unsafe impl Send for Table {}
+unsafe impl Send for NodeFileOps {}
 // SAFETY: A table is never modified, so that concurrent reads are no data race.
-unsafe impl Sync for Table {}
+unsafe impl Sync for NodeFileOps {}
 
 impl<F: OpenFile> FileOps<F> {
     /// Creates an empty table, for a static.
@@ -171,15 +165,15 @@ impl<F: OpenFile> FileOps<F> {
         }
     }
 
-    fn get(&'static self, module: &'static ThisModule) -> Result<&'static Table> {
-        self.table.populate(Table(bindings::file_operations {
+    fn get(&'static self, module: &'static ThisModule) -> Result<&'static NodeFileOps> {
+        self.table.populate(NodeFileOps(bindings::file_operations {
             owner: module.as_ptr(),
-            open: Some(Registered::<F>::open),
-            release: Some(Registered::<F>::release),
-            unlocked_ioctl: Some(Registered::<F>::ioctl),
-            read: Some(Registered::<F>::read),
-            poll: Some(Registered::<F>::poll),
-            mmap: Some(Registered::<F>::mmap),
+            open: Some(RegisteredNode::<F>::open),
+            release: Some(RegisteredNode::<F>::release),
+            unlocked_ioctl: Some(RegisteredNode::<F>::ioctl),
+            read: Some(RegisteredNode::<F>::read),
+            poll: Some(RegisteredNode::<F>::poll),
+            mmap: Some(RegisteredNode::<F>::mmap),
             // Aligns mappings for huge pages.
             #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
             get_unmapped_area: Some(bindings::thp_get_unmapped_area),
@@ -222,7 +216,7 @@ fn set_opening(is_opening: bool) {
 /// The drop may sleep. In a callback, in atomic context and in [`OpenFile::open`] it returns
 /// immediately, and a worker removes the node.
 pub struct Node<F: OpenFile> {
-    registered: Deferred<Registered<F>>,
+    registered: Deferred<RegisteredNode<F>>,
 }
 
 /// The registration of a node.
@@ -231,18 +225,18 @@ pub struct Node<F: OpenFile> {
 ///
 /// `misc` is registered.
 #[pin_data(PinnedDrop)]
-struct Registered<F: OpenFile> {
+struct RegisteredNode<F: OpenFile> {
     #[pin]
     misc: Opaque<bindings::miscdevice>,
     device: Arc<F::Device>,
 }
 
 // SAFETY: `misc_deregister()` may be called by any task; the device is `Send + Sync`.
-unsafe impl<F: OpenFile> Send for Registered<F> {}
+unsafe impl<F: OpenFile> Send for RegisteredNode<F> {}
 // SAFETY: Methods with a shared reference only read `misc`; the device is `Send + Sync`.
-unsafe impl<F: OpenFile> Sync for Registered<F> {}
+unsafe impl<F: OpenFile> Sync for RegisteredNode<F> {}
 
-impl<F: OpenFile> DropWaits for Registered<F> {
+impl<F: OpenFile> DropWaits for RegisteredNode<F> {
     fn waits_for_current(&self) -> bool {
         is_opening()
     }
@@ -273,7 +267,7 @@ impl<F: OpenFile> Node<F> {
                 if is_opening() {
                     return Err(reentry::deadlock());
                 }
-                Deferred::pinned(Registered::new(name, ops, module, device), GFP_KERNEL)?
+                Deferred::pinned(RegisteredNode::new(name, ops, module, device), GFP_KERNEL)?
             },
         }? Error)
     }
@@ -290,7 +284,7 @@ impl<F: OpenFile> Node<F> {
     }
 }
 
-impl<F: OpenFile> Registered<F> {
+impl<F: OpenFile> RegisteredNode<F> {
     fn new(
         name: &'static CStr,
         ops: &'static FileOps<F>,
@@ -328,8 +322,9 @@ impl<F: OpenFile> Registered<F> {
         _inode: *mut bindings::inode,
         file: *mut bindings::file,
     ) -> ffi::c_int {
-        // SAFETY: `misc_open()` has set `private_data` to the `miscdevice` of a `Registered<F>`. It
-        // holds `misc_mtx`, so that the node is not deregistered during this call.
+        // SAFETY: `misc_open()` has set `private_data` to the `miscdevice` of a
+        // `RegisteredNode<F>`. It holds `misc_mtx`, so that the node is not deregistered during
+        // this call.
         let node = unsafe {
             let misc: *mut bindings::miscdevice = (*file).private_data.cast();
             &*kernel::container_of!(Opaque::cast_from(misc), Self, misc)
@@ -414,7 +409,7 @@ impl<F: OpenFile> Registered<F> {
         // SAFETY: The caller has a reference to the file, and the file position is not used here.
         // The table is null or valid for this call.
         let waiter = unsafe {
-            Waiter {
+            Poller {
                 file: File::from_raw_file(file),
                 table: PollTable::from_raw(table),
             }
@@ -433,7 +428,7 @@ impl<F: OpenFile> Registered<F> {
         let state = unsafe { Pin::<KBox<F>>::borrow((*file).private_data) };
         // SAFETY: `vma` is being set up, by the function's requirements.
         let vma = unsafe { VmaNew::from_raw(vma) };
-        let _within = Within::enter();
+        let _within = ReentryGuard::enter();
         match state.get_ref().mmap(vma) {
             Ok(()) => 0,
             Err(error) => error.to_errno(),
@@ -447,12 +442,12 @@ impl<F: OpenFile> Registered<F> {
 ///
 /// `file` has the operations of this type, so that `open` has set its `private_data`. We own a
 /// reference.
-struct Held<F: OpenFile> {
+struct OpenFileRef<F: OpenFile> {
     file: NonNull<bindings::file>,
     _file: PhantomData<F>,
 }
 
-impl<F: OpenFile> Held<F> {
+impl<F: OpenFile> OpenFileRef<F> {
     fn state(&self) -> &F {
         // SAFETY: By the type invariant, `open` has set `private_data`. It is valid until
         // `release`, which is not called before our reference is dropped.
@@ -461,7 +456,7 @@ impl<F: OpenFile> Held<F> {
     }
 }
 
-impl<F: OpenFile> Drop for Held<F> {
+impl<F: OpenFile> Drop for OpenFileRef<F> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant we own a reference, which `fget()` has taken.
         unsafe { bindings::fput(self.file.as_ptr()) };
@@ -469,7 +464,7 @@ impl<F: OpenFile> Drop for Held<F> {
 }
 
 impl<F: OpenFile> FileOps<F> {
-    fn hold(&'static self, fd: i32) -> Result<Held<F>> {
+    fn hold(&'static self, fd: i32) -> Result<OpenFileRef<F>> {
         let table = self.table.as_ref().ok_or(EBADF)?;
         // SAFETY: No preconditions.
         let file = unsafe { bindings::fget(u32::try_from(fd).map_err(|_| EBADF)?) };
@@ -483,7 +478,7 @@ impl<F: OpenFile> FileOps<F> {
         }
         // INVARIANT: The operations of the file are those of this type, and `fget()` has taken a
         // reference.
-        Ok(Held {
+        Ok(OpenFileRef {
             file,
             _file: PhantomData,
         })
@@ -548,7 +543,7 @@ pub(crate) unsafe fn map_file(
 }
 
 #[pinned_drop]
-impl<F: OpenFile> PinnedDrop for Registered<F> {
+impl<F: OpenFile> PinnedDrop for RegisteredNode<F> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: `misc` is registered, by the type invariant.
         unsafe { bindings::misc_deregister(self.misc.get()) };

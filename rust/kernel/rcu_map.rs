@@ -21,7 +21,7 @@ use kernel::{
 /// An object with its reference count, in one allocation.
 #[pin_data]
 #[repr(C)]
-struct Counted<T> {
+struct RcuCounted<T> {
     // First member, because the C helper gets the address of the object as that of its count.
     count: Refcount,
     #[pin]
@@ -34,8 +34,8 @@ struct Counted<T> {
 ///
 /// The pointer was a [`KBox`], and one reference of its count is ours.
 pub(crate) struct RcuArc<T: Send + Sync> {
-    place: NonNull<Counted<T>>,
-    _owns: PhantomData<Counted<T>>,
+    place: NonNull<RcuCounted<T>>,
+    _owns: PhantomData<RcuCounted<T>>,
 }
 
 // SAFETY: Gives out shared references of a `T` that is `Sync`. The last reference drops the `T`,
@@ -58,7 +58,7 @@ impl<T: Send + Sync> RcuArc<T> {
     /// May sleep.
     pub(crate) fn pin_init(object: impl PinInit<T, Error>) -> Result<Self> {
         let place = KBox::pin_init(
-            try_pin_init!(Counted {
+            try_pin_init!(RcuCounted {
                 count: Refcount::new(1),
                 object <- object,
             }? Error),
@@ -79,7 +79,7 @@ impl<T: Send + Sync> RcuArc<T> {
         self.place == other.place
     }
 
-    fn counted(&self) -> &Counted<T> {
+    fn counted(&self) -> &RcuCounted<T> {
         // SAFETY: Our reference keeps the object valid, by the type invariant.
         unsafe { self.place.as_ref() }
     }
@@ -125,7 +125,7 @@ impl<T: Send + Sync> Drop for RcuArc<T> {
 ///
 /// # Invariants
 ///
-/// The array is initialized. A pointer in it was a [`KBox`] of a [`Counted<T>`], of which one
+/// The array is initialized. A pointer in it was a [`KBox`] of a [`RcuCounted<T>`], of which one
 /// reference is the map's.
 #[pin_data(PinnedDrop)]
 pub(crate) struct RcuMap<T: Send + Sync> {
@@ -183,9 +183,9 @@ impl<T: Send + Sync> RcuMap<T> {
         let _section = rcu::read_lock();
         // SAFETY: The XArray is initialized by the type invariant.
         let place = unsafe { bindings::xa_load(self.array.get(), index) };
-        let place = NonNull::new(place.cast::<Counted<T>>())?;
-        // SAFETY: By the type invariant the pointer is to a `Counted<T>`, whose first member is the
-        // count. `_section` delays the freeing of its memory.
+        let place = NonNull::new(place.cast::<RcuCounted<T>>())?;
+        // SAFETY: By the type invariant the pointer is to a `RcuCounted<T>`, whose first member is
+        // the count. `_section` delays the freeing of its memory.
         let counted = unsafe { bindings::rust_hmm_refcount_inc_not_zero(place.as_ptr().cast()) };
         // INVARIANT: The reference was taken above. Not `then_some()`, which would create an
         // `RcuArc` and drop it even if no reference was taken.

@@ -15,15 +15,9 @@
 use crate::{
     bindings,
     kernel::{
-        limit::Limit,
-        word::{
-            peek_u32,
-            peek_u64,
-            peek_usize,
-            store_u32,
-            store_u64, //
-        }, //
-    }, //
+        limit::RateLimit,
+        word::{peek_u32, peek_u64, peek_usize, store_u32, store_u64},
+    },
 };
 use core::panic::Location;
 use kernel::{
@@ -31,20 +25,20 @@ use kernel::{
     prelude::*,
     sync::atomic::{
         ordering::{Acquire, Relaxed, Release},
-        Atomic, //
+        Atomic,
     },
     task::Task,
-    types::NotThreadSafe, //
+    types::NotThreadSafe,
 };
 
 /// Limits the reports of refused calls.
-static REFUSAL_REPORTS: Limit = Limit::new(1);
+static REFUSAL_REPORTS: RateLimit = RateLimit::new(1);
 
 /// Number of tasks that can be within callbacks at the same time.
 const TABLE_SLOTS: usize = 1024;
 
 /// Table entry of a task that is within callbacks.
-struct Place {
+struct TaskSlot {
     /// Address of the task; 0 if the place is free.
     task: Atomic<usize>,
     /// Start time of the task. Only the task itself writes this and `depth`.
@@ -56,8 +50,8 @@ struct Place {
     reach: Atomic<usize>,
 }
 
-static TABLE: [Place; TABLE_SLOTS] = [const {
-    Place {
+static TABLE: [TaskSlot; TABLE_SLOTS] = [const {
+    TaskSlot {
         task: Atomic::new(0),
         born: Atomic::new(0),
         depth: Atomic::new(0),
@@ -73,12 +67,12 @@ pub(crate) fn current_task() -> usize {
 
 /// Identifies a task among all running and former ones.
 #[derive(Clone, Copy)]
-struct Name {
+struct TaskId {
     address: usize,
     born: u64,
 }
 
-impl Name {
+impl TaskId {
     fn current() -> Self {
         let task = Task::current_raw();
         Self {
@@ -96,7 +90,7 @@ impl Name {
     }
 
     /// Returns the first `count` places to search.
-    fn places(&self, count: usize) -> impl Iterator<Item = &'static Place> {
+    fn places(&self, count: usize) -> impl Iterator<Item = &'static TaskSlot> {
         let first = self.first();
         (0..count).filter_map(move |step| TABLE.get((first + step) % TABLE_SLOTS))
     }
@@ -107,7 +101,7 @@ impl Name {
 
     /// Returns the place with the address of the task. The place may be that of a former task at
     /// the same address.
-    fn noted(&self) -> Option<&'static Place> {
+    fn noted(&self) -> Option<&'static TaskSlot> {
         let reach = peek_usize(self.reach()?);
         // Needs no ordering: only the task itself writes its address, and it sees its own writes.
         self.places(reach)
@@ -115,14 +109,14 @@ impl Name {
     }
 
     /// Returns the place of the task.
-    fn place(&self) -> Option<&'static Place> {
+    fn place(&self) -> Option<&'static TaskSlot> {
         self.noted()
             .filter(|place| peek_u64(&place.born) == self.born)
     }
 
     /// Adds one callback of the task. Returns `None` if no place is free.
     #[inline]
-    fn enter(&self) -> Option<&'static Place> {
+    fn enter(&self) -> Option<&'static TaskSlot> {
         self.enter_first().or_else(|| self.enter_noted())
     }
 
@@ -130,7 +124,7 @@ impl Name {
     /// first place is free and no other place needs to be searched, which is true for almost all
     /// tasks that are not within a callback.
     #[inline]
-    fn enter_first(&self) -> Option<&'static Place> {
+    fn enter_first(&self) -> Option<&'static TaskSlot> {
         let place = TABLE.get(self.first())?;
         // With a reach of 1 the task cannot be in another place. The reach is 0 before the first
         // use.
@@ -140,7 +134,7 @@ impl Name {
 
     // Not inlined, to keep the fast path small.
     #[inline(never)]
-    fn enter_noted(&self) -> Option<&'static Place> {
+    fn enter_noted(&self) -> Option<&'static TaskSlot> {
         match self.noted() {
             Some(place) if peek_u64(&place.born) == self.born => {
                 store_u32(&place.depth, peek_u32(&place.depth) + 1);
@@ -154,7 +148,7 @@ impl Name {
 
     /// Initializes `place`, which the task has taken, with a depth of 1.
     #[inline]
-    fn begin<'p>(&self, place: &'p Place) -> &'p Place {
+    fn begin<'p>(&self, place: &'p TaskSlot) -> &'p TaskSlot {
         store_u64(&place.born, self.born);
         store_u32(&place.depth, 1);
         place
@@ -162,12 +156,12 @@ impl Name {
 
     /// Takes `place`, if it is free.
     #[inline]
-    fn take(&self, place: &Place) -> bool {
+    fn take(&self, place: &TaskSlot) -> bool {
         peek_usize(&place.task) == 0 && place.task.cmpxchg(0, self.address, Acquire).is_ok()
     }
 
     /// Takes a free place.
-    fn claim(&self) -> Option<&'static Place> {
+    fn claim(&self) -> Option<&'static TaskSlot> {
         let (step, place) = self
             .places(TABLE_SLOTS)
             .enumerate()
@@ -185,17 +179,17 @@ impl Name {
 }
 
 /// Guard: the current task is within a callback, or in another state that counts as one.
-pub(crate) struct Within {
-    place: Option<&'static Place>,
+pub(crate) struct ReentryGuard {
+    place: Option<&'static TaskSlot>,
     _nts: NotThreadSafe,
 }
 
-impl Within {
+impl ReentryGuard {
     /// Enters the current task in the table. Context: any but interrupts.
     #[inline(never)]
     pub(crate) fn enter() -> Self {
         Self {
-            place: Name::current().enter(),
+            place: TaskId::current().enter(),
             _nts: NotThreadSafe,
         }
     }
@@ -231,7 +225,7 @@ impl Within {
     }
 }
 
-impl Drop for Within {
+impl Drop for ReentryGuard {
     #[inline(never)]
     fn drop(&mut self) {
         if let Some(place) = self.place {
@@ -247,7 +241,7 @@ impl Drop for Within {
 /// Returns whether the current task is within a callback.
 #[inline(never)]
 pub(crate) fn is_within() -> bool {
-    Name::current().place().is_some()
+    TaskId::current().place().is_some()
 }
 
 /// Returns whether the current task may wait: it is not within a callback, and may sleep. Logs
@@ -319,8 +313,8 @@ mod tests {
     #[test]
     fn depth_is_counted_and_others_are_not_meant() -> Result {
         assert_eq!(may_wait(), Ok(()));
-        let outer = Within::enter();
-        let inner = Within::enter();
+        let outer = ReentryGuard::enter();
+        let inner = ReentryGuard::enter();
         assert_eq!(may_wait(), Err(deadlock()));
         let seen = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
         let other = seen.clone();
@@ -339,7 +333,7 @@ mod tests {
 
     #[test]
     fn a_crowd_changes_nothing() {
-        let name = Name::current();
+        let name = TaskId::current();
         // Fill all places but one, beginning with the first one that is searched for this task.
         let others = || {
             name.places(TABLE_SLOTS - 1)
@@ -349,7 +343,7 @@ mod tests {
             let _taken = place.task.cmpxchg(0, usize::MAX, Relaxed);
         }
         {
-            let _within = Within::enter();
+            let _within = ReentryGuard::enter();
             assert_eq!(may_wait(), Err(deadlock()));
         }
         assert_eq!(may_wait(), Ok(()));
@@ -360,8 +354,8 @@ mod tests {
 
     #[test]
     fn a_forgotten_guard_is_not_the_next_tasks() {
-        let name = Name::current();
-        core::mem::forget(Within::enter());
+        let name = TaskId::current();
+        core::mem::forget(ReentryGuard::enter());
         assert!(is_within());
         // Another start time, as of a later task at the same address.
         if let Some(place) = name.place() {
@@ -369,7 +363,7 @@ mod tests {
         }
         assert_eq!(may_wait(), Ok(()));
         {
-            let _within = Within::enter();
+            let _within = ReentryGuard::enter();
             assert!(is_within());
         }
         assert!(!is_within() && name.noted().is_none());

@@ -7,12 +7,9 @@
 use crate::{
     bindings,
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
-        reentry::Within, //
-    }, //
+        deferred::{Deferred, DropWaits},
+        reentry::ReentryGuard,
+    },
 };
 use core::ptr::NonNull;
 use kernel::{ffi, prelude::*, sync::Arc};
@@ -45,7 +42,7 @@ pub trait Shrink: Send + Sync + 'static {
 /// The drop may sleep. In a callback, in atomic context and in a call of the shrinker it returns
 /// immediately, and a worker frees the shrinker.
 pub struct Shrinker<T: Shrink> {
-    _registered: Deferred<Registered<T>>,
+    _registered: Deferred<RegisteredShrinker<T>>,
 }
 
 /// Registration of a shrinker.
@@ -53,18 +50,18 @@ pub struct Shrinker<T: Shrink> {
 /// # Invariants
 ///
 /// `raw` is registered, and its private data is `_data`.
-struct Registered<T: Shrink> {
+struct RegisteredShrinker<T: Shrink> {
     raw: NonNull<bindings::shrinker>,
     _data: Arc<T>,
 }
 
 // SAFETY: The registration may be dropped by any task that may sleep, and the data is `Send +
 // Sync`.
-unsafe impl<T: Shrink> Send for Registered<T> {}
+unsafe impl<T: Shrink> Send for RegisteredShrinker<T> {}
 // SAFETY: There are no methods on a shared reference.
-unsafe impl<T: Shrink> Sync for Registered<T> {}
+unsafe impl<T: Shrink> Sync for RegisteredShrinker<T> {}
 
-impl<T: Shrink> DropWaits for Registered<T> {}
+impl<T: Shrink> DropWaits for RegisteredShrinker<T> {}
 
 impl<T: Shrink> Shrinker<T> {
     /// Registers a shrinker. `name` is shown in debugfs.
@@ -78,12 +75,12 @@ impl<T: Shrink> Shrinker<T> {
     /// May sleep.
     pub fn new(name: &'static CStr, data: Arc<T>) -> Result<Self> {
         Ok(Self {
-            _registered: Deferred::new(|| Registered::new(name, data), GFP_KERNEL)?,
+            _registered: Deferred::new(|| RegisteredShrinker::new(name, data), GFP_KERNEL)?,
         })
     }
 }
 
-impl<T: Shrink> Registered<T> {
+impl<T: Shrink> RegisteredShrinker<T> {
     fn new(name: &'static CStr, data: Arc<T>) -> Result<Self> {
         // SAFETY: The name is static.
         let raw = unsafe { bindings::rust_hmm_shrinker_alloc(name.as_char_ptr()) };
@@ -116,7 +113,7 @@ impl<T: Shrink> Registered<T> {
         raw: *mut bindings::shrinker,
         _control: *mut bindings::shrink_control,
     ) -> ffi::c_ulong {
-        let _within = Within::enter();
+        let _within = ReentryGuard::enter();
         // SAFETY: `raw` is a registered shrinker of this type, by the function's requirements.
         unsafe { Self::data_of(raw) }.count()
     }
@@ -131,7 +128,7 @@ impl<T: Shrink> Registered<T> {
         // SAFETY: `raw` is a registered shrinker of this type and `control` is valid, by the
         // function's requirements.
         let (data, objects) = unsafe { (Self::data_of(raw), (*control).nr_to_scan) };
-        let _within = Within::enter();
+        let _within = ReentryGuard::enter();
         match data.scan(objects) {
             // `SHRINK_STOP`: no object can be freed now.
             0 => ffi::c_ulong::MAX,
@@ -140,7 +137,7 @@ impl<T: Shrink> Registered<T> {
     }
 }
 
-impl<T: Shrink> Drop for Registered<T> {
+impl<T: Shrink> Drop for RegisteredShrinker<T> {
     fn drop(&mut self) {
         // SAFETY: The shrinker is registered by the type invariant. The call waits for running
         // calls.

@@ -8,27 +8,21 @@
 //!
 //! C header: [`include/linux/task_work.h`](srctree/include/linux/task_work.h)
 
-use super::completion::Bell;
+use super::completion::TimedCompletion;
 use crate::bindings;
-use kernel::{
-    error::to_result,
-    ffi,
-    prelude::*,
-    sync::Arc,
-    types::Opaque, //
-};
+use kernel::{error::to_result, ffi, prelude::*, sync::Arc, types::Opaque};
 
 /// Task work that waits for `bell`.
 #[repr(C)]
-struct Sleep {
+struct TaskWait {
     // First member: the address of the work is that of the object.
     work: Opaque<bindings::rust_hmm_task_work>,
-    bell: Arc<Bell>,
+    bell: Arc<TimedCompletion>,
 }
 
-/// Makes the current task wait until `bell` is [completed for all](Bell::ring_for_good), before it
-/// returns to user mode. Any signal ends the wait: the task handles it, and then repeats the
-/// instruction. An exiting task does not wait.
+/// Makes the current task wait until `bell` is [completed for all](TimedCompletion::ring_for_good),
+/// before it returns to user mode. Any signal ends the wait: the task handles it, and then repeats
+/// the instruction. An exiting task does not wait.
 ///
 /// # Errors
 ///
@@ -40,8 +34,8 @@ struct Sleep {
 /// May sleep. The caller may hold any lock that allows sleeping: the task waits for `bell` after it
 /// has released all locks.
 #[inline(never)]
-pub(crate) fn sleep_before_return(bell: Arc<Bell>) -> Result {
-    let sleep = Sleep {
+pub(crate) fn sleep_before_return(bell: Arc<TimedCompletion>) -> Result {
+    let sleep = TaskWait {
         work: Opaque::zeroed(),
         bell,
     };
@@ -62,11 +56,11 @@ pub(crate) fn sleep_before_return(bell: Arc<Bell>) -> Result {
 
 /// # Safety
 ///
-/// `object` must be a leaked box of [`Sleep`] that no other code uses.
+/// `object` must be a leaked box of [`TaskWait`] that no other code uses.
 unsafe extern "C" fn run(object: *mut ffi::c_void) {
-    // SAFETY: `object` is a leaked box of `Sleep` that no other code uses, by the function's
+    // SAFETY: `object` is a leaked box of `TaskWait` that no other code uses, by the function's
     // requirements.
-    let sleep = unsafe { KBox::from_raw(object.cast::<Sleep>()) };
+    let sleep = unsafe { KBox::from_raw(object.cast::<TaskWait>()) };
     // SAFETY: The helper has no preconditions.
     if !unsafe { bindings::rust_hmm_task_is_exiting() } {
         sleep.bell.wait_interruptible();
@@ -98,13 +92,13 @@ mod tests {
     use crate::kernel::kthread::Thread;
     use kernel::sync::atomic::{
         ordering::{Acquire, Release},
-        Atomic, //
+        Atomic,
     };
 
     #[test]
     fn a_kernel_thread_is_refused() -> Result {
         // A kernel thread never returns to user mode, so that its task work would never run.
-        let bell = Arc::pin_init(Bell::new(), GFP_KERNEL)?;
+        let bell = Arc::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
         let theirs = bell.clone();
         let answer = Arc::new(Atomic::new(0i32), GFP_KERNEL)?;
         let told = answer.clone();

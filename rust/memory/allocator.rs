@@ -2,20 +2,15 @@
 
 //! Allocation of device memory for the pages of a migration.
 
-use super::{Arrival, MemoryOps, Ops};
+use super::{Arrival, MemoryOps, MemoryState};
 use crate::{
     kernel::reentry::Within,
     mm::{
-        addr::{
-            PMD_ORDER,
-            PMD_PAGES, //
-        },
-        device_pages::{
-            DevicePages,
-            Row, //
-        },
-        page::LockedFolio, //
-    }, //
+        addr::{PMD_ORDER, PMD_PAGES},
+        device_pages::{DevicePages, Row},
+        page::LockedFolio,
+    },
+    within::ReentryGuard,
 };
 
 /// Allocator of device pages for one step of a migration.
@@ -28,24 +23,24 @@ use crate::{
 /// The task counts as within a driver callback as long as the allocator exists, because the driver
 /// chooses pages.
 pub(crate) struct Allocator<'m, M: MemoryOps> {
-    pages: &'m DevicePages<Ops<M>>,
+    pages: &'m DevicePages<MemoryState<M>>,
     /// First page of the last allocated folio.
     last: Option<usize>,
     /// Small pages that were taken and are not allocated yet.
-    row: Option<Row<'m, Ops<M>>>,
+    row: Option<Row<'m, MemoryState<M>>>,
     /// Most small pages that will still be needed.
     ahead: usize,
-    _within: Within,
+    _within: ReentryGuard,
 }
 
 impl<'m, M: MemoryOps> Allocator<'m, M> {
-    pub(super) fn new(pages: &'m DevicePages<Ops<M>>, ahead: usize) -> Self {
+    pub(super) fn new(pages: &'m DevicePages<MemoryState<M>>, ahead: usize) -> Self {
         Self {
             pages,
             last: None,
             row: None,
             ahead,
-            _within: Within::enter(),
+            _within: ReentryGuard::enter(),
         }
     }
 

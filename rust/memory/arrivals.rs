@@ -2,13 +2,13 @@
 
 //! Migration steps that allocate device memory, counted until the device is unplugged.
 
-use super::steps::{Step, Steps};
+use super::steps::{StepGuard, Steps};
 use crate::kernel::lock_classes;
 use kernel::{
     prelude::*,
     sync::atomic::{
         ordering::{Full, Relaxed},
-        AtomicFlag, //
+        AtomicFlag,
     },
 };
 
@@ -77,7 +77,7 @@ impl Arrivals {
 /// which waits for it, never waits for the mmap lock.
 #[must_use = "nothing may be allocated without it"]
 pub(crate) struct Arrival<'m> {
-    _step: Step<'m>,
+    _step: StepGuard<'m>,
     arrivals: &'m Arrivals,
 }
 

@@ -6,7 +6,7 @@
 //! Removing a piece takes the memory hotplug lock and therefore cannot run in reclaim. So the
 //! shrinker only wakes the worker.
 
-use super::Ops;
+use super::MemoryState;
 use crate::{
     kernel::{
         kthread::Thread,
@@ -38,7 +38,7 @@ const WORKER_RECHECK_JIFFIES: kernel::time::Jiffies = 1000;
 
 /// Work queued for the worker thread.
 #[pin_data]
-pub(super) struct Chores {
+pub(super) struct DeferredWork {
     /// Number of idle pieces to be removed.
     pieces: Atomic<usize>,
     /// Held by the worker while it checks for work.
@@ -48,7 +48,7 @@ pub(super) struct Chores {
     wake: CondVar,
 }
 
-impl Chores {
+impl DeferredWork {
     pub(super) fn new() -> impl PinInit<Self, Error> {
         let (name, key) = lock_classes::chores();
         let (wake_name, wake_key) = lock_classes::chores_wake();
@@ -59,7 +59,7 @@ impl Chores {
         })
     }
 
-    fn work<M: MemoryOps>(&self, pages: &DevicePages<Ops<M>>, stop: &AtomicFlag) {
+    fn work<M: MemoryOps>(&self, pages: &DevicePages<MemoryState<M>>, stop: &AtomicFlag) {
         let mut guard = self.lock.lock();
         while !stop.load(Relaxed) {
             let pieces = self.pieces.xchg(0, Full);
@@ -77,9 +77,9 @@ impl Chores {
 }
 
 /// Shrinker that counts the idle pieces of one device memory.
-struct Idle<M: MemoryOps>(Arc<DevicePages<Ops<M>>>);
+struct ChunkShrinker<M: MemoryOps>(Arc<DevicePages<MemoryState<M>>>);
 
-impl<M: MemoryOps> Shrink for Idle<M> {
+impl<M: MemoryOps> Shrink for ChunkShrinker<M> {
     fn count(&self) -> usize {
         self.0.pieces_idle().1 * OBJECTS
     }
@@ -99,16 +99,16 @@ impl<M: MemoryOps> Shrink for Idle<M> {
 }
 
 /// The worker thread and its shrinker. Dropping it stops both.
-pub(super) struct Worker<M: MemoryOps> {
+pub(super) struct MemoryWorker<M: MemoryOps> {
     // Unregistered first in `drop`, so that nothing wakes the thread after it has ended.
-    shrinker: Option<Shrinker<Idle<M>>>,
-    pages: Arc<DevicePages<Ops<M>>>,
+    shrinker: Option<Shrinker<ChunkShrinker<M>>>,
+    pages: Arc<DevicePages<MemoryState<M>>>,
     stop: Arc<AtomicFlag>,
     thread: Option<Thread>,
 }
 
-impl<M: MemoryOps> Worker<M> {
-    pub(super) fn new(pages: Arc<DevicePages<Ops<M>>>) -> Result<Self> {
+impl<M: MemoryOps> MemoryWorker<M> {
+    pub(super) fn new(pages: Arc<DevicePages<MemoryState<M>>>) -> Result<Self> {
         let stop = Arc::new(AtomicFlag::new(false), GFP_KERNEL)?;
         let mut worker = Self {
             shrinker: None,
@@ -116,7 +116,7 @@ impl<M: MemoryOps> Worker<M> {
             stop: stop.clone(),
             thread: None,
         };
-        let known = Arc::new(Idle(pages.clone()), GFP_KERNEL)?;
+        let known = Arc::new(ChunkShrinker(pages.clone()), GFP_KERNEL)?;
         worker.thread = Some(Thread::spawn(c"hmm_chores", move || {
             pages.data().chores.work(&pages, &stop)
         })?);
@@ -134,7 +134,7 @@ impl<M: MemoryOps> Worker<M> {
     }
 }
 
-impl<M: MemoryOps> Drop for Worker<M> {
+impl<M: MemoryOps> Drop for MemoryWorker<M> {
     fn drop(&mut self) {
         let chores = &self.pages.data().chores;
         self.shrinker = None;

@@ -4,17 +4,18 @@
 
 use super::MemoryOps;
 use crate::{
-    inject::{fails, Point},
-    kernel::{completion::monotonic_ns, limit::Limit, lock_classes},
+    inject::{fails, FailPoint},
+    kernel::{completion::monotonic_ns, limit::RateLimit, lock_classes},
+    mirror::{PageMemory, PageMemoryMut},
     mm::{
         addr::PMD_PAGES,
         device_pages::DeviceRange,
         location::{Place, PlaceMut},
-        mask::Mask,
+        mask::PageSet,
         page::{CpuPages, CpuPagesMut},
         space::fatal_signal_pending,
     },
-    queue::Stop,
+    queue::CancelToken,
 };
 use core::mem::ManuallyDrop;
 use kernel::{
@@ -26,10 +27,7 @@ use kernel::{
             ordering::{Acquire, Full, Relaxed},
             Atomic, AtomicFlag,
         },
-        Arc,
-        CondVar,
-        CondVarTimeoutResult,
-        Mutex, //
+        Arc, CondVar, CondVarTimeoutResult, Mutex,
     },
     time::{delay::fsleep, Delta, Jiffies},
 };
@@ -43,7 +41,7 @@ const COPY_CHECK_JIFFIES: Jiffies = 10;
 const COPY_LATE_NS: u64 = 10_000_000_000;
 
 /// Limits the reports of late copy jobs.
-static LATE_COPY_REPORTS: Limit = Limit::new(1);
+static LATE_COPY_REPORTS: RateLimit = RateLimit::new(1);
 
 /// Interval between two checks while a pending signal makes an interruptible wait return at once.
 const COPY_POLL_INTERVAL: Delta = Delta::from_micros(200);
@@ -51,9 +49,9 @@ const COPY_POLL_INTERVAL: Delta = Delta::from_micros(200);
 /// Source and destination of a copy of 1 or 512 pages.
 pub struct CopyDesc<'a> {
     /// Source of the contents. If `None`, the destination is filled with zeros.
-    pub source: Option<Place<'a>>,
+    pub source: Option<PageMemory<'a>>,
     /// Destination of the contents.
-    pub destination: PlaceMut<'a>,
+    pub destination: PageMemoryMut<'a>,
 }
 
 impl CopyDesc<'_> {
@@ -61,15 +59,15 @@ impl CopyDesc<'_> {
     #[inline]
     pub fn bytes(&self) -> usize {
         match &self.destination {
-            PlaceMut::Cpu(pages) => pages.bytes(),
-            PlaceMut::Device(range) => range.count.saturating_mul(PAGE_SIZE),
+            PageMemoryMut::Cpu(pages) => pages.bytes(),
+            PageMemoryMut::Device(range) => range.count.saturating_mul(PAGE_SIZE),
         }
     }
 }
 
 /// One end of a copy.
 #[derive(Clone, Copy)]
-pub(crate) enum End {
+pub(crate) enum CopyEndpoint {
     /// Page frames that the CPU can address.
     Cpu(usize),
     /// Device page numbers of private memory.
@@ -78,8 +76,8 @@ pub(crate) enum End {
 
 /// State that the jobs of one step share.
 #[pin_data]
-struct State {
-    /// Number of jobs that exist or are reserved, and one for the [`Batch`].
+struct CopyState {
+    /// Number of jobs that exist or are reserved, and one for the [`CopyBatch`].
     outstanding: Atomic<usize>,
     /// A bit for each job that has succeeded, by the index of its entry.
     filled: [Atomic<u64>; FAILED_WORDS],
@@ -91,7 +89,7 @@ struct State {
     idle: CondVar,
 }
 
-impl State {
+impl CopyState {
     /// Subtracts `count` jobs, and returns whether none is left.
     fn finish(&self, count: usize) -> bool {
         self.outstanding.fetch_sub(count, Full) == count
@@ -106,15 +104,15 @@ pub(super) trait Cancel {
 }
 
 /// State for the jobs of one step. Reused for the next step.
-pub(crate) struct Copies {
-    state: Arc<State>,
+pub(crate) struct CopyContext {
+    state: Arc<CopyState>,
     /// Whether the jobs may be cancelled when the task that waits for them is killed.
     killable: bool,
     /// A flag of another task that cancels the jobs, too.
-    stop: Option<Stop>,
+    stop: Option<CancelToken>,
 }
 
-impl Copies {
+impl CopyContext {
     /// Allocates the state. If `killable`, the jobs are cancelled when the task that waits for them
     /// is killed or stopped.
     ///
@@ -129,7 +127,7 @@ impl Copies {
         let (name, key) = lock_classes::copies();
         let (idle_name, idle_key) = lock_classes::copies_idle();
         let state = Arc::pin_init(
-            pin_init!(State {
+            pin_init!(CopyState {
                 outstanding: Atomic::new(0),
                 filled: core::array::from_fn(|_| Atomic::new(0)),
                 cancelled: AtomicFlag::new(false),
@@ -146,7 +144,7 @@ impl Copies {
     }
 
     /// Sets a flag that cancels the jobs, too, if they can be cancelled.
-    pub(crate) fn until(&mut self, stop: Option<Stop>) {
+    pub(crate) fn until(&mut self, stop: Option<CancelToken>) {
         self.stop = stop;
     }
 
@@ -162,10 +160,10 @@ impl Copies {
     pub(super) fn run(
         &mut self,
         driver: &dyn Cancel,
-        hand_out: impl FnOnce(&mut Batch<'_>),
-    ) -> Mask {
+        hand_out: impl FnOnce(&mut CopyBatch<'_>),
+    ) -> PageSet {
         let Some(mut batch) = self.begin(driver) else {
-            return Mask::EMPTY;
+            return PageSet::EMPTY;
         };
         hand_out(&mut batch);
         batch.wait()
@@ -173,7 +171,7 @@ impl Copies {
 
     /// Begins a step without jobs. Returns `None` if a previous batch was leaked, because its jobs
     /// still count down and mark entries in the shared state.
-    pub(super) fn begin<'a>(&'a mut self, driver: &'a dyn Cancel) -> Option<Batch<'a>> {
+    pub(super) fn begin<'a>(&'a mut self, driver: &'a dyn Cancel) -> Option<CopyBatch<'a>> {
         // Relaxed is sufficient: the count is 0 only if the drop of the previous batch has waited
         // for its jobs.
         if self.state.outstanding.load(Relaxed) != 0 {
@@ -184,34 +182,34 @@ impl Copies {
         }
         self.state.cancelled.store(false, Relaxed);
         self.state.outstanding.store(1, Relaxed);
-        Some(Batch {
+        Some(CopyBatch {
             state: &self.state,
             cancelled: self.killable.then_some(driver),
             stop: self.stop.as_ref(),
             reserved: 0,
-            at_once: Mask::EMPTY,
+            at_once: PageSet::EMPTY,
         })
     }
 }
 
 /// Jobs of a step. Dropping it waits for all of them.
-pub(crate) struct Batch<'a> {
-    state: &'a Arc<State>,
+pub(crate) struct CopyBatch<'a> {
+    state: &'a Arc<CopyState>,
     /// Driver that is called if the jobs are cancelled. `None` if they cannot be cancelled, or
     /// were.
     cancelled: Option<&'a dyn Cancel>,
-    stop: Option<&'a Stop>,
+    stop: Option<&'a CancelToken>,
     /// Number of jobs that are counted as outstanding and not created yet.
     reserved: usize,
     /// Indices of entries that were copied without a job.
-    at_once: Mask,
+    at_once: PageSet,
 }
 
-impl Batch<'_> {
+impl CopyBatch<'_> {
     /// Waits for the jobs, and returns the indices of the entries that were copied. Context: may
     /// sleep.
-    pub(super) fn wait(mut self) -> Mask {
-        let mut filled = core::mem::replace(&mut self.at_once, Mask::EMPTY);
+    pub(super) fn wait(mut self) -> PageSet {
+        let mut filled = core::mem::replace(&mut self.at_once, PageSet::EMPTY);
         let state = self.state;
         // Waits for all jobs.
         drop(self);
@@ -242,14 +240,14 @@ impl Batch<'_> {
         driver: &M,
         index: usize,
         pages: usize,
-        source: Option<End>,
-        destination: End,
+        source: Option<CopyEndpoint>,
+        destination: CopyEndpoint,
     ) {
         // SAFETY: By the function's requirements, the pages are alive and the destination is
         // exclusive until `self` is dropped. `copy` ends before.
         let copy = unsafe { copy_of(pages, source, destination) };
         match driver.copy_at_once(&copy) {
-            Some(Ok(())) if !fails(Point::Copy) => self.at_once.insert(index),
+            Some(Ok(())) if !fails(FailPoint::Copy) => self.at_once.insert(index),
             Some(_) => {}
             None => {
                 // SAFETY: The requirements of both functions are the same.
@@ -269,8 +267,8 @@ impl Batch<'_> {
         &mut self,
         index: usize,
         pages: usize,
-        source: Option<End>,
-        destination: End,
+        source: Option<CopyEndpoint>,
+        destination: CopyEndpoint,
     ) -> CopyJob {
         match self.reserved.checked_sub(1) {
             Some(rest) => self.reserved = rest,
@@ -291,7 +289,7 @@ impl Batch<'_> {
     }
 }
 
-impl Drop for Batch<'_> {
+impl Drop for CopyBatch<'_> {
     fn drop(&mut self) {
         if self.state.finish(1 + self.reserved) {
             return;
@@ -308,7 +306,7 @@ impl Drop for Batch<'_> {
                 .idle
                 .wait_interruptible_timeout(&mut guard, COPY_CHECK_JIFFIES);
             let signal = matches!(why, CondVarTimeoutResult::Signal { .. });
-            let stopped = self.cancelled.is_some() && self.stop.is_some_and(Stop::is_set);
+            let stopped = self.cancelled.is_some() && self.stop.is_some_and(CancelToken::is_set);
             if !signal && !stopped {
                 continue;
             }
@@ -332,7 +330,7 @@ impl Drop for Batch<'_> {
 /// Logs that jobs are not completed [`COPY_LATE_NS`] after `start`. The kernel's hung task detector
 /// does not see the wait, which is interruptible and has a time limit.
 #[inline(never)]
-fn report_late(state: &State, start: u64) {
+fn report_late(state: &CopyState, start: u64) {
     let waited = monotonic_ns().saturating_sub(start);
     if waited >= COPY_LATE_NS && LATE_COPY_REPORTS.allows() {
         pr_warn!(
@@ -350,16 +348,20 @@ fn report_late(state: &State, start: u64) {
 /// For `'a`, the pages of source and destination must be alive, and only the holder of the returned
 /// object may write the destination.
 #[inline]
-unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> CopyDesc<'a> {
+unsafe fn copy_of<'a>(
+    count: usize,
+    source: Option<CopyEndpoint>,
+    destination: CopyEndpoint,
+) -> CopyDesc<'a> {
     let source = source.map(|end| match end {
         // SAFETY: The page frames are alive for `'a`, by the function's requirements.
-        End::Cpu(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, count) }),
-        End::Device(first) => Place::Device(DeviceRange { first, count }),
+        CopyEndpoint::Cpu(pfn) => PageMemory::Cpu(unsafe { CpuPages::new(pfn, count) }),
+        CopyEndpoint::Device(first) => PageMemory::Device(DeviceRange { first, count }),
     });
     let destination = match destination {
         // SAFETY: The page frames are alive and exclusive for `'a`, by the function's requirements.
-        End::Cpu(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, count) }),
-        End::Device(first) => PlaceMut::Device(DeviceRange { first, count }),
+        CopyEndpoint::Cpu(pfn) => PageMemoryMut::Cpu(unsafe { CpuPagesMut::new(pfn, count) }),
+        CopyEndpoint::Device(first) => PageMemoryMut::Device(DeviceRange { first, count }),
     };
     CopyDesc {
         source,
@@ -379,11 +381,11 @@ unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> Co
 /// The pages of source and destination are alive, and only this job may write the destination.
 #[must_use = "dropped, it has failed"]
 pub struct CopyJob {
-    state: Arc<State>,
+    state: Arc<CopyState>,
     index: usize,
     pages: usize,
-    source: Option<End>,
-    destination: End,
+    source: Option<CopyEndpoint>,
+    destination: CopyEndpoint,
     result: Result,
 }
 
@@ -408,15 +410,15 @@ impl CopyJob {
     }
 
     /// Returns number of pages, source and destination, for [`DmaCopy`](super::DmaCopy).
-    pub(super) fn ends(&self) -> (usize, Option<End>, End) {
+    pub(super) fn ends(&self) -> (usize, Option<CopyEndpoint>, CopyEndpoint) {
         (self.pages, self.source, self.destination)
     }
 
     /// Converts the job to numbers and a pointer for a driver in C, which ends it by
-    /// [`RawJob::complete`].
-    pub(crate) fn into_raw(self) -> RawJob {
+    /// [`RawCopyJob::complete`].
+    pub(crate) fn into_raw(self) -> RawCopyJob {
         let this = ManuallyDrop::new(self);
-        RawJob {
+        RawCopyJob {
             pages: this.pages,
             source: this.source,
             destination: this.destination,
@@ -430,23 +432,23 @@ impl CopyJob {
     /// which the library cannot check. After an error, the page keeps its place and contents.
     pub fn complete(mut self, result: Result) {
         self.result = match result {
-            Ok(()) if fails(Point::Copy) => Err(EIO),
+            Ok(()) if fails(FailPoint::Copy) => Err(EIO),
             result => result,
         };
     }
 }
 
 /// A [`CopyJob`] as numbers and a pointer.
-pub(crate) struct RawJob {
+pub(crate) struct RawCopyJob {
     pub(crate) pages: usize,
-    pub(crate) source: Option<End>,
-    pub(crate) destination: End,
+    pub(crate) source: Option<CopyEndpoint>,
+    pub(crate) destination: CopyEndpoint,
     /// A reference to the state of the step, from `Arc::into_raw()`.
     pub(crate) state: *const ffi::c_void,
     pub(crate) index: usize,
 }
 
-impl RawJob {
+impl RawCopyJob {
     /// Completes the job as [`CopyJob::complete`].
     ///
     /// # Safety
@@ -461,7 +463,7 @@ impl RawJob {
             index,
             pages: 0,
             source: None,
-            destination: End::Device(0),
+            destination: CopyEndpoint::Device(0),
             result: Err(EIO),
         }
         .complete(result);
@@ -475,7 +477,9 @@ impl RawJob {
     pub(crate) unsafe fn is_cancelled(state: *const ffi::c_void) -> bool {
         // SAFETY: `state` is a reference that `into_raw` returned. It is valid because the job was
         // not completed, by the function's requirements.
-        unsafe { &*state.cast::<State>() }.cancelled.load(Relaxed)
+        unsafe { &*state.cast::<CopyState>() }
+            .cancelled
+            .load(Relaxed)
     }
 }
 

@@ -3,10 +3,10 @@
 //! Isolated pages with outstanding copies.
 
 use super::{
-    copy::{Batch, Cancel},
-    Copies, //
+    copy::{Cancel, CopyBatch},
+    CopyContext, //
 };
-use crate::mm::{addr::PMD_PAGES, mask::Mask, migrate::Isolated};
+use crate::mm::{addr::PMD_PAGES, mask::PageSet, migrate::Isolated};
 use kernel::prelude::*;
 
 /// Isolated pages with copies in flight. Dropping it waits for the copies, and then restores the
@@ -19,7 +19,7 @@ use kernel::prelude::*;
 pub(crate) struct Copying<'c, 'a, R> {
     // Dropped first, which waits for the copies. `None` before the jobs are submitted and after
     // they have completed.
-    batch: Option<Batch<'c>>,
+    batch: Option<CopyBatch<'c>>,
     isolated: Isolated<'a, R>,
     /// Number of entries that have a destination.
     count: usize,
@@ -43,9 +43,9 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
     /// - `EBUSY` if a previous batch of `copies` was leaked.
     pub(super) fn submit(
         &mut self,
-        copies: &'c mut Copies,
+        copies: &'c mut CopyContext,
         driver: &'c dyn Cancel,
-        hand_out: impl FnOnce(&Isolated<'a, R>, &mut Batch<'c>) -> usize,
+        hand_out: impl FnOnce(&Isolated<'a, R>, &mut CopyBatch<'c>) -> usize,
     ) -> Result {
         let batch = copies.begin(driver).ok_or(EBUSY)?;
         // Dropping a previous batch waits for its copies.
@@ -56,7 +56,7 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
 
     /// Returns whether a copy is outstanding. If none is, another step has nothing to overlap with.
     pub(crate) fn is_outstanding(&self) -> bool {
-        self.batch.as_ref().is_some_and(Batch::is_outstanding)
+        self.batch.as_ref().is_some_and(CopyBatch::is_outstanding)
     }
 
     /// Waits for the copies, and releases destinations that were not filled. Returns the indices of
@@ -66,10 +66,10 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
     ///
     /// May sleep.
     #[inline(never)]
-    pub(crate) fn complete(&mut self) -> Mask {
+    pub(crate) fn complete(&mut self) -> PageSet {
         match self.batch.take() {
             Some(batch) => settle(&mut self.isolated, &batch.wait(), self.count),
-            None => Mask::EMPTY,
+            None => PageSet::EMPTY,
         }
     }
 
@@ -99,8 +99,8 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
 
 /// Records which of `count` destinations were filled, and releases the others. Returns the indices
 /// of the entries of the released ones.
-pub(super) fn settle<R>(isolated: &mut Isolated<'_, R>, filled: &Mask, count: usize) -> Mask {
-    let mut failed = Mask::EMPTY;
+pub(super) fn settle<R>(isolated: &mut Isolated<'_, R>, filled: &PageSet, count: usize) -> PageSet {
+    let mut failed = PageSet::EMPTY;
     if filled.count(0..PMD_PAGES) == count {
         isolated.set_all_filled(filled);
         return failed;
@@ -123,7 +123,7 @@ pub(super) fn settle<R>(isolated: &mut Isolated<'_, R>, filled: &Mask, count: us
 
 #[kunit_tests(rust_hmm_copies)]
 mod tests {
-    use super::{super::End, *};
+    use super::{super::CopyEndpoint, *};
 
     struct NoDriver;
 
@@ -133,12 +133,12 @@ mod tests {
 
     #[test]
     fn copies_with_a_leaked_batch_refuse_new_jobs() -> Result {
-        let mut copies = Copies::new(false)?;
+        let mut copies = CopyContext::new(false)?;
         drop(copies.begin(&NoDriver).ok_or(EBUSY)?);
         let mut batch = copies.begin(&NoDriver).ok_or(EBUSY)?;
         // SAFETY: The job is not submitted to a driver, so that no memory is read or written for
         // it.
-        let job = unsafe { batch.job(0, 1, None, End::Device(0)) };
+        let job = unsafe { batch.job(0, 1, None, CopyEndpoint::Device(0)) };
         core::mem::forget(batch);
         assert!(copies.begin(&NoDriver).is_none());
         job.complete(Ok(()));

@@ -2,7 +2,7 @@
 
 //! Measures the search for an eviction victim, for several sizes of device memory.
 
-use super::lru::{Lru, Usage, GROUP};
+use super::lru::{BlockUsage, Lru, GROUP};
 use crate::kernel::completion::monotonic_ns;
 use kernel::prelude::*;
 
@@ -22,7 +22,7 @@ fn search(blocks: usize, groups: usize) -> Result<u64> {
             lru.allocated(block, true);
         }
     }
-    let full = |_| Usage::Full;
+    let full = |_| BlockUsage::Full;
     let mut least = u64::MAX;
     for expected in 0..TIMED_SEARCHES {
         let begin = monotonic_ns();

@@ -9,9 +9,7 @@
 
 use super::{
     splits::{sleep_before_return, Met},
-    Copies,
-    MemoryOps,
-    Ops, //
+    CopyContext, MemoryOps, MemoryState,
 };
 use crate::{
     debug::timing::{Lap, Phase},
@@ -21,19 +19,21 @@ use crate::{
     },
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_SIZE},
+        bell::TimedCompletion,
         device_pages::{CpuFault, DevicePages, FaultError},
-        migrate::{Batch, Isolated, Pages, Source},
+        migrate::{Batch, Isolated, PageClass, Source},
         page::{Effort, LockedFolio},
         space::Vma,
     },
-    space::{Destination, Identity, Joined, Request},
+    phases::Stopwatch,
+    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc},
 };
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 
 /// Migrates the faulting page to system memory and, as far as possible, the window around it.
 /// Returns the number of pages that moved.
 pub(super) fn serve<M: MemoryOps>(
-    pages: &DevicePages<Ops<M>>,
+    pages: &DevicePages<MemoryState<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
     if fault.is_huge() {
@@ -43,7 +43,7 @@ pub(super) fn serve<M: MemoryOps>(
     let space = fault.vma().space().number();
     let window = pages.data().windows.touch(space, fault.address());
     let mut batch = Batch::with_room(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
-    let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
+    let mut copies = CopyContext::new(true).map_err(|_| FaultError::NoMemory)?;
     if fault.is_part_of_large() {
         // Isolating the page splits the folio, and then migrates the page only if it is the first
         // one. If the split failed, the CPU repeats the access.
@@ -60,7 +60,7 @@ pub(super) fn serve<M: MemoryOps>(
 /// fault, so that a work item does it: see [`splits`](super::splits). A task that faults in user
 /// mode sleeps until the work item has ended.
 fn serve_huge<M: MemoryOps>(
-    pages: &DevicePages<Ops<M>>,
+    pages: &DevicePages<MemoryState<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
     let number = pages.lookup(fault.pfn()).ok_or(FaultError::Lost)?;
@@ -73,12 +73,12 @@ fn serve_huge<M: MemoryOps>(
         Met::GaveUp => is_last = true,
         Met::Splitting(bell) if can_sleep => return put_off(fault, bell),
         Met::Splitting(_) if splits.returns_at_once(fault.can_retry()) => {
-            return Err(FaultError::Again);
+            return Err(FaultError::Retry);
         }
         Met::Splitting(_) => is_visit = true,
     }
     let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
-    let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
+    let mut copies = CopyContext::new(true).map_err(|_| FaultError::NoMemory)?;
     let moved = attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE)?;
     if moved != 0 {
         return Ok(moved);
@@ -90,23 +90,23 @@ fn serve_huge<M: MemoryOps>(
     if is_visit {
         // Do not begin another work item: if this one has given up by now, the next fault must see
         // that, and is the last one.
-        return Err(FaultError::Again);
+        return Err(FaultError::Retry);
     }
     match splits.begin(number, can_sleep) {
         Ok(bell) => put_off(fault, bell),
         Err(ENOMEM) => Err(FaultError::NoMemory),
-        Err(_) => Err(FaultError::Again),
+        Err(_) => Err(FaultError::Retry),
     }
 }
 
 /// Ends the fault so that the access is repeated: after the completion `bell` if the task can sleep
 /// before it returns to user mode, else at once.
-fn put_off(fault: &CpuFault<'_>, bell: Arc<Bell>) -> Result<usize, FaultError> {
+fn put_off(fault: &CpuFault<'_>, bell: Arc<TimedCompletion>) -> Result<usize, FaultError> {
     // Not VM_FAULT_RETRY: with that the fault is repeated before the task returns to user mode.
     if fault.is_user() && sleep_before_return(bell) {
         Ok(0)
     } else {
-        Err(FaultError::Again)
+        Err(FaultError::Retry)
     }
 }
 
@@ -120,8 +120,8 @@ fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, tile: MemoryId) -> Op
         let (kind, part) = vma.alike(left, tile).ok()?;
         rest = left.from_address(part.end());
         run = match (kind, run) {
-            (Pages::Device, None) => Some(part),
-            (Pages::Device, Some(run)) => Some(run.hull(&part)),
+            (PageClass::Device, None) => Some(part),
+            (PageClass::Device, Some(run)) => Some(run.hull(&part)),
             (_, Some(run)) if run.index_of(addr).is_some() => return Some(run),
             _ => None,
         };
@@ -138,10 +138,10 @@ fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, tile: MemoryId) -> Op
 /// - `NoMemory` if no small page could be allocated for the faulting page.
 /// - `Lost` if the copy of the faulting page failed, or if nothing could be isolated.
 fn attempt<M: MemoryOps>(
-    pages: &DevicePages<Ops<M>>,
+    pages: &DevicePages<MemoryState<M>>,
     fault: &CpuFault<'_>,
     batch: &mut Batch,
-    copies: &mut Copies,
+    copies: &mut CopyContext,
     window: usize,
 ) -> Result<usize, FaultError> {
     let ops = pages.data();
@@ -160,17 +160,17 @@ fn attempt<M: MemoryOps>(
     let mut no_huge = false;
     let _departure = ops.departures.begin();
     // Mirrors that can join without waiting keep their device PTEs until the pages have moved.
-    let request = Request {
+    let request = MigrationDesc {
         // Unique until the request ends: no other object has this address.
         name: MigrationId::of(&*batch),
-        identity: Identity::current(pages.owner()),
+        identity: EventMatch::current(pages.owner()),
         range,
         faultless: true,
         destination: Destination::Any,
     };
-    let mut joined = Joined::new();
+    let mut joined = JoinedMirrors::new();
     let readers = joined.join(vma.space(), request, None);
-    let mut lap = Lap::start();
+    let mut lap = Stopwatch::start();
     let origin = pages.origin();
     let mut isolated = Isolated::read_by(readers, || {
         Isolated::new(vma, range, origin, fault.is_huge(), Some(fault), batch)
@@ -217,7 +217,7 @@ fn attempt<M: MemoryOps>(
     lap.end(Phase::Switch);
     migrated.finalize(|readers, moved| {
         let settled = readers.switch(moved);
-        lap = Lap::start();
+        lap = Stopwatch::start();
         settled
     });
     // From here on, CPUs can access the pages.

@@ -2,26 +2,33 @@
 
 //! Copies for engines that address memory by DMA address.
 
-use super::copy::{CopyJob, End};
+use super::copy::{CopyEndpoint, CopyJob};
 use crate::mm::{
-    dma::{DeviceAddress, Direction, DmaDevice, DmaRun},
+    dma::{DeviceAddress, DmaDevice, DmaDirection, DmaRun},
     location::PageAddress,
 };
 use kernel::{page::PAGE_SHIFT, prelude::*, sync::Arc};
 
 /// One end of a copy: device page numbers, or system memory that is mapped until the copy ends.
-enum Mapped {
+enum MappedEndpoint {
     Device(usize),
     System(DmaRun),
 }
 
-impl Mapped {
-    fn new(device: &Arc<DmaDevice>, end: End, pages: usize, direction: Direction) -> Result<Self> {
+impl MappedEndpoint {
+    fn new(
+        device: &Arc<DmaDevice>,
+        end: CopyEndpoint,
+        pages: usize,
+        direction: DmaDirection,
+    ) -> Result<Self> {
         Ok(match end {
-            End::Device(first) => Self::Device(first),
+            CopyEndpoint::Device(first) => Self::Device(first),
             // SAFETY: The job owns the destination, and keeps the source valid and unchanged, until
             // it is completed. The run is dropped before that.
-            End::Cpu(pfn) => Self::System(unsafe { DmaRun::new(device, pfn, pages, direction)? }),
+            CopyEndpoint::Cpu(pfn) => {
+                Self::System(unsafe { DmaRun::new(device, pfn, pages, direction)? })
+            }
         })
     }
 
@@ -42,8 +49,8 @@ impl Mapped {
 #[must_use = "dropped, it has failed"]
 pub struct DmaCopy {
     // Dropped before the job, because dropping the job completes it.
-    source: Option<Mapped>,
-    destination: Mapped,
+    source: Option<MappedEndpoint>,
+    destination: MappedEndpoint,
     job: CopyJob,
 }
 
@@ -63,12 +70,17 @@ impl DmaCopy {
     pub fn new(job: CopyJob, device: &Arc<DmaDevice>) -> Result<Self> {
         let (pages, source, destination) = job.ends();
         let source = match source {
-            Some(end) => Some(Mapped::new(device, end, pages, Direction::ToDevice)?),
+            Some(end) => Some(MappedEndpoint::new(
+                device,
+                end,
+                pages,
+                DmaDirection::ToDevice,
+            )?),
             None => None,
         };
         Ok(Self {
             source,
-            destination: Mapped::new(device, destination, pages, Direction::FromDevice)?,
+            destination: MappedEndpoint::new(device, destination, pages, DmaDirection::FromDevice)?,
             job,
         })
     }

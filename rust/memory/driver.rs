@@ -6,7 +6,7 @@ use super::{Connection, CopyDesc, CopyJob};
 use crate::{
     debug::events::Event,
     kernel::identity::MmId,
-    mm::device_pages::{DeviceRange, Kind},
+    mm::device_pages::{DeviceRange, MemoryKind},
 };
 use kernel::prelude::*;
 
@@ -68,7 +68,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// Returns how this memory and `other`, the memory of another device of the driver, can reach
     /// each other. `kind` is the kind of `other`. Called once for each direction of a pair of
     /// devices; the lesser result counts.
-    fn connection(&self, other: &Self, kind: Kind) -> Connection {
+    fn connection(&self, other: &Self, kind: MemoryKind) -> Connection {
         let _ = (other, kind);
         Connection::None
     }

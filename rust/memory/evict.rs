@@ -4,12 +4,12 @@
 
 use super::{
     lru::{Claim, Lru, NoClaim},
-    steps::Step,
-    Copies, Memory, MemoryOps, Parts,
+    steps::StepGuard,
+    CopyContext, Memory, MemoryOps, MemoryParts,
 };
 use crate::{
     debug::{
-        events::Need,
+        events::EvictReason,
         stats::Counter,
         timing::{Lap, Phase},
         trace,
@@ -22,13 +22,14 @@ use crate::{
         page::{Effort, LockedFolio},
         space::fatal_signal_pending,
     },
+    phases::Stopwatch,
     space,
 };
 use core::cell::Cell;
 use kernel::{
     prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic},
-    time::{delay::fsleep, Delta}, //
+    time::{delay::fsleep, Delta},
 };
 
 /// Passes over the memory before an eviction of all pages gives up. A page to which another task
@@ -38,17 +39,18 @@ const EVICT_MAX_PASSES: usize = 50;
 /// Time between two passes.
 const EVICT_PASS_INTERVAL: Delta = Delta::from_millis(2);
 
-/// Guard: an eviction is isolating pages. Counted in [`Ops::evicting`](super::Ops::evicting).
-struct Evicting<'a>(&'a Atomic<usize>);
+/// Guard: an eviction is isolating pages. Counted in
+/// [`MemoryState::evicting`](super::MemoryState::evicting).
+struct EvictingGuard<'a>(&'a Atomic<usize>);
 
-impl<'a> Evicting<'a> {
+impl<'a> EvictingGuard<'a> {
     fn begin(count: &'a Atomic<usize>) -> Self {
         count.fetch_add(1, Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Evicting<'_> {
+impl Drop for EvictingGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -106,7 +108,7 @@ impl<M: MemoryOps> Memory<M> {
 /// dropped.
 pub(super) struct Eviction<'a> {
     claim: Claim<'a>,
-    _departure: Step<'a>,
+    _departure: StepGuard<'a>,
 }
 
 impl Eviction<'_> {
@@ -119,10 +121,10 @@ impl Eviction<'_> {
     }
 }
 
-impl<M: MemoryOps> Parts<M> {
+impl<M: MemoryOps> MemoryParts<M> {
     pub(super) fn evict(&self, locks: MmapLocks, killable: bool) -> Result<usize> {
         let mut batch = Batch::new()?;
-        let mut copies = Copies::new(killable)?;
+        let mut copies = CopyContext::new(killable)?;
         for pass in 0..EVICT_MAX_PASSES {
             if pass > 0 {
                 fsleep(EVICT_PASS_INTERVAL);
@@ -139,7 +141,7 @@ impl<M: MemoryOps> Parts<M> {
     fn evict_pass(
         &self,
         batch: &mut Batch,
-        copies: &mut Copies,
+        copies: &mut CopyContext,
         locks: MmapLocks,
         killable: bool,
     ) -> Result {
@@ -157,7 +159,7 @@ impl<M: MemoryOps> Parts<M> {
             });
         }
         self.pages.data().stats.add(Counter::Evicted, moved as u64);
-        self.evicted(Need::All, moved);
+        self.evicted(EvictReason::All, moved);
         result
     }
 
@@ -165,7 +167,7 @@ impl<M: MemoryOps> Parts<M> {
     /// notifies each mirror that has lost pages. Memory with the attribute "accessed by" is mapped
     /// again at its new location: memory of the current process at once, memory of other processes
     /// by a worker.
-    pub(super) fn evicted(&self, need: Need, moved: usize) {
+    pub(super) fn evicted(&self, need: EvictReason, moved: usize) {
         let ops = self.pages.data();
         trace::evict(ops.id, need, moved, self.pages.used());
         self.tell_victims(Some(need));
@@ -173,7 +175,7 @@ impl<M: MemoryOps> Parts<M> {
 
     /// Notifies the mirrors that have lost pages. Without `need` no event is reported; used for
     /// pages that are taken out of use.
-    pub(super) fn tell_victims(&self, need: Option<Need>) {
+    pub(super) fn tell_victims(&self, need: Option<EvictReason>) {
         let ops = self.pages.data();
         let victims = ops.victims.take();
         let restore = !ops.arrivals.is_closed();
@@ -214,7 +216,7 @@ impl<M: MemoryOps> Parts<M> {
         eviction: &Eviction<'_>,
         locks: MmapLocks,
         batch: &mut Batch,
-        copies: &mut Copies,
+        copies: &mut CopyContext,
     ) -> usize {
         let block = eviction.block();
         let mut huge = None;
@@ -224,8 +226,8 @@ impl<M: MemoryOps> Parts<M> {
                 self.pages.split(block.first, locks, batch);
             }
         }
-        let mut lap = Lap::start();
-        let begin = || Some(Evicting::begin(&self.pages.data().evicting));
+        let mut lap = Stopwatch::start();
+        let begin = || Some(EvictingGuard::begin(&self.pages.data().evicting));
         let evicting = Cell::new(begin());
         let mut moved = self
             .pages
@@ -253,8 +255,8 @@ impl<M: MemoryOps> Parts<M> {
         &self,
         mut isolated: Isolated<'_>,
         mut huge: Option<LockedFolio>,
-        copies: &mut Copies,
-        lap: &mut Lap,
+        copies: &mut CopyContext,
+        lap: &mut Stopwatch,
     ) -> usize {
         lap.end(Phase::Unmap);
         if isolated.fill_small(None, |_| true) {

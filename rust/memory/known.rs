@@ -9,9 +9,9 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Acquire, Release},
-            Atomic, //
+            Atomic,
         },
-        Mutex, //
+        Mutex,
     },
 };
 
@@ -37,19 +37,19 @@ pub(crate) fn forget() {
 }
 
 #[derive(Clone, Copy)]
-struct Answer {
+struct CachedConnection {
     other: MemoryId,
     connection: Connection,
     /// Generation in which the driver was asked.
     since: usize,
 }
 
-struct Answers {
-    list: [Option<Answer>; MAX_CACHED_CONNECTIONS],
+struct CacheState {
+    list: [Option<CachedConnection>; MAX_CACHED_CONNECTIONS],
     next: usize,
 }
 
-impl Answers {
+impl CacheState {
     fn find(&self, other: MemoryId) -> Option<Connection> {
         let now = changes();
         let mut answers = self.list.iter().flatten();
@@ -60,17 +60,17 @@ impl Answers {
 
 /// Cache of connections, by the identity of the other memory.
 #[pin_data]
-pub(crate) struct Known {
+pub(crate) struct ConnectionCache {
     #[pin]
-    answers: Mutex<Answers>,
+    answers: Mutex<CacheState>,
 }
 
-impl Known {
+impl ConnectionCache {
     pub(super) fn new() -> impl PinInit<Self> {
         let (name, key) = lock_classes::connections();
         pin_init!(Self {
             answers <- Mutex::new(
-                Answers {
+                CacheState {
                     list: [None; MAX_CACHED_CONNECTIONS],
                     next: 0,
                 },
@@ -101,7 +101,7 @@ impl Known {
         let answers = &mut *self.answers.lock();
         if answers.find(other).is_none() {
             if let Some(place) = answers.list.get_mut(answers.next % MAX_CACHED_CONNECTIONS) {
-                *place = Some(Answer {
+                *place = Some(CachedConnection {
                     other,
                     connection,
                     since,
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn drivers_are_asked_once() -> Result {
-        let known = KBox::pin_init(Known::new(), GFP_KERNEL)?;
+        let known = KBox::pin_init(ConnectionCache::new(), GFP_KERNEL)?;
         let others = [0u8; MAX_CACHED_CONNECTIONS + 1];
         let mut asked = 0;
         for _ in 0..3 {

@@ -24,36 +24,36 @@ mod tests;
 mod turns;
 
 use crate::kernel::once_box::OnceBox;
-use bounds::{Bounds, Node, Tree, FANOUT};
+use bounds::{LruNode, LruTree, TreeBounds, FANOUT};
 use kernel::{
     prelude::*,
     sync::atomic::{
         ordering::{Acquire, Relaxed, Release},
-        AtomicFlag, //
+        AtomicFlag,
     },
 };
 use search::Search;
-pub(crate) use turns::Turn;
-use turns::{Block, Turns};
+pub(crate) use turns::LruStamp;
+use turns::{BlockState, LruClock};
 
 /// Blocks whose state is allocated at once: 8 GiB.
 pub(super) const GROUP_BLOCKS: usize = FANOUT * FANOUT;
 
 /// State of [`GROUP_BLOCKS`] blocks, or of fewer at the end of the memory.
-struct Group {
-    blocks: KVVec<Block>,
-    nodes: KVVec<Node>,
+struct BlockGroup {
+    blocks: KVVec<BlockState>,
+    nodes: KVVec<LruNode>,
 }
 
-impl Group {
+impl BlockGroup {
     fn new(blocks: usize) -> Result<Self> {
         let mut all = KVVec::with_capacity(blocks, GFP_KERNEL)?;
         for _ in 0..blocks {
-            all.push(Block::new(), GFP_KERNEL)?;
+            all.push(BlockState::new(), GFP_KERNEL)?;
         }
         let mut nodes = KVVec::with_capacity(FANOUT, GFP_KERNEL)?;
         for _ in 0..FANOUT {
-            nodes.push(Node::new(), GFP_KERNEL)?;
+            nodes.push(LruNode::new(), GFP_KERNEL)?;
         }
         Ok(Self { blocks: all, nodes })
     }
@@ -61,11 +61,11 @@ impl Group {
 
 /// Access times of all blocks, and the trees that find the coldest one.
 pub(super) struct Lru {
-    turns: Turns,
+    turns: LruClock,
     /// Number of blocks.
     len: usize,
-    groups: KVVec<OnceBox<Group>>,
-    bounds: Bounds,
+    groups: KVVec<OnceBox<BlockGroup>>,
+    bounds: TreeBounds,
 }
 
 /// A block that the current task evicts. No other task chooses it until this is dropped.
@@ -102,7 +102,7 @@ pub(super) enum NoClaim {
 
 /// Pages of a block that are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Usage {
+pub(super) enum BlockUsage {
     /// None.
     Empty,
     /// Some.
@@ -111,11 +111,11 @@ pub(super) enum Usage {
     Full,
 }
 
-impl Usage {
-    fn is_in(self, tree: Tree) -> bool {
+impl BlockUsage {
+    fn is_in(self, tree: LruTree) -> bool {
         match tree {
-            Tree::Used => self != Self::Empty,
-            Tree::Partial => self == Self::Partial,
+            LruTree::Used => self != Self::Empty,
+            LruTree::Partial => self == Self::Partial,
         }
     }
 }
@@ -138,10 +138,10 @@ impl Lru {
             groups.push(OnceBox::new(), GFP_KERNEL)?;
         }
         Ok(Self {
-            turns: Turns::new(),
+            turns: LruClock::new(),
             len: blocks,
             groups,
-            bounds: Bounds::new(count)?,
+            bounds: TreeBounds::new(count)?,
         })
     }
 
@@ -164,18 +164,18 @@ impl Lru {
                 .len
                 .saturating_sub(number * GROUP_BLOCKS)
                 .min(GROUP_BLOCKS);
-            group.put(KBox::pin(Group::new(blocks)?, GFP_KERNEL)?);
+            group.put(KBox::pin(BlockGroup::new(blocks)?, GFP_KERNEL)?);
         }
         Ok(())
     }
 
     #[inline]
-    fn group(&self, block: usize) -> Option<&Group> {
+    fn group(&self, block: usize) -> Option<&BlockGroup> {
         self.groups.get(block / GROUP_BLOCKS)?.get()
     }
 
     #[inline]
-    fn block(&self, block: usize) -> Option<&Block> {
+    fn block(&self, block: usize) -> Option<&BlockState> {
         self.group(block)?.blocks.get(block % GROUP_BLOCKS)
     }
 
@@ -204,7 +204,7 @@ impl Lru {
     }
 
     /// Returns the current turn. Blocks that are accessed from now on do not have an older one.
-    pub(super) fn now(&self) -> Turn {
+    pub(super) fn now(&self) -> LruStamp {
         self.turns.now()
     }
 
@@ -216,9 +216,9 @@ impl Lru {
     /// Any.
     #[inline]
     pub(super) fn allocated(&self, block: usize, all: bool) {
-        self.insert(block, Tree::Used);
+        self.insert(block, LruTree::Used);
         if !all {
-            self.insert(block, Tree::Partial);
+            self.insert(block, LruTree::Partial);
         }
     }
 
@@ -230,12 +230,12 @@ impl Lru {
     /// Any.
     #[inline]
     pub(super) fn freed(&self, block: usize) {
-        self.insert(block, Tree::Partial);
+        self.insert(block, LruTree::Partial);
     }
 
     /// Makes `block` a candidate in `tree`.
     #[inline]
-    fn insert(&self, block: usize, tree: Tree) {
+    fn insert(&self, block: usize, tree: LruTree) {
         let Some(group) = self.group(block) else {
             return;
         };
@@ -250,8 +250,8 @@ impl Lru {
     }
 
     #[cold]
-    fn add(&self, block: usize, node: &Node, tree: Tree) {
-        let Some(Block { last, .. }) = self.block(block) else {
+    fn add(&self, block: usize, node: &LruNode, tree: LruTree) {
+        let Some(BlockState { last, .. }) = self.block(block) else {
             return;
         };
         let turn = last.load(Relaxed);
@@ -279,17 +279,17 @@ impl Lru {
     /// of `count`, the number of blocks in use. `usage` returns how much of a block is in use.
     pub(super) fn coldest(
         &self,
-        usage: &dyn Fn(usize) -> Usage,
+        usage: &dyn Fn(usize) -> BlockUsage,
         count: usize,
-        before: Turn,
+        before: LruStamp,
     ) -> Result<Claim<'_>, NoClaim> {
         let now = self.now().0;
         let is_old = |last: u64| now.saturating_sub(last) > count as u64 / 2;
-        let (partial, _) = Search::run(self, Tree::Partial, usage, before);
+        let (partial, _) = Search::run(self, LruTree::Partial, usage, before);
         if let Some((_, block)) = partial.filter(|(last, _)| is_old(*last)) {
             return self.claim(block);
         }
-        match Search::run(self, Tree::Used, usage, before) {
+        match Search::run(self, LruTree::Used, usage, before) {
             // Another task may claim it first.
             (Some((_, block)), _) => self.claim(block),
             (None, true) => Err(NoClaim::Busy),

@@ -4,17 +4,17 @@
 
 use super::{
     arrivals::Arrivals,
-    chores::Chores,
-    copy::{Batch, Cancel},
+    chores::DeferredWork,
+    copy::{Cancel, CopyBatch},
     copying::{settle, Copying},
     cpu_fault,
-    known::Known,
+    known::ConnectionCache,
     lru::Lru,
-    peers::Peers,
+    peers::MirrorList,
     splits::Splits,
     steps::Steps,
     victims::Victims,
-    Copies, End, MemoryOps,
+    CopyContext, CopyEndpoint, MemoryOps,
 };
 use crate::{
     debug::{
@@ -26,8 +26,8 @@ use crate::{
     kernel::reentry::Within,
     mm::{
         addr::PMD_PAGES,
-        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
-        mask::Mask,
+        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind},
+        mask::PageSet,
         migrate::{Isolated, Source},
     },
     policy::window::Windows,
@@ -41,24 +41,24 @@ use kernel::{
 };
 
 /// State of a device memory, stored with its pages.
-pub(super) struct Ops<M: MemoryOps> {
+pub(super) struct MemoryState<M: MemoryOps> {
     pub(super) driver: M,
     /// Number of the memory in tracepoints.
     pub(super) id: u32,
     pub(super) stats: Stats,
-    pub(super) peers: Pin<KBox<Peers>>,
+    pub(super) peers: Pin<KBox<MirrorList>>,
     /// Spaces that have lost pages to an eviction and whose mirrors have not been notified yet.
     pub(super) victims: Pin<KBox<Victims>>,
     pub(super) lru: Lru,
-    pub(super) windows: Windows,
+    pub(super) windows: FaultWindows,
     /// Number of evictions that are isolating pages.
     pub(super) evicting: Atomic<usize>,
     /// Steps of migrations to this memory.
     pub(super) arrivals: Pin<KBox<Arrivals>>,
     /// Steps of migrations from this memory.
     pub(super) departures: Pin<KBox<Steps>>,
-    pub(super) known: Pin<KBox<Known>>,
-    pub(super) chores: Pin<KBox<Chores>>,
+    pub(super) known: Pin<KBox<ConnectionCache>>,
+    pub(super) chores: Pin<KBox<DeferredWork>>,
     pub(super) splits: Pin<KBox<Splits<M>>>,
     /// Whether copies of the last step to this memory were still outstanding after the last one had
     /// been submitted.
@@ -66,15 +66,15 @@ pub(super) struct Ops<M: MemoryOps> {
     pub(super) faults: DeviceFaults,
 }
 
-impl<M: MemoryOps> Ops<M> {
+impl<M: MemoryOps> MemoryState<M> {
     /// Copies all pages of `isolated` to their destinations. Removes the destinations that could
     /// not be written, and returns the indices of their entries. Context: may sleep.
     pub(super) fn copy_all<R>(
         &self,
         pages: &DevicePages<Self>,
         isolated: &mut Isolated<'_, R>,
-        copies: &mut Copies,
-    ) -> Mask {
+        copies: &mut CopyContext,
+    ) -> PageSet {
         self.copy_each(pages, None, isolated, copies)
     }
 
@@ -84,8 +84,8 @@ impl<M: MemoryOps> Ops<M> {
         pages: &DevicePages<Self>,
         other: Option<&DevicePages<Self>>,
         isolated: &mut Isolated<'_, R>,
-        copies: &mut Copies,
-    ) -> Mask {
+        copies: &mut CopyContext,
+    ) -> PageSet {
         // Stays if `run` refuses: then no destination was written.
         let mut count = usize::MAX;
         let filled = copies.run(self, |batch| {
@@ -104,7 +104,7 @@ impl<M: MemoryOps> Ops<M> {
         &'c self,
         pages: &DevicePages<Self>,
         copying: &mut Copying<'c, 'a, R>,
-        copies: &'c mut Copies,
+        copies: &'c mut CopyContext,
     ) -> Result {
         copying.submit(copies, self, |isolated, batch| {
             // SAFETY: `Copying` owns both. It drops `batch`, which waits for the copies, before it
@@ -125,17 +125,17 @@ impl<M: MemoryOps> Ops<M> {
         pages: &DevicePages<Self>,
         other: Option<&DevicePages<Self>>,
         isolated: &Isolated<'_, R>,
-        batch: &mut Batch<'_>,
+        batch: &mut CopyBatch<'_>,
     ) -> usize {
         let mut count = 0;
-        let _within = Within::enter();
+        let _within = ReentryGuard::enter();
         // Pages move between system memory and this device. Pages that the CPU can address are
         // named by page frame number, all others by device page number.
-        let private = matches!(pages.kind(), Kind::Private);
+        let private = matches!(pages.kind(), MemoryKind::Private);
         let cpu_sources = isolated.has_cpu_sources();
         let to_device = private && cpu_sources;
         let mut find = pages.finder();
-        let mut device = |pfn| find(pfn).map(End::Device);
+        let mut device = |pfn| find(pfn).map(CopyEndpoint::Device);
         let mut find_other = other.map(DevicePages::finder);
         batch.reserve(isolated.room());
         let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
@@ -143,15 +143,15 @@ impl<M: MemoryOps> Ops<M> {
             count += 1;
             let source = match entry.source {
                 Source::Hole => Some(None),
-                Source::Page(pfn) if cpu_sources => Some(Some(End::Cpu(pfn))),
+                Source::Page(pfn) if cpu_sources => Some(Some(CopyEndpoint::Cpu(pfn))),
                 Source::Page(pfn) => device(pfn).map(Some),
             };
             let cpu = || {
                 let is_cpu = isolated.is_addressable(&entry);
-                is_cpu.then_some(End::Cpu(entry.destination))
+                is_cpu.then_some(CopyEndpoint::Cpu(entry.destination))
             };
             let destination = if let Some(find) = &mut find_other {
-                cpu().or_else(|| find(entry.destination).map(End::Device))
+                cpu().or_else(|| find(entry.destination).map(CopyEndpoint::Device))
             } else if to_device {
                 device(entry.destination).or_else(cpu)
             } else {
@@ -183,27 +183,27 @@ impl<M: MemoryOps> Ops<M> {
     }
 }
 
-impl<M: MemoryOps> Cancel for Ops<M> {
+impl<M: MemoryOps> Cancel for MemoryState<M> {
     fn cancel(&self) {
-        let _within = Within::enter();
+        let _within = ReentryGuard::enter();
         self.driver.cancelled();
     }
 }
 
-impl<M: MemoryOps> DevicePageOps for Ops<M> {
+impl<M: MemoryOps> DevicePageOps for MemoryState<M> {
     fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError> {
         let ops = pages.data();
         let served = cpu_fault::serve(pages, &fault);
         let moved = match served {
             Ok(moved) => Ok(moved),
-            Err(FaultError::Again) => Ok(0),
+            Err(FaultError::Retry) => Ok(0),
             Err(FaultError::NoMemory) => Err(ENOMEM),
             Err(FaultError::Lost) => Err(EIO),
         };
         let address = fault.address();
         trace::cpu_fault(ops.id, address, moved);
         if ops.driver.wants_events() {
-            let _within = Within::enter();
+            let _within = ReentryGuard::enter();
             let space = fault.vma().space();
             ops.driver.event(space, &Event::CpuFault { address, moved });
         }
@@ -218,7 +218,7 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
         // Pages are also freed in interrupts, which may occur while the task enters itself in the
         // table of callbacks. With a preemption count, `rcu::read_lock()` suffices: it makes
         // functions that wait refuse, and costs less for each page.
-        let _within = (!cfg!(CONFIG_PREEMPT_COUNT)).then(Within::enter_anywhere);
+        let _within = (!cfg!(CONFIG_PREEMPT_COUNT)).then(ReentryGuard::enter_anywhere);
         let _section = rcu::read_lock();
         pages.data().driver.freed(range);
     }

@@ -2,14 +2,14 @@
 
 //! Mirrors of a device, in any address space: for evictions, and for unplug.
 
-use crate::{debug::events::Need, kernel::lock_classes};
+use crate::{debug::events::EvictReason, kernel::lock_classes, mirror::MemoryClient};
 use kernel::{
     prelude::*,
     sync::{Arc, Mutex},
 };
 
 /// Operations of a mirror that the memory of its device calls.
-pub(crate) trait Peer: Send + Sync {
+pub(crate) trait MemoryClient: Send + Sync {
     /// Removes all entries, and waits for the TLB flush.
     ///
     /// # Context
@@ -19,19 +19,19 @@ pub(crate) trait Peer: Send + Sync {
 
     /// Called after an eviction whose address spaces were too many to be recorded; see
     /// [`Space::evicted`](crate::space::Space::evicted).
-    fn evicted_from_many(&self, need: Option<Need>, restore: bool);
+    fn evicted_from_many(&self, need: Option<EvictReason>, restore: bool);
 }
 
 /// A mirror in the list. The lock is held while the mirror is used, so that it cannot be dropped
 /// meanwhile.
 #[pin_data]
-pub(crate) struct Place {
+pub(crate) struct MirrorSlot {
     #[pin]
-    peer: Mutex<Option<Arc<dyn Peer>>>,
+    peer: Mutex<Option<Arc<dyn MemoryClient>>>,
 }
 
 /// Registration of a mirror. Dropping it waits for concurrent users of the mirror.
-pub(crate) struct MirrorRegistration(Arc<Place>);
+pub(crate) struct MirrorRegistration(Arc<MirrorSlot>);
 
 impl Drop for MirrorRegistration {
     fn drop(&mut self) {
@@ -41,12 +41,12 @@ impl Drop for MirrorRegistration {
 
 /// List of all mirrors of a device memory.
 #[pin_data]
-pub(super) struct Peers {
+pub(super) struct MirrorList {
     #[pin]
-    list: Mutex<KVec<Arc<Place>>>,
+    list: Mutex<KVec<Arc<MirrorSlot>>>,
 }
 
-impl Peers {
+impl MirrorList {
     pub(super) fn new() -> impl PinInit<Self> {
         let (name, key) = lock_classes::peers();
         pin_init!(Self {
@@ -63,16 +63,17 @@ impl Peers {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn add(&self, peer: Arc<dyn Peer>) -> Result<MirrorRegistration> {
+    pub(super) fn add(&self, peer: Arc<dyn MemoryClient>) -> Result<MirrorRegistration> {
         let (name, key) = lock_classes::peer();
         let place = Arc::pin_init(
-            pin_init!(Place {
+            pin_init!(MirrorSlot {
                 peer <- Mutex::new(Some(peer), name, key),
             }),
             GFP_KERNEL,
         )?;
         let mut list = self.list.lock();
-        let is_free = |place: &Arc<Place>| place.peer.try_lock().is_some_and(|peer| peer.is_none());
+        let is_free =
+            |place: &Arc<MirrorSlot>| place.peer.try_lock().is_some_and(|peer| peer.is_none());
         // A concurrent walk proceeds by index. Therefore a mirror keeps its index until it is
         // removed.
         while list.last().is_some_and(is_free) {
@@ -90,7 +91,7 @@ impl Peers {
     /// # Context
     ///
     /// May sleep. No lock may be held.
-    pub(super) fn for_each(&self, mut each: impl FnMut(&dyn Peer)) {
+    pub(super) fn for_each(&self, mut each: impl FnMut(&dyn MemoryClient)) {
         let mut next = 0;
         loop {
             // Drop the lock of the list before the call, because adding a mirror takes it.
@@ -109,11 +110,11 @@ impl Peers {
 #[kunit_tests(rust_hmm_peers)]
 mod tests {
     use super::*;
-    use crate::kernel::kthread::Thread;
+    use crate::{events::EvictReason, kernel::kthread::Thread};
     use kernel::{
         sync::{
             atomic::{ordering::Relaxed, Atomic},
-            SetOnce, //
+            SetOnce,
         },
         time::{delay::fsleep, Delta, Instant, Monotonic},
     };
@@ -121,21 +122,21 @@ mod tests {
     /// A mirror that counts calls of `forget`.
     struct Counting(Atomic<u32>);
 
-    impl Peer for Counting {
+    impl MemoryClient for Counting {
         fn forget(&self) {
             self.0.add(1, Relaxed);
         }
 
-        fn evicted_from_many(&self, _need: Option<Need>, _restore: bool) {}
+        fn evicted_from_many(&self, _need: Option<EvictReason>, _restore: bool) {}
     }
 
     #[test]
     fn a_walk_leaves_nobody_out_when_others_come_and_go() -> Result {
-        fn add(peers: &Peers) -> Result<(MirrorRegistration, Arc<Counting>)> {
+        fn add(peers: &MirrorList) -> Result<(MirrorRegistration, Arc<Counting>)> {
             let peer = Arc::new(Counting(Atomic::new(0)), GFP_KERNEL)?;
             Ok((peers.add(peer.clone())?, peer))
         }
-        let peers = Arc::pin_init(Peers::new(), GFP_KERNEL)?;
+        let peers = Arc::pin_init(MirrorList::new(), GFP_KERNEL)?;
         let mut first = Some(add(&peers)?);
         let others = [add(&peers)?, add(&peers)?, add(&peers)?];
         let new = Arc::new(SetOnce::new(), GFP_KERNEL)?;

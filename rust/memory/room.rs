@@ -7,27 +7,21 @@
 //! pages stay in system memory and the device maps them there.
 
 use super::{
-    lru::{Claim, Lru, NoClaim, Turn, Usage},
-    Copies, Memory, MemoryOps,
+    lru::{BlockUsage, Claim, Lru, LruStamp, NoClaim},
+    CopyContext, Memory, MemoryOps,
 };
 use crate::{
-    debug::{
-        events::Need,
-        stats::Counter, //
-    },
+    debug::{events::EvictReason, stats::Counter},
     mm::{
         addr::PMD_PAGES,
-        device_pages::{
-            DeviceRange,
-            MmapLocks, //
-        },
+        device_pages::{DeviceRange, MmapLocks},
         migrate::Batch,
-        space::fatal_signal_pending, //
-    }, //
+        space::fatal_signal_pending,
+    },
 };
 use kernel::{
     prelude::*,
-    time::{delay::fsleep, Delta}, //
+    time::{delay::fsleep, Delta},
 };
 
 /// Number of blocks whose eviction is tried for one step. A block that cannot be evicted, because
@@ -60,7 +54,7 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Returns the current turn of the LRU.
-    pub(crate) fn turn(&self) -> Turn {
+    pub(crate) fn turn(&self) -> LruStamp {
         self.pages().data().lru.now()
     }
 
@@ -85,16 +79,16 @@ impl<M: MemoryOps> Memory<M> {
     /// # Context
     ///
     /// As for [`Memory::grow`].
-    pub(crate) fn make_room(&self, pages: usize, before: Turn) -> Result<bool> {
+    pub(crate) fn make_room(&self, pages: usize, before: LruStamp) -> Result<bool> {
         if self.has_room(pages) {
             return Ok(true);
         }
         self.evict_for(pages, before)
     }
 
-    fn evict_for(&self, pages: usize, before: Turn) -> Result<bool> {
+    fn evict_for(&self, pages: usize, before: LruStamp) -> Result<bool> {
         let mut batch = Batch::new()?;
-        let mut copies = Copies::new(true)?;
+        let mut copies = CopyContext::new(true)?;
         for _ in 0..RECLAIM_MAX_TRIES {
             if fatal_signal_pending() {
                 return Err(EINTR);
@@ -115,7 +109,7 @@ impl<M: MemoryOps> Memory<M> {
                 .evict_block(&eviction, MmapLocks::Own, &mut batch, &mut copies);
             self.stats().add(Counter::Evicted, moved as u64);
             self.stats().add(Counter::EvictedForRoom, moved as u64);
-            self.parts.evicted(Need::Room, moved);
+            self.parts.evicted(EvictReason::Room, moved);
             if self.has_room(pages) {
                 return Ok(true);
             }
@@ -129,11 +123,11 @@ impl<M: MemoryOps> Memory<M> {
         Ok(self.has_room(pages))
     }
 
-    fn coldest<'a>(&self, lru: &'a Lru, before: Turn) -> Result<Claim<'a>, NoClaim> {
+    fn coldest<'a>(&self, lru: &'a Lru, before: LruStamp) -> Result<Claim<'a>, NoClaim> {
         let usage = |block: usize| match self.pages().used_in_block(block * PMD_PAGES) {
-            0 => Usage::Empty,
-            PMD_PAGES => Usage::Full,
-            _ => Usage::Partial,
+            0 => BlockUsage::Empty,
+            PMD_PAGES => BlockUsage::Full,
+            _ => BlockUsage::Partial,
         };
         let count = self.pages().used().div_ceil(PMD_PAGES);
         lru.coldest(&usage, count, before)

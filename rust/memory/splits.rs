@@ -13,31 +13,23 @@
 //! sleep for it. Such a fault returns early while the work item is running, and fails after the
 //! work item has given up.
 
-use super::{MemoryOps, Ops};
+use super::{MemoryOps, MemoryState};
 use crate::{
     kernel::{
-        completion::Bell,
-        deferred::{
-            Recurring,
-            Work, //
-        },
-        lock_classes,
-        task_work, //
+        completion::TimedCompletion,
+        deferred::{Recurring, RecurringWork},
+        lock_classes, task_work,
     },
     mm::{
-        device_pages::{
-            DevicePages,
-            MmapLocks, //
-        },
-        migrate::Batch, //
-    }, //
+        device_pages::{DevicePages, MmapLocks},
+        migrate::Batch,
+    },
 };
 use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc,
-        Mutex, //
+        Arc, Mutex,
     },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
@@ -45,7 +37,7 @@ use kernel::{
 mod table;
 
 pub(super) use table::Met;
-use table::{Item, Table};
+use table::{SplitItem, SplitTable};
 
 /// Time after which a work item gives up.
 const SPLIT_TIMEOUT: Delta = Delta::from_secs(2);
@@ -62,13 +54,13 @@ const SPLIT_SLOW_INTERVAL: Delta = Delta::from_millis(1);
 const SPLIT_FAULT_RATIO: usize = 64;
 
 /// The work item that splits a page.
-struct Splitter<M: MemoryOps> {
+struct SplitWork<M: MemoryOps> {
     // Dropped before the item, because dropping the item allows the memory to be torn down.
-    pages: Arc<DevicePages<Ops<M>>>,
-    item: Item,
+    pages: Arc<DevicePages<MemoryState<M>>>,
+    item: SplitItem,
 }
 
-impl<M: MemoryOps> Splitter<M> {
+impl<M: MemoryOps> SplitWork<M> {
     /// Tries until the folio is split. Returns whether it was.
     fn split(&self) -> bool {
         let begin = Instant::<Monotonic>::now();
@@ -92,7 +84,7 @@ impl<M: MemoryOps> Splitter<M> {
     }
 }
 
-impl<M: MemoryOps> Work for Splitter<M> {
+impl<M: MemoryOps> RecurringWork for SplitWork<M> {
     fn run(&self) {
         let is_split = self.split();
         self.item.end(is_split);
@@ -102,10 +94,10 @@ impl<M: MemoryOps> Work for Splitter<M> {
 /// Huge pages of a device memory that are being split.
 #[pin_data]
 pub(super) struct Splits<M: MemoryOps> {
-    table: Arc<Table>,
+    table: Arc<SplitTable>,
     /// Reference for new work items. `None` before [`Self::open`] and after [`Self::close`].
     #[pin]
-    pages: Mutex<Option<Arc<DevicePages<Ops<M>>>>>,
+    pages: Mutex<Option<Arc<DevicePages<MemoryState<M>>>>>,
     /// Number of faults that met a work item and could not release the mmap lock.
     visits: Atomic<usize>,
 }
@@ -114,7 +106,7 @@ impl<M: MemoryOps> Splits<M> {
     pub(super) fn new() -> impl PinInit<Self, Error> {
         let (name, key) = lock_classes::split_pages();
         try_pin_init!(Self {
-            table: Table::new()?,
+            table: SplitTable::new()?,
             pages <- Mutex::new(None, name, key),
             visits: Atomic::new(0),
         })
@@ -125,7 +117,7 @@ impl<M: MemoryOps> Splits<M> {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn open(&self, pages: &Arc<DevicePages<Ops<M>>>) {
+    pub(super) fn open(&self, pages: &Arc<DevicePages<MemoryState<M>>>) {
         let mut place = self.pages.lock();
         if place.is_none() {
             *place = Some(pages.clone());
@@ -165,11 +157,11 @@ impl<M: MemoryOps> Splits<M> {
     /// # Context
     ///
     /// May sleep for memory. A folio lock may be held.
-    pub(super) fn begin(&self, number: usize, can_sleep: bool) -> Result<Arc<Bell>> {
+    pub(super) fn begin(&self, number: usize, can_sleep: bool) -> Result<Arc<TimedCompletion>> {
         let pages = self.pages.lock().clone().ok_or(ENODEV)?;
         let (bell, item) = self.table.begin(number, can_sleep)?;
         if let Some(item) = item {
-            Recurring::new(Splitter { pages, item })?.queue();
+            Recurring::new(SplitWork { pages, item })?.queue();
         }
         Ok(bell)
     }
@@ -210,6 +202,6 @@ impl<M: MemoryOps> Splits<M> {
 /// # Context
 ///
 /// May sleep.
-pub(super) fn sleep_before_return(bell: Arc<Bell>) -> bool {
+pub(super) fn sleep_before_return(bell: Arc<TimedCompletion>) -> bool {
     task_work::sleep_before_return(bell).is_ok()
 }

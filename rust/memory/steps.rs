@@ -2,16 +2,15 @@
 
 //! Counter of steps in flight, so that unplug can wait for those that have begun.
 
-use crate::kernel::lock_classes::Class;
+use crate::kernel::lock_classes::LockClass;
 use kernel::{
     prelude::*,
     sync::{
         atomic::{
             ordering::{Acquire, Full},
-            Atomic, //
+            Atomic,
         },
-        CondVar,
-        Mutex, //
+        CondVar, Mutex,
     },
 };
 
@@ -34,7 +33,7 @@ pub(super) struct Steps {
 impl Steps {
     /// Creates a counter. `lock` and `idle` are the names and lock classes of its lock and its wait
     /// queue.
-    pub(super) fn new(lock: Class, idle: Class) -> impl PinInit<Self> {
+    pub(super) fn new(lock: LockClass, idle: LockClass) -> impl PinInit<Self> {
         let ((name, key), (idle_name, idle_key)) = (lock, idle);
         pin_init!(Self {
             waits: Atomic::new(0),
@@ -55,13 +54,13 @@ impl Steps {
     }
 
     /// Begins a step.
-    pub(super) fn begin(&self) -> Step<'_> {
+    pub(super) fn begin(&self) -> StepGuard<'_> {
         loop {
             let waits = self.waits.load(Acquire);
             // Count the step before the check: either this sees the new number of waits, or the
             // wait sees the count.
             self.running(waits).fetch_add(1, Full);
-            let step = Step { steps: self, waits };
+            let step = StepGuard { steps: self, waits };
             // Retry. Each retry requires another wait, and unplug has only a few.
             if self.waits.load(Acquire) == waits {
                 return step;
@@ -90,12 +89,12 @@ impl Steps {
 
 /// A step in flight, until it is dropped.
 #[must_use = "unplug does not wait for the step without it"]
-pub(crate) struct Step<'m> {
+pub(crate) struct StepGuard<'m> {
     steps: &'m Steps,
     waits: usize,
 }
 
-impl Drop for Step<'_> {
+impl Drop for StepGuard<'_> {
     fn drop(&mut self) {
         let steps = self.steps;
         let before = steps.running(self.waits).fetch_sub(1, Full);

@@ -2,7 +2,7 @@
 
 //! Removal of device memory: of a part of it at run time, or of all of it on unplug.
 
-use super::{Copies, Memory, MemoryOps};
+use super::{CopyContext, Memory, MemoryOps};
 use crate::{
     debug::stats::Counter,
     kernel::reentry,
@@ -102,7 +102,7 @@ impl<M: MemoryOps> Memory<M> {
         self.start_worker()?;
         self.pages().grow_to(end)?;
         let mut batch = Batch::new()?;
-        let mut copies = Copies::new(false)?;
+        let mut copies = CopyContext::new(false)?;
         let blocks =
             || (range.first / PMD_PAGES..end.div_ceil(PMD_PAGES)).map(|block| block * PMD_PAGES);
         for pass in 0..UNPLUG_MAX_PASSES {

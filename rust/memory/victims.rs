@@ -12,13 +12,13 @@ const MAX_VICTIM_SPACES: usize = 16;
 
 /// Identities of address spaces.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Names {
+pub(super) struct SpaceSet {
     some: [Option<MmId>; MAX_VICTIM_SPACES],
     /// Whether there were more than fit.
     pub(super) more: bool,
 }
 
-impl Names {
+impl SpaceSet {
     /// Returns the recorded identities.
     pub(super) fn iter(&self) -> impl Iterator<Item = MmId> + '_ {
         self.some.iter().flatten().copied()
@@ -29,14 +29,14 @@ impl Names {
 #[pin_data]
 pub(super) struct Victims {
     #[pin]
-    names: SpinLock<Names>,
+    names: SpinLock<SpaceSet>,
 }
 
 impl Victims {
     pub(super) fn new() -> impl PinInit<Self> {
         let (name, key) = lock_classes::victims();
         pin_init!(Self {
-            names <- SpinLock::new(Names::default(), name, key),
+            names <- SpinLock::new(SpaceSet::default(), name, key),
         })
     }
 
@@ -57,7 +57,7 @@ impl Victims {
     }
 
     /// Takes the recorded spaces, and empties the record.
-    pub(super) fn take(&self) -> Names {
+    pub(super) fn take(&self) -> SpaceSet {
         core::mem::take(&mut *self.names.lock())
     }
 }

@@ -2,18 +2,19 @@
 
 //! Columns of device memory in debugfs.
 
-use super::{MemoryOps, Ops};
+use super::{MemoryOps, MemoryState};
 use crate::{
     debug::{registry::Watched, stats::Counter},
-    mm::device_pages::{DevicePages, Kind},
+    mm::device_pages::{DevicePages, MemoryKind},
+    watch::DebugObject,
 };
 use kernel::fmt;
 
-impl<M: MemoryOps> Watched for DevicePages<Ops<M>> {
+impl<M: MemoryOps> DebugObject for DevicePages<MemoryState<M>> {
     fn columns(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind() {
-            Kind::Private => "private",
-            Kind::Coherent { .. } => "coherent",
+            MemoryKind::Private => "private",
+            MemoryKind::Coherent { .. } => "coherent",
         };
         write!(
             f,

@@ -2,19 +2,20 @@
 
 //! Preparation of overlapping steps without locks, and their completion.
 
-use super::{step::Step, work::Slot, PageOutcome, Target};
+use super::{step::MigrateStep, work::BlockBuffers, PageOutcome, Target};
 use crate::{
     debug::timing::{Lap, Phase},
     memory::Memory,
-    mirror::{Device, Mirror, Present, Tries},
+    mirror::{AnnounceTries, Device, InstallFilter, Mirror},
     mm::{
         addr::{PageRange, PMD_PAGES},
         notifier::Seq,
         range_fault::AddressSpace,
     },
     pgtable::Format,
-    queue::Stop,
-    space::{Joined, WindowUser},
+    phases::Stopwatch,
+    queue::CancelToken,
+    space::{JoinedMirrors, WindowUser},
 };
 use kernel::prelude::*;
 
@@ -22,24 +23,24 @@ use kernel::prelude::*;
 const MAX_BLOCKS_AHEAD: usize = 8;
 
 /// Outcomes of the pages of a block.
-pub(super) type Pages = KBox<[PageOutcome; PMD_PAGES]>;
+pub(super) type BlockOutcomes = KBox<[PageOutcome; PMD_PAGES]>;
 
 /// A block that has pages which did not migrate.
 #[derive(Clone, Copy)]
-pub(super) struct Left {
+pub(super) struct PartialBlock {
     pub(super) range: PageRange,
     /// Whether the device lost entries of pages that moved.
     pub(super) lost: bool,
 }
 
 /// A block whose sequence was read.
-pub(super) struct Ahead {
+pub(super) struct SequencedBlock {
     pub(super) range: PageRange,
     pub(super) window: WindowUser,
     pub(super) seq: Seq,
 }
 
-impl Ahead {
+impl SequencedBlock {
     /// Prepares `range`, which lies in one block.
     ///
     /// # Errors
@@ -59,23 +60,23 @@ impl Ahead {
         }
         // Best effort, as for a step without overlap.
         let _ = mirror.inner().prepare(range);
-        let mut lap = Lap::start();
+        let mut lap = Stopwatch::start();
         let window = mirror.window(space, range.start())?;
-        let seq = Tries::new().next(mirror, &window)?;
+        let seq = AnnounceTries::new().next(mirror, &window)?;
         lap.end(Phase::Wait);
         Ok(Self { range, window, seq })
     }
 }
 
 /// Memory of one call for the blocks after the first one.
-pub(super) struct Room<F: Format> {
-    pub(super) slot: Slot<F>,
+pub(super) struct AheadBuffers<F: Format> {
+    pub(super) slot: BlockBuffers<F>,
     /// For the first block, and alternately for the following ones.
-    pub(super) joined: [Joined; 2],
+    pub(super) joined: [JoinedMirrors; 2],
     /// Outcomes of blocks, used alternately.
-    pub(super) pages: [Pages; 2],
+    pub(super) pages: [BlockOutcomes; 2],
     /// Prepared blocks, in descending order of addresses.
-    pub(super) ahead: KVec<Ahead>,
+    pub(super) ahead: KVec<SequencedBlock>,
     /// An additional use of the window of each block, held while the mmap lock is held.
     ///
     /// Without it, a worker could remove a window between the end of a step's use and the drop of
@@ -85,10 +86,10 @@ pub(super) struct Room<F: Format> {
     /// End of the last block that was isolated here.
     pub(super) end: Option<usize>,
     /// Blocks in `pages` that have pages which did not migrate.
-    pub(super) left: [Option<Left>; 2],
+    pub(super) left: [Option<PartialBlock>; 2],
 }
 
-impl<F: Format> Room<F> {
+impl<F: Format> AheadBuffers<F> {
     /// Allocates the buffers.
     ///
     /// # Errors
@@ -99,12 +100,12 @@ impl<F: Format> Room<F> {
     #[inline(never)]
     pub(super) fn new<D: Device<Format = F>>(
         mirror: &Mirror<D>,
-        stop: Option<Stop>,
+        stop: Option<CancelToken>,
     ) -> Result<KBox<Self>> {
         let pages = || KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL);
         let room = try_init!(Self {
-            slot <- Slot::new(PMD_PAGES, mirror.spares(), stop),
-            joined: [Joined::new(), Joined::new()],
+            slot <- BlockBuffers::new(PMD_PAGES, mirror.spares(), stop),
+            joined: [JoinedMirrors::new(), JoinedMirrors::new()],
             pages: [pages()?, pages()?],
             ahead: KVec::with_capacity(MAX_BLOCKS_AHEAD, GFP_KERNEL)?,
             windows: KVec::with_capacity(1 + MAX_BLOCKS_AHEAD, GFP_KERNEL)?,
@@ -145,7 +146,7 @@ impl<F: Format> Room<F> {
         let window = mirror.window(space, first)?;
         self.windows.push_within_capacity(window)?;
         for range in rest.pmd_pieces().take(MAX_BLOCKS_AHEAD) {
-            let ahead = Ahead::new(mirror, space, range)?;
+            let ahead = SequencedBlock::new(mirror, space, range)?;
             let window = mirror.window(space, range.start())?;
             self.windows.push_within_capacity(window)?;
             self.ahead.push_within_capacity(ahead)?;
@@ -164,7 +165,7 @@ impl<F: Format> Room<F> {
     }
 }
 
-impl<D: Device> Step<'_, D> {
+impl<D: Device> MigrateStep<'_, D> {
     /// Prepares the blocks of `range` after the first one for overlap, if copies are asynchronous.
     ///
     /// # Context
@@ -187,7 +188,7 @@ impl<D: Device> Step<'_, D> {
             return;
         }
         if self.room.is_none() {
-            self.room = Room::new(self.mirror, self.stop.clone()).ok();
+            self.room = AheadBuffers::new(self.mirror, self.stop.clone()).ok();
         }
         if let Some(room) = &mut self.room {
             room.look_ahead(self.mirror, &self.space, range.start(), rest);
@@ -208,9 +209,9 @@ impl<D: Device> Step<'_, D> {
         if end.is_none() {
             return (None, result);
         }
-        while let Some(Left { range, lost }) = self.take_left() {
+        while let Some(PartialBlock { range, lost }) = self.take_left() {
             if lost && result.is_ok() {
-                result = self.install(range, Present::All);
+                result = self.install(range, InstallFilter::All);
             }
             let mut rest = Some(range);
             while let Some(left) = rest {
@@ -231,7 +232,7 @@ impl<D: Device> Step<'_, D> {
     }
 
     /// Takes a block that has pages which did not migrate. Its outcomes become those of the step.
-    fn take_left(&mut self) -> Option<Left> {
+    fn take_left(&mut self) -> Option<PartialBlock> {
         let room = self.room.as_deref_mut()?;
         let mut each = room.left.iter_mut().zip(&mut room.pages);
         let (left, outcomes) = each.find(|(left, _)| left.is_some())?;

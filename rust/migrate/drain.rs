@@ -6,10 +6,10 @@
 //! address space is known and no device access is running, so that walking the device's table is
 //! cheaper.
 
-use super::{step::Step, Tally, Target};
+use super::{step::MigrateStep, OutcomeTally, Target};
 use crate::{
     debug::{
-        events::{Event, Trigger},
+        events::{Event, MigrateReason},
         stats::Counter,
     },
     kernel::reentry,
@@ -19,7 +19,7 @@ use crate::{
 };
 use kernel::{
     page::{PAGE_MASK, PAGE_SIZE},
-    prelude::*, //
+    prelude::*,
 };
 
 /// Maximum number of ranges that are collected before they are migrated. Each lies within a block
@@ -27,13 +27,13 @@ use kernel::{
 const DRAIN_MAX_RANGES: usize = 1024;
 
 /// Ranges of the address space whose device entries refer to the device's own memory.
-struct Parts {
+struct ResidentRanges {
     list: KVVec<PageRange>,
     /// Whether there were more than fit.
     full: bool,
 }
 
-impl Parts {
+impl ResidentRanges {
     fn new() -> Result<Self> {
         Ok(Self {
             list: KVVec::with_capacity(DRAIN_MAX_RANGES, GFP_KERNEL)?,
@@ -82,13 +82,13 @@ impl<D: Device> Mirror<D> {
     pub fn drain(&self) -> Result<usize> {
         reentry::may_wait()?;
         let memory: &Memory<_> = self.device().memory().ok_or(ENODEV)?;
-        let mut parts = Parts::new()?;
+        let mut parts = ResidentRanges::new()?;
         let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;
-        let tally = Tally::new(all, None);
-        let mut step = Step::new(self, Target::System, false, false, None, tally)?;
+        let tally = OutcomeTally::new(all, None);
+        let mut step = MigrateStep::new(self, Target::System, false, false, None, tally)?;
         let inner = self.inner();
         let to_device = false;
-        let trigger = Trigger::Close;
+        let trigger = MigrateReason::Close;
         inner.tell(&Event::MigrateBegin {
             range: all,
             to_device,
@@ -113,8 +113,8 @@ impl<D: Device> Mirror<D> {
     fn drain_all(
         &self,
         all: PageRange,
-        parts: &mut Parts,
-        step: &mut Step<'_, D>,
+        parts: &mut ResidentRanges,
+        step: &mut MigrateStep<'_, D>,
         moved: &mut usize,
     ) -> Result {
         let mut rest = Some(all);
@@ -133,7 +133,7 @@ impl<D: Device> Mirror<D> {
     }
 }
 
-impl<D: Device> Step<'_, D> {
+impl<D: Device> MigrateStep<'_, D> {
     /// Migrates the movable pages of `part`. Returns the number of pages that moved.
     ///
     /// # Errors

@@ -7,61 +7,63 @@
 //! the mmap lock, and nothing is evicted.
 
 use super::{
-    ahead::{Ahead, Left, Pages, Room},
+    ahead::{AheadBuffers, BlockOutcomes, PartialBlock, SequencedBlock},
     overlaps::{self, Overlap},
     survey::{Movable, Surveyor},
-    work::{finish, submit, Attempt, InFlight, Place, Slot, Submitted},
-    PageOutcome, Tally,
+    work::{
+        finish, submit, AttemptResult, BlockBuffers, BlockInFlight, BorrowedBuffers, Submitted,
+    },
+    OutcomeTally, PageOutcome,
 };
 use crate::{
     kernel::identity::MigrationId,
     memory::Memory,
-    mirror::{Announced, Device, Mirror, Tries},
+    mirror::{AnnounceTries, Announced, Device, Mirror},
     mm::{
         addr::PageRange,
         space::{fatal_signal_pending, MmapGuard},
     },
-    queue::Stop,
-    space::{Destination, Identity, Joined, Request},
+    queue::CancelToken,
+    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc},
 };
 use kernel::prelude::*;
 
 /// A block in flight. Boxed, because it is too large to be moved on the stack.
-type Block<'a, 'm, D> = KBox<Option<InFlight<'a, 'm, D>>>;
+type BoxedInFlight<'a, 'm, D> = KBox<Option<BlockInFlight<'a, 'm, D>>>;
 
 /// A block in flight that overlaps with the previous one, and its range.
-type Following<'a, 'm, D> = (Block<'a, 'm, D>, PageRange);
+type OverlappingBlock<'a, 'm, D> = (BoxedInFlight<'a, 'm, D>, PageRange);
 
 /// The result of a block, and its range.
-type Finished = (Result<bool>, PageRange);
+type FinishedBlock = (Result<bool>, PageRange);
 
 /// The blocks that overlap within one hold of the mmap lock.
-pub(super) struct Chain<'c, 'm, D: Device> {
+pub(super) struct BlockChain<'c, 'm, D: Device> {
     pub(super) mirror: &'m Mirror<D>,
     pub(super) memory: &'c Memory<D::Memory>,
     pub(super) mmap: &'c MmapGuard<'c>,
     pub(super) surveyor: Surveyor,
     pub(super) destination: Destination,
     pub(super) faultless: bool,
-    pub(super) stop: Option<&'c Stop>,
+    pub(super) stop: Option<&'c CancelToken>,
     pub(super) entries: &'c mut usize,
-    pub(super) tally: &'c mut Tally<'m>,
+    pub(super) tally: &'c mut OutcomeTally<'m>,
 }
 
-impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
+impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
     /// Migrates the first block, and the blocks prepared in `room` that can overlap. Returns the
     /// result of the first block, or the first error of any block.
     #[inline(never)]
     pub(super) fn run(
         mut self,
-        first: (Movable<'c>, (Announced<'m, D>, Request), bool),
-        one: &mut Slot<D::Format>,
+        first: (Movable<'c>, (Announced<'m, D>, MigrationDesc), bool),
+        one: &mut BlockBuffers<D::Format>,
         pages: &mut [PageOutcome],
-        room: &mut Room<D::Format>,
-    ) -> Result<Attempt> {
+        room: &mut AheadBuffers<D::Format>,
+    ) -> Result<AttemptResult> {
         let (movable, announced, compound) = first;
         let on = (self.mirror, self.memory);
-        let Room {
+        let AheadBuffers {
             slot: two,
             joined: [joined_one, joined_two],
             pages: [even, odd],
@@ -70,7 +72,7 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
             left: [left_even, left_odd],
             ..
         } = room;
-        let place = Place {
+        let place = BorrowedBuffers {
             slot: &mut *one,
             joined: &mut *joined_one,
             pages,
@@ -78,7 +80,7 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         let mut block = KBox::new(None, GFP_KERNEL)?;
         match submit(on, movable, announced, compound, place, &mut block)? {
             Submitted::InFlight => {}
-            Submitted::NoHuge => return Ok(Attempt::NoHuge),
+            Submitted::NoHuge => return Ok(AttemptResult::NoHuge),
         }
         let room = (&mut *two, &mut *joined_two);
         let mut next = self.next(&mut block, ahead, end, room, even);
@@ -102,7 +104,7 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
             next = then;
         }
         let lost = result?;
-        failed.map(|()| Attempt::Done { lost })
+        failed.map(|()| AttemptResult::Done { lost })
     }
 
     /// Starts the next block, if there is one that can overlap, and finishes `block`. Returns the
@@ -110,12 +112,12 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
     #[inline(never)]
     fn advance<'a>(
         &mut self,
-        block: Option<Following<'_, 'm, D>>,
-        ahead: &mut KVec<Ahead>,
+        block: Option<OverlappingBlock<'_, 'm, D>>,
+        ahead: &mut KVec<SequencedBlock>,
         end: &mut Option<usize>,
-        room: (&'a mut Slot<D::Format>, &'a mut Joined),
-        pages: &'a mut Pages,
-    ) -> Option<(Finished, Option<Following<'a, 'm, D>>)>
+        room: (&'a mut BlockBuffers<D::Format>, &'a mut JoinedMirrors),
+        pages: &'a mut BlockOutcomes,
+    ) -> Option<(FinishedBlock, Option<OverlappingBlock<'a, 'm, D>>)>
     where
         'c: 'a,
     {
@@ -128,10 +130,10 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
     /// overlaps.
     fn note(
         &mut self,
-        (result, range): Finished,
-        pages: &Pages,
-        left: &mut Option<Left>,
-        ahead: &mut KVec<Ahead>,
+        (result, range): FinishedBlock,
+        pages: &BlockOutcomes,
+        left: &mut Option<PartialBlock>,
+        ahead: &mut KVec<SequencedBlock>,
         failed: &mut Result,
     ) {
         let outcomes = pages.get(..range.pages()).unwrap_or_default();
@@ -141,7 +143,7 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
                 self.tally.add(range, outcomes);
                 return;
             }
-            Ok(lost) => *left = Some(Left { range, lost }),
+            Ok(lost) => *left = Some(PartialBlock { range, lost }),
             Err(error) => {
                 self.tally.add(range, outcomes);
                 *failed = failed.and(Err(error));
@@ -156,12 +158,12 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
     #[inline(never)]
     fn next<'a>(
         &mut self,
-        previous: &mut Option<InFlight<'_, 'm, D>>,
-        ahead: &mut KVec<Ahead>,
+        previous: &mut Option<BlockInFlight<'_, 'm, D>>,
+        ahead: &mut KVec<SequencedBlock>,
         end: &mut Option<usize>,
-        room: (&'a mut Slot<D::Format>, &'a mut Joined),
-        pages: &'a mut Pages,
-    ) -> Option<Following<'a, 'm, D>>
+        room: (&'a mut BlockBuffers<D::Format>, &'a mut JoinedMirrors),
+        pages: &'a mut BlockOutcomes,
+    ) -> Option<OverlappingBlock<'a, 'm, D>>
     where
         'c: 'a,
     {
@@ -186,16 +188,16 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
     #[inline(never)]
     fn overlap<'a>(
         &mut self,
-        previous: &InFlight<'_, 'm, D>,
-        next: Ahead,
-        (slot, joined): (&'a mut Slot<D::Format>, &'a mut Joined),
-        pages: &'a mut Pages,
-    ) -> Result<Block<'a, 'm, D>, Overlap>
+        previous: &BlockInFlight<'_, 'm, D>,
+        next: SequencedBlock,
+        (slot, joined): (&'a mut BlockBuffers<D::Format>, &'a mut JoinedMirrors),
+        pages: &'a mut BlockOutcomes,
+    ) -> Result<BoxedInFlight<'a, 'm, D>, Overlap>
     where
         'c: 'a,
     {
-        let Ahead { range, window, seq } = next;
-        if self.stop.is_some_and(Stop::is_set) || fatal_signal_pending() {
+        let SequencedBlock { range, window, seq } = next;
+        if self.stop.is_some_and(CancelToken::is_set) || fatal_signal_pending() {
             return Err(Overlap::Stopped);
         }
         if !previous.is_outstanding() {
@@ -208,7 +210,7 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         let failed = |_| Overlap::Failed;
         slot.spares.refill().map_err(failed)?;
         let mut block = KBox::new(None, GFP_KERNEL).map_err(|_| Overlap::Failed)?;
-        let mut tries = Tries::new();
+        let mut tries = AnnounceTries::new();
         pages.fill(PageOutcome::None);
         let look = self.surveyor.look(self.mmap, range, &mut pages[..]);
         let (survey, movable) = look.map_err(|_| Overlap::Pages)?;
@@ -223,10 +225,10 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         if !self.memory.has_room(range.pages()) {
             return Err(Overlap::Room);
         }
-        let request = Request {
+        let request = MigrationDesc {
             // Unique: this address is not reused while the block is in flight.
             name: MigrationId::of(&**pages),
-            identity: Identity::Name,
+            identity: EventMatch::Name,
             range,
             faultless: self.faultless,
             destination: self.destination,
@@ -237,7 +239,7 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         let announced = announced.map_err(failed)?.map_err(|_| Overlap::Changed)?;
         let announced = (announced, request);
         let on = (self.mirror, self.memory);
-        let place = Place {
+        let place = BorrowedBuffers {
             slot,
             joined,
             pages: &mut pages[..],

@@ -63,9 +63,9 @@ pub(crate) fn counted(end: Overlap) -> u64 {
 }
 
 /// The text of the file: a line for each [`Overlap`], with its name and how often it occurred.
-pub(crate) struct Report;
+pub(crate) struct OverlapReport;
 
-impl Writer for Report {
+impl Writer for OverlapReport {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, count) in OVERLAP_NAMES.iter().zip(&OVERLAP_COUNTS) {
             writeln!(f, "{name} {}", count.load(Relaxed))?;

@@ -3,27 +3,27 @@
 //! Steps of a migration. Each handles at most 2 MiB, makes room first, and retries.
 
 use super::{
-    ahead::Room,
-    overlap::Chain,
+    ahead::AheadBuffers,
+    overlap::BlockChain,
     survey::{Survey, Surveyor},
-    work::{Attempt, Work},
-    PageOutcome, Tally, Target,
+    work::{AttemptResult, MigrateBuffers},
+    OutcomeTally, PageOutcome, Target,
 };
 use crate::{
     debug::stats::Counter,
     kernel::identity::MigrationId,
-    memory::Turn,
-    mirror::{Device, Mirror, Present, Tries},
+    memory::LruStamp,
+    mirror::{AnnounceTries, Device, InstallFilter, Mirror},
     mm::{
         addr::{PageRange, PMD_PAGES},
         range_fault::AddressSpace,
     },
-    queue::Stop,
-    space::{Destination, Identity, Request},
+    queue::CancelToken,
+    space::{Destination, EventMatch, MigrationDesc},
 };
 use kernel::{
     prelude::*,
-    time::{delay::fsleep, Delta}, //
+    time::{delay::fsleep, Delta},
 };
 
 /// Maximum number of further passes of a step to the device, each after a pause. Made if pages were
@@ -37,28 +37,28 @@ const STEP_MAX_ALLOC_RETRIES: usize = 3;
 const STEP_RETRY_INTERVAL: Delta = Delta::from_millis(1);
 
 /// State that the steps of one migration share.
-pub(super) struct Step<'m, D: Device> {
+pub(super) struct MigrateStep<'m, D: Device> {
     pub(super) mirror: &'m Mirror<D>,
     pub(super) space: AddressSpace,
     pub(super) target: Target,
     pub(super) faultless: bool,
     /// Turn when the migration began. Device memory that was used later is not evicted, so that a
     /// migration does not evict pages that it has brought itself.
-    pub(super) before: Turn,
+    pub(super) before: LruStamp,
     pub(super) evict: bool,
     /// Whether the step retries after a pause if pages have extra references.
     pub(super) patient: bool,
     /// Set when the caller cancels the migration.
-    pub(super) stop: Option<Stop>,
-    pub(super) work: KBox<Work<D::Format>>,
+    pub(super) stop: Option<CancelToken>,
+    pub(super) work: KBox<MigrateBuffers<D::Format>>,
     /// Buffers of blocks that may overlap. `None` before the first one.
-    pub(super) room: Option<KBox<Room<D::Format>>>,
+    pub(super) room: Option<KBox<AheadBuffers<D::Format>>>,
     /// Whether blocks may overlap in the next attempt.
     pub(super) armed: bool,
-    pub(super) tally: Tally<'m>,
+    pub(super) tally: OutcomeTally<'m>,
 }
 
-impl<'m, D: Device> Step<'m, D> {
+impl<'m, D: Device> MigrateStep<'m, D> {
     /// Prepares steps for parts of the range of `tally`.
     ///
     /// # Errors
@@ -72,8 +72,8 @@ impl<'m, D: Device> Step<'m, D> {
         target: Target,
         faultless: bool,
         evict: bool,
-        stop: Option<Stop>,
-        tally: Tally<'m>,
+        stop: Option<CancelToken>,
+        tally: OutcomeTally<'m>,
     ) -> Result<Self> {
         let room = tally.range.pages();
         let memory = mirror.device().memory().ok_or(ENODEV)?;
@@ -85,7 +85,7 @@ impl<'m, D: Device> Step<'m, D> {
             before: memory.turn(),
             evict,
             patient: true,
-            work: Work::new(room.min(PMD_PAGES), mirror.spares(), stop.clone())?,
+            work: MigrateBuffers::new(room.min(PMD_PAGES), mirror.spares(), stop.clone())?,
             stop,
             room: None,
             armed: false,
@@ -186,7 +186,7 @@ impl<'m, D: Device> Step<'m, D> {
         if let Some((resident, pages)) = survey.resident {
             if self.mirror.on_device(resident) < pages {
                 // Another mirror migrated the pages, or an invalidation removed their entries.
-                self.install(resident, Present::Own)?;
+                self.install(resident, InstallFilter::Own)?;
             }
         }
         let mut more = survey.held;
@@ -231,7 +231,7 @@ impl<'m, D: Device> Step<'m, D> {
     }
 
     pub(super) fn is_stopped(&self) -> bool {
-        self.stop.as_ref().is_some_and(Stop::is_set)
+        self.stop.as_ref().is_some_and(CancelToken::is_set)
     }
 
     /// Calls [`Self::attempt`] with huge pages. If there is no huge page at the destination and
@@ -242,9 +242,10 @@ impl<'m, D: Device> Step<'m, D> {
         first: usize,
         needs_room: bool,
         small: bool,
-    ) -> Result<(Survey, Option<Attempt>)> {
+    ) -> Result<(Survey, Option<AttemptResult>)> {
         let (mut survey, attempt) = self.attempt(piece, first, needs_room, true)?;
-        let (Some(part), Some(Attempt::NoHuge), true) = (survey.found, &attempt, small) else {
+        let (Some(part), Some(AttemptResult::NoHuge), true) = (survey.found, &attempt, small)
+        else {
             return Ok((survey, attempt));
         };
         let first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
@@ -260,7 +261,7 @@ impl<'m, D: Device> Step<'m, D> {
         Ok((survey, attempt))
     }
 
-    pub(super) fn install(&mut self, piece: PageRange, which: Present) -> Result {
+    pub(super) fn install(&mut self, piece: PageRange, which: InstallFilter) -> Result {
         let inner = self.mirror.inner();
         inner.try_install_present(&self.space, piece, which, &mut self.work.slot.spares)
     }
@@ -300,15 +301,15 @@ impl<'m, D: Device> Step<'m, D> {
     /// `first`.
     ///
     /// Outcomes of pages that cannot move are recorded before anything is announced, evicted or
-    /// unmapped for them. Returns no [`Attempt`] if no page is movable, or if `needs_room` is set
-    /// and there is no room for the run.
+    /// unmapped for them. Returns no [`AttemptResult`] if no page is movable, or if `needs_room` is
+    /// set and there is no room for the run.
     fn attempt(
         &mut self,
         piece: PageRange,
         first: usize,
         needs_room: bool,
         compound: bool,
-    ) -> Result<(Survey, Option<Attempt>)> {
+    ) -> Result<(Survey, Option<AttemptResult>)> {
         self.work.slot.spares.refill()?;
         let mirror = self.mirror;
         if self.target == Target::Device {
@@ -320,10 +321,10 @@ impl<'m, D: Device> Step<'m, D> {
         // Unique: this address is not reused while the step runs.
         let name = MigrationId::of(&self.work.pages);
         let identity = match self.target {
-            Target::Device => Identity::Name,
+            Target::Device => EventMatch::Name,
             // On the way back, the core compares the owner of the event with the owner of the
             // pages.
-            Target::System => Identity::current(memory.owner()),
+            Target::System => EventMatch::current(memory.owner()),
         };
         let destination = match self.target {
             Target::System => Destination::Any,
@@ -335,7 +336,7 @@ impl<'m, D: Device> Step<'m, D> {
             tile: memory.tile(),
             patient: self.patient,
         };
-        let mut tries = Tries::new();
+        let mut tries = AnnounceTries::new();
         // If the pages are in device memory already, nothing is announced. So do not wait for
         // invalidations before the survey.
         let mut waits = self.target == Target::System || !mirror.has_device_entry(piece.start());
@@ -368,7 +369,7 @@ impl<'m, D: Device> Step<'m, D> {
                 waits = true;
                 continue;
             };
-            let request = Request {
+            let request = MigrationDesc {
                 name,
                 identity,
                 range: part,
@@ -389,7 +390,7 @@ impl<'m, D: Device> Step<'m, D> {
             let work = &mut *self.work;
             let result = match &mut self.room {
                 Some(room) if armed => {
-                    let chain = Chain {
+                    let chain = BlockChain {
                         mirror,
                         memory,
                         mmap: &mmap,
@@ -407,10 +408,11 @@ impl<'m, D: Device> Step<'m, D> {
             };
             break (survey, part, result);
         };
-        if self.target == Target::Device && matches!(result, Ok(Attempt::Done { lost: true })) {
+        if self.target == Target::Device && matches!(result, Ok(AttemptResult::Done { lost: true }))
+        {
             // A foreign event, or the split of a huge page, cleared marks. Map the pages at their
             // current places.
-            self.install(part, Present::All)?;
+            self.install(part, InstallFilter::All)?;
         }
         Ok((survey, Some(result?)))
     }

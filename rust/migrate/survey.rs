@@ -8,7 +8,7 @@ use crate::{
     kernel::identity::MemoryId,
     mm::{
         addr::PageRange,
-        migrate::{Pages, SystemPages},
+        migrate::{PageClass, SystemPages},
         space::{MmapGuard, Vma},
     },
 };
@@ -114,12 +114,12 @@ impl Surveyor {
                 Target::System => {
                     let (kind, part) = vma.alike(left, self.tile)?;
                     let outcome = match kind {
-                        Pages::Device => {
+                        PageClass::Device => {
                             survey.found = Some(part);
                             return Ok((survey, Some(Movable::Device(vma, part))));
                         }
-                        Pages::Busy => PageOutcome::Skipped,
-                        Pages::System | Pages::Held | Pages::Stay => PageOutcome::None,
+                        PageClass::Busy => PageOutcome::Skipped,
+                        PageClass::System | PageClass::Held | PageClass::Stay => PageOutcome::None,
                     };
                     (part, outcome)
                 }
@@ -135,18 +135,23 @@ impl Surveyor {
     }
 
     /// Returns the outcome of `part`, which cannot move to the device now.
-    fn outcome_to_device(self, kind: Pages, part: PageRange, survey: &mut Survey) -> PageOutcome {
+    fn outcome_to_device(
+        self,
+        kind: PageClass,
+        part: PageRange,
+        survey: &mut Survey,
+    ) -> PageOutcome {
         match kind {
-            Pages::Device => {
+            PageClass::Device => {
                 let (hull, count) = survey.resident.unwrap_or((part, 0));
                 survey.resident = Some((hull.hull(&part), count + part.pages()));
                 return PageOutcome::None;
             }
             // A fault does not retry for pages with extra references. The device maps them in
             // place.
-            Pages::Busy => survey.held = true,
-            Pages::Held if self.patient => survey.held = true,
-            Pages::System | Pages::Held | Pages::Stay => survey.immovable = true,
+            PageClass::Busy => survey.held = true,
+            PageClass::Held if self.patient => survey.held = true,
+            PageClass::System | PageClass::Held | PageClass::Stay => survey.immovable = true,
         }
         PageOutcome::Skipped
     }
@@ -178,10 +183,10 @@ impl Surveyor {
         while let Some(left) = rest {
             let (kind, part, _) = vma.alike_system(left, self.tile)?;
             run = match kind {
-                Pages::Device | Pages::Held | Pages::Stay => {
+                PageClass::Device | PageClass::Held | PageClass::Stay => {
                     Some(run.map_or(part, |run| run.hull(&part)))
                 }
-                Pages::System | Pages::Busy => {
+                PageClass::System | PageClass::Busy => {
                     run.into_iter().for_each(&mut each);
                     None
                 }

@@ -6,28 +6,29 @@
 use super::{survey::Movable, PageOutcome, Target};
 use crate::{
     debug::timing::{Lap, Phase},
-    memory::{Arrival, Copies, Copying, Memory, MemoryOps, Step},
-    mirror::{Announced, Device, Mirror, Switched},
+    memory::{Arrival, CopyContext, Copying, Memory, MemoryOps, StepGuard},
+    mirror::{Announced, CommitResult, Device, Mirror},
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
         migrate::{Batch, Isolated, MigrateEntry, Source},
         page::{Effort, LockedFolio},
         space::Vma,
     },
-    pgtable::{Format, Spares},
-    queue::Stop,
-    space::{Joined, Readers, Request},
+    pgtable::{Format, Prealloc},
+    phases::Stopwatch,
+    queue::CancelToken,
+    space::{JoinedMirrors, MigrationDesc, Readers},
 };
 use kernel::{mm::virt::flags, prelude::*};
 
 /// Buffers for one block in flight.
-pub(super) struct Slot<F: Format> {
+pub(super) struct BlockBuffers<F: Format> {
     batch: Batch,
-    copies: Copies,
-    pub(super) spares: Spares<F>,
+    copies: CopyContext,
+    pub(super) spares: Prealloc<F>,
 }
 
-impl<F: Format> Slot<F> {
+impl<F: Format> BlockBuffers<F> {
     /// Allocates the buffers for blocks of up to `room` pages, whose copies are cancelled when
     /// `stop` is set.
     ///
@@ -37,11 +38,11 @@ impl<F: Format> Slot<F> {
     // Initialized in place, because it is large.
     pub(super) fn new(
         room: usize,
-        spares: Spares<F>,
-        stop: Option<Stop>,
+        spares: Prealloc<F>,
+        stop: Option<CancelToken>,
     ) -> impl Init<Self, Error> {
-        let copies = move || -> Result<Copies> {
-            let mut copies = Copies::new(true)?;
+        let copies = move || -> Result<CopyContext> {
+            let mut copies = CopyContext::new(true)?;
             copies.until(stop);
             Ok(copies)
         };
@@ -54,16 +55,16 @@ impl<F: Format> Slot<F> {
 }
 
 /// Buffers and outcomes that a block in flight borrows.
-pub(super) struct Place<'a, F: Format> {
-    pub(super) slot: &'a mut Slot<F>,
-    pub(super) joined: &'a mut Joined,
+pub(super) struct BorrowedBuffers<'a, F: Format> {
+    pub(super) slot: &'a mut BlockBuffers<F>,
+    pub(super) joined: &'a mut JoinedMirrors,
     /// Outcomes of the pages.
     pub(super) pages: &'a mut [PageOutcome],
 }
 
 /// Buffers that the steps of a migration reuse. Initialized in place, because it is large.
-pub(super) struct Work<F: Format> {
-    pub(super) slot: Slot<F>,
+pub(super) struct MigrateBuffers<F: Format> {
+    pub(super) slot: BlockBuffers<F>,
     /// Outcomes of the pages of the step.
     pub(super) pages: [PageOutcome; PMD_PAGES],
     /// Index in `pages` of the first page of the attempt.
@@ -73,7 +74,7 @@ pub(super) struct Work<F: Format> {
 }
 
 /// Result of an attempt that did not fail.
-pub(super) enum Attempt {
+pub(super) enum AttemptResult {
     Done {
         /// Whether the device has lost PTEs of pages that moved.
         lost: bool,
@@ -103,9 +104,9 @@ fn isolate<'p, 'a, 'm, D: Device>(
     readers: (Announced<'m, D>, Readers<'a>),
     compound: bool,
     batch: &'a mut Batch,
-    rest: Rest<'a, D>,
-    in_flight: &'p mut Option<InFlight<'a, 'm, D>>,
-) -> Result<&'p mut InFlight<'a, 'm, D>> {
+    rest: FinishState<'a, D>,
+    in_flight: &'p mut Option<BlockInFlight<'a, 'm, D>>,
+) -> Result<&'p mut BlockInFlight<'a, 'm, D>> {
     let name = readers.0.name();
     let origin = rest.memory.origin();
     let isolated = Isolated::read_by(readers, || match movable {
@@ -113,32 +114,32 @@ fn isolate<'p, 'a, 'm, D: Device>(
         Movable::Device(vma, part) => Isolated::new(vma, part, origin, compound, None, batch),
     })?;
     let copying = Copying::new(isolated);
-    Ok(in_flight.insert(InFlight { copying, rest }))
+    Ok(in_flight.insert(BlockInFlight { copying, rest }))
 }
 
 /// Isolated pages of an attempt, whose copies were submitted. Dropping it waits for the copies and
 /// restores the pages.
 #[must_use = "dropping it restores the pages"]
-pub(super) struct InFlight<'a, 'm, D: Device> {
+pub(super) struct BlockInFlight<'a, 'm, D: Device> {
     copying: Copying<'a, 'a, (Announced<'m, D>, Readers<'a>)>,
     // Dropped after the destinations, so that an unplug waits for them.
-    rest: Rest<'a, D>,
+    rest: FinishState<'a, D>,
 }
 
 /// State that is needed to finish an attempt.
-struct Rest<'a, D: Device> {
+struct FinishState<'a, D: Device> {
     arrival: Option<Arrival<'a>>,
-    _departure: Option<Step<'a>>,
+    _departure: Option<StepGuard<'a>>,
     memory: &'a Memory<D::Memory>,
     vma: Vma<'a>,
     target: Target,
     /// Outcomes of the pages.
     pages: &'a mut [PageOutcome],
-    spares: &'a mut Spares<D::Format>,
-    lap: Lap,
+    spares: &'a mut Prealloc<D::Format>,
+    lap: Stopwatch,
 }
 
-impl<D: Device> InFlight<'_, '_, D> {
+impl<D: Device> BlockInFlight<'_, '_, D> {
     /// Stops the measurement of the copy phase until [`Self::resume`].
     pub(super) fn pause(&mut self) {
         self.rest.lap.end(Phase::Copy);
@@ -146,7 +147,7 @@ impl<D: Device> InFlight<'_, '_, D> {
 
     /// Continues the measurement of the copy phase.
     pub(super) fn resume(&mut self) {
-        self.rest.lap = Lap::start();
+        self.rest.lap = Stopwatch::start();
     }
 
     /// Returns the VMA of the pages.
@@ -185,10 +186,10 @@ pub(super) enum Submitted {
 // of their own.
 #[inline(never)]
 pub(super) fn finish<D: Device>(
-    place: &mut Option<InFlight<'_, '_, D>>,
+    place: &mut Option<BlockInFlight<'_, '_, D>>,
     entries: &mut usize,
 ) -> Result<bool> {
-    let InFlight { copying, rest } = place.as_mut().ok_or(EINVAL)?;
+    let BlockInFlight { copying, rest } = place.as_mut().ok_or(EINVAL)?;
     let failed = copying.complete();
     rest.lap.end(Phase::Copy);
     if rest.arrival.as_ref().is_some_and(Arrival::is_late) {
@@ -203,7 +204,7 @@ pub(super) fn finish<D: Device>(
             }
         }
     }
-    let InFlight { copying, rest } = place.take().ok_or(EINVAL)?;
+    let BlockInFlight { copying, rest } = place.take().ok_or(EINVAL)?;
     migrate_and_switch(copying.into_isolated(), rest, entries)
 }
 
@@ -212,10 +213,10 @@ pub(super) fn finish<D: Device>(
 #[inline(never)]
 fn migrate_and_switch<D: Device>(
     isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
-    rest: Rest<'_, D>,
+    rest: FinishState<'_, D>,
     entries: &mut usize,
 ) -> Result<bool> {
-    let Rest {
+    let FinishState {
         arrival: _arrival,
         _departure,
         memory,
@@ -235,23 +236,23 @@ fn migrate_and_switch<D: Device>(
         }
     }
     let mut lost = false;
-    let mut each = |index: usize, what: Switched| {
+    let mut each = |index: usize, what: CommitResult| {
         let Some(page) = pages.get_mut(index) else {
             return;
         };
         let explained = matches!(page, PageOutcome::NoMemory | PageOutcome::CopyFailed);
         *page = match what {
-            Switched::Yes { was_valid: true } => PageOutcome::Switched,
-            Switched::Yes { was_valid: false } | Switched::NoEntry => PageOutcome::Moved,
-            Switched::Lost => {
+            CommitResult::Yes { was_valid: true } => PageOutcome::Switched,
+            CommitResult::Yes { was_valid: false } | CommitResult::NoEntry => PageOutcome::Moved,
+            CommitResult::Lost => {
                 lost = true;
                 PageOutcome::Lost
             }
-            Switched::Stays { .. } if explained || page.has_moved() => *page,
-            Switched::Stays { on_device } if on_device == (target == Target::Device) => {
+            CommitResult::Stays { .. } if explained || page.has_moved() => *page,
+            CommitResult::Stays { on_device } if on_device == (target == Target::Device) => {
                 PageOutcome::None
             }
-            Switched::Stays { .. } => PageOutcome::Skipped,
+            CommitResult::Stays { .. } => PageOutcome::Skipped,
         };
     };
     let mut result = Ok(());
@@ -272,7 +273,7 @@ fn migrate_and_switch<D: Device>(
             Target::System => announced.switch_to_system(moved, &mut each),
         };
         // The time until here is part of other phases.
-        lap = Some(Lap::start());
+        lap = Some(Stopwatch::start());
         (settled, others)
     });
     if let Some(mut lap) = lap {
@@ -363,17 +364,17 @@ fn fill<M: MemoryOps, R>(
 pub(super) fn submit<'a, 'm, D: Device>(
     (mirror, memory): (&Mirror<D>, &'a Memory<D::Memory>),
     movable: Movable<'a>,
-    (announced, request): (Announced<'m, D>, Request),
+    (announced, request): (Announced<'m, D>, MigrationDesc),
     compound: bool,
-    place: Place<'a, D::Format>,
-    in_flight: &mut Option<InFlight<'a, 'm, D>>,
+    place: BorrowedBuffers<'a, D::Format>,
+    in_flight: &mut Option<BlockInFlight<'a, 'm, D>>,
 ) -> Result<Submitted> {
-    let Place {
+    let BorrowedBuffers {
         slot,
         joined,
         pages,
     } = place;
-    let Slot {
+    let BlockBuffers {
         batch,
         copies,
         spares,
@@ -389,7 +390,7 @@ pub(super) fn submit<'a, 'm, D: Device>(
     }
     let vma = movable.vma();
     let target = movable.target();
-    let rest = Rest {
+    let rest = FinishState {
         arrival: None,
         _departure: (target == Target::System).then(|| memory.depart()),
         memory,
@@ -397,10 +398,11 @@ pub(super) fn submit<'a, 'm, D: Device>(
         target,
         pages,
         spares,
-        lap: Lap::start(),
+        lap: Stopwatch::start(),
     };
     let readers = (announced, readers);
-    let InFlight { copying, rest } = isolate(movable, readers, compound, batch, rest, in_flight)?;
+    let BlockInFlight { copying, rest } =
+        isolate(movable, readers, compound, batch, rest, in_flight)?;
     rest.lap.end(Phase::Unmap);
 
     if target == Target::Device {
@@ -428,11 +430,15 @@ pub(super) fn submit<'a, 'm, D: Device>(
     Ok(Submitted::InFlight)
 }
 
-impl<F: Format> Work<F> {
-    /// Allocates buffers for steps of up to `room` pages, as [`Slot::new`].
-    pub(super) fn new(room: usize, spares: Spares<F>, stop: Option<Stop>) -> Result<KBox<Self>> {
+impl<F: Format> MigrateBuffers<F> {
+    /// Allocates buffers for steps of up to `room` pages, as [`BlockBuffers::new`].
+    pub(super) fn new(
+        room: usize,
+        spares: Prealloc<F>,
+        stop: Option<CancelToken>,
+    ) -> Result<KBox<Self>> {
         let work = try_init!(Self {
-            slot <- Slot::new(room, spares, stop),
+            slot <- BlockBuffers::new(room, spares, stop),
             pages: [PageOutcome::None; PMD_PAGES],
             first: 0,
             entries: 0,
@@ -450,21 +456,21 @@ impl<F: Format> Work<F> {
         &mut self,
         on: (&Mirror<D>, &Memory<D::Memory>),
         movable: Movable<'_>,
-        announced: (Announced<'_, D>, Request),
+        announced: (Announced<'_, D>, MigrationDesc),
         compound: bool,
-    ) -> Result<Attempt> {
-        let mut joined = Joined::new();
-        let place = Place {
+    ) -> Result<AttemptResult> {
+        let mut joined = JoinedMirrors::new();
+        let place = BorrowedBuffers {
             slot: &mut self.slot,
             joined: &mut joined,
             pages: self.pages.get_mut(self.first..).ok_or(EINVAL)?,
         };
         let mut in_flight = None;
         match submit(on, movable, announced, compound, place, &mut in_flight)? {
-            Submitted::NoHuge => Ok(Attempt::NoHuge),
+            Submitted::NoHuge => Ok(AttemptResult::NoHuge),
             Submitted::InFlight => {
                 let lost = finish(&mut in_flight, &mut self.entries)?;
-                Ok(Attempt::Done { lost })
+                Ok(AttemptResult::Done { lost })
             }
         }
     }

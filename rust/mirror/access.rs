@@ -5,12 +5,12 @@
 //! An invalidation takes the table lock before it removes an entry. Therefore the pages of valid
 //! entries stay until the lock is released.
 
-use super::{Device, Inner, Mirror, PageAddress, Place, PlaceMut, State};
+use super::{Device, Inner, Mirror, PageAddress, PageMemory, PageMemoryMut, State};
 use crate::{
     kernel::reentry::Within,
     mm::{
         addr::PageRange,
-        device_pages::{DeviceRange, Kind},
+        device_pages::{DeviceRange, MemoryKind},
         dma::{DeviceAddress, DmaAddress},
         page::{CpuPages, CpuPagesMut},
     },
@@ -21,12 +21,12 @@ use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
 
 /// Guard of the table lock. Entries do not change until it is dropped.
 pub struct TableGuard<'a, D: Device> {
-    guard: MutexGuard<'a, State<D::Format>>,
+    guard: MutexGuard<'a, MirrorState<D::Format>>,
     mirror: &'a Mirror<D>,
     /// Position of the last lookup. Most lookups are sequential.
-    near: Cell<Near>,
+    near: Cell<WalkCache>,
     /// Makes blocking functions of the library return `EDEADLK` while the lock is held.
-    _within: Within,
+    _within: ReentryGuard,
 }
 
 impl<D: Device> Mirror<D> {
@@ -41,17 +41,17 @@ impl<D: Device> Mirror<D> {
     ///
     /// May sleep.
     pub fn lock_table(&self) -> Result<TableGuard<'_, D>> {
-        let within = Within::enter_to_wait()?;
+        let within = ReentryGuard::enter_to_wait()?;
         Ok(TableGuard {
             guard: self.inner().lock(),
             mirror: self,
-            near: Cell::new(Near::NONE),
+            near: Cell::new(WalkCache::NONE),
             _within: within,
         })
     }
 }
 
-impl<D: Device> Inner<D> {
+impl<D: Device> MirrorShared<D> {
     /// Returns the pfn of a valid `entry`, or its device range if the page is in private memory.
     #[inline(always)]
     fn resolve(&self, entry: DevicePte) -> Option<core::result::Result<usize, DeviceRange>> {
@@ -68,11 +68,11 @@ impl<D: Device> Inner<D> {
         let (memory, local) = self.page_of(entry.number())?;
         memory.touch_page(local);
         match memory.kind() {
-            Kind::Private => Some(Err(DeviceRange {
+            MemoryKind::Private => Some(Err(DeviceRange {
                 first: entry.number(),
                 count: 1,
             })),
-            Kind::Coherent { .. } => memory.pfn(local).map(Ok),
+            MemoryKind::Coherent { .. } => memory.pfn(local).map(Ok),
         }
     }
 
@@ -96,12 +96,12 @@ impl<D: Device> Inner<D> {
     ///
     /// `entry` must be in the table of this mirror. During `'a`, it must not be removed, or its
     /// removal must not be completed.
-    pub(super) unsafe fn place<'a>(&self, entry: DevicePte) -> Option<Place<'a>> {
+    pub(super) unsafe fn place<'a>(&self, entry: DevicePte) -> Option<PageMemory<'a>> {
         Some(match self.resolve(entry)? {
             // SAFETY: The page of a valid entry is mapped by the CPU or isolated by a migration. It
             // is not freed before the removal of the entry has completed, which is not during `'a`.
-            Ok(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, 1) }),
-            Err(range) => Place::Device(range),
+            Ok(pfn) => PageMemory::Cpu(unsafe { CpuPages::new(pfn, 1) }),
+            Err(range) => PageMemory::Device(range),
         })
     }
 
@@ -110,12 +110,12 @@ impl<D: Device> Inner<D> {
     /// # Safety
     ///
     /// As for [`Self::place`]. In addition, `entry` must be writable.
-    pub(super) unsafe fn place_mut<'a>(&self, entry: DevicePte) -> Option<PlaceMut<'a>> {
+    pub(super) unsafe fn place_mut<'a>(&self, entry: DevicePte) -> Option<PageMemoryMut<'a>> {
         Some(match self.resolve(entry)? {
             // SAFETY: The page is not freed before the removal of the entry has completed, which is
             // not during `'a`. The entry is writable, so that the CPU's mapping is writable, too.
-            Ok(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, 1) }),
-            Err(range) => PlaceMut::Device(range),
+            Ok(pfn) => PageMemoryMut::Cpu(unsafe { CpuPagesMut::new(pfn, 1) }),
+            Err(range) => PageMemoryMut::Device(range),
         })
     }
 }
@@ -129,7 +129,7 @@ impl<D: Device> TableGuard<'_, D> {
 
     /// Returns the location of the page at `addr`, or `None` if the device must fault to read it.
     #[inline]
-    pub fn readable(&self, addr: usize) -> Option<Place<'_>> {
+    pub fn readable(&self, addr: usize) -> Option<PageMemory<'_>> {
         let entry = self.entry(addr);
         if !entry.is_valid() {
             return None;
@@ -141,7 +141,7 @@ impl<D: Device> TableGuard<'_, D> {
 
     /// Returns the location of the page at `addr`, or `None` if the device must fault to write it.
     #[inline]
-    pub fn writable(&self, addr: usize) -> Option<PlaceMut<'_>> {
+    pub fn writable(&self, addr: usize) -> Option<PageMemoryMut<'_>> {
         let entry = self.entry(addr);
         if !entry.is_valid() || !entry.is_writable() {
             return None;

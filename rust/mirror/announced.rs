@@ -4,15 +4,15 @@
 
 use super::{
     switch::{forget_moved, switch_present},
-    Device, Mirror, Switched,
+    CommitResult, Device, Mirror,
 };
 use crate::{
     kernel::identity::MigrationId,
     mm::{
         addr::PageRange,
-        migrate::{Moved, Reader},
+        migrate::{MigrationReader, Moved},
     },
-    pgtable::{Flushed, Spares},
+    pgtable::{Flushed, Prealloc},
     space::WindowUser,
 };
 use kernel::prelude::*;
@@ -66,9 +66,9 @@ impl<'m, D: Device> Announced<'m, D> {
         moved: &Moved<'_>,
         number: impl FnMut(usize) -> Option<usize>,
         hole_writable: bool,
-        spares: &mut Spares<D::Format>,
-        each: impl FnMut(usize, Switched),
-    ) -> (Settled<'m, D>, Result) {
+        spares: &mut Prealloc<D::Format>,
+        each: impl FnMut(usize, CommitResult),
+    ) -> (FlushedStep<'m, D>, Result) {
         let (flushed, result) =
             self.mirror
                 .switch_to_device(self.name, moved, number, hole_writable, spares, each);
@@ -84,15 +84,15 @@ impl<'m, D: Device> Announced<'m, D> {
     pub(crate) fn switch_to_system(
         self,
         moved: &Moved<'_>,
-        each: impl FnMut(usize, Switched),
-    ) -> Settled<'m, D> {
+        each: impl FnMut(usize, CommitResult),
+    ) -> FlushedStep<'m, D> {
         let flushed = switch_present(self.mirror.inner(), self.name, moved, true, each);
         self.settled(flushed)
     }
 
     /// Adds the proof of the flush.
-    fn settled(self, flushed: Flushed) -> Settled<'m, D> {
-        Settled {
+    fn settled(self, flushed: Flushed) -> FlushedStep<'m, D> {
+        FlushedStep {
             _announced: self,
             _flushed: flushed,
         }
@@ -110,15 +110,15 @@ impl<D: Device> Drop for Announced<'_, D> {
 
 /// Step whose commit was flushed, so that the device no longer uses the source pages. Dropping it
 /// ends the step.
-pub(crate) struct Settled<'m, D: Device> {
+pub(crate) struct FlushedStep<'m, D: Device> {
     _announced: Announced<'m, D>,
     _flushed: Flushed,
 }
 
-impl<'m, D: Device> Reader for Announced<'m, D> {
-    type Done = Settled<'m, D>;
+impl<'m, D: Device> MigrationReader for Announced<'m, D> {
+    type Done = FlushedStep<'m, D>;
 
-    fn forget(self, moved: &Moved<'_>) -> Settled<'m, D> {
+    fn forget(self, moved: &Moved<'_>) -> FlushedStep<'m, D> {
         let flushed = forget_moved(self.mirror.inner(), moved);
         self.settled(flushed)
     }

@@ -3,9 +3,9 @@
 //! Attributes of ranges as the device of a mirror sees them. They are set and queried here, and
 //! follow VMAs that are moved.
 
-use super::{Device, Inner, Mirror, Present};
+use super::{Device, InstallFilter, Mirror, MirrorShared};
 use crate::{
-    attributes::{Attributes, Change, Common, Found, Home},
+    attributes::{AttributeUpdate, Attributes, CommonAttributes, Relocated, VmaAnchor},
     kernel::{
         identity::{DeviceId, MemoryId},
         reentry,
@@ -22,13 +22,13 @@ use kernel::{mm::virt::flags, page::PAGE_SHIFT, prelude::*};
 
 /// Returns the identity by which attributes follow the pages of a VMA. Attributes of a VMA that is
 /// not anonymous do not follow it.
-fn home(vma: &Vma<'_>) -> Home {
+fn home(vma: &Vma<'_>) -> VmaAnchor {
     let anon = if vma.is_anonymous() { vma.anon() } else { 0 };
-    Home::new(vma.start() >> PAGE_SHIFT, vma.offset(), anon)
+    VmaAnchor::new(vma.start() >> PAGE_SHIFT, vma.offset(), anon)
 }
 
 /// Attributes and other properties of the memory at an address.
-pub(super) struct Known {
+pub(super) struct AttributesAt {
     /// Attributes that were set, or the defaults of [managed memory](crate::managed).
     pub(super) attributes: Attributes,
     /// Part of the VMA in which the attributes are the same.
@@ -44,7 +44,7 @@ pub(super) struct Known {
 /// attributes.
 const ORPHAN_MAX_ROUNDS: usize = 64;
 
-impl<D: Device> Inner<D> {
+impl<D: Device> MirrorShared<D> {
     /// Calls `each` with the index and number of pages of `range` that are in the mirror's home
     /// memory. Only pages with a device entry count.
     ///
@@ -101,7 +101,7 @@ impl<D: Device> Inner<D> {
             let mmap = space.mmap_lock_here()?;
             let settled = attributes.settle(watched, |offset, from| {
                 let vma = mmap.vma_of_offset(from << PAGE_SHIFT, offset)?;
-                Some(Found {
+                Some(Relocated {
                     first: vma.start() >> PAGE_SHIFT,
                     pages: (vma.end() - vma.start()) >> PAGE_SHIFT,
                     offset: vma.offset(),
@@ -156,7 +156,7 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep. No lock may be held.
-    pub fn set_attributes(&self, range: PageRange, change: &Change) -> Result {
+    pub fn set_attributes(&self, range: PageRange, change: &AttributeUpdate) -> Result {
         reentry::may_wait()?;
         change.apply(Attributes::DEFAULT)?;
         let space = self.space()?;
@@ -192,7 +192,7 @@ impl<D: Device> Mirror<D> {
         &self,
         space: &AddressSpace,
         range: PageRange,
-        change: &Change,
+        change: &AttributeUpdate,
     ) -> Result<(usize, bool)> {
         let inner = self.inner();
         let mmap = inner.settled(space)?;
@@ -225,7 +225,7 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep. No lock may be held.
-    pub fn attributes(&self, range: PageRange) -> Result<Common> {
+    pub fn attributes(&self, range: PageRange) -> Result<CommonAttributes> {
         reentry::may_wait()?;
         let space = self.space()?;
         let inner = self.inner();
@@ -239,7 +239,7 @@ impl<D: Device> Mirror<D> {
     /// # Errors
     ///
     /// - `EFAULT` if nothing is mapped at `addr`.
-    pub(super) fn attributes_at(&self, space: &AddressSpace, addr: usize) -> Result<Known> {
+    pub(super) fn attributes_at(&self, space: &AddressSpace, addr: usize) -> Result<AttributesAt> {
         let inner = self.inner();
         let mmap = inner.settled(space)?;
         let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
@@ -252,7 +252,7 @@ impl<D: Device> Mirror<D> {
         };
         let managed =
             Flags::of(vma.anonymous_offset()).filter(|_| attributes == Attributes::DEFAULT);
-        Ok(Known {
+        Ok(AttributesAt {
             attributes: managed.map_or(attributes, Flags::attributes),
             limits,
             movable: vma.may_migrate(),
@@ -304,19 +304,19 @@ impl<D: Device> Mirror<D> {
         count
     }
 
-    /// See [`Inner::map_present`].
+    /// See [`MirrorShared::map_present`].
     pub(super) fn map_present(&self, space: &AddressSpace, range: PageRange) -> Result {
         self.inner().map_present(space, range)
     }
 }
 
-impl<D: Device> Inner<D> {
+impl<D: Device> MirrorShared<D> {
     /// Installs entries for the present pages of `range`, without faulting in others. Best effort,
     /// except for `EINTR`.
     fn map_present(&self, space: &AddressSpace, range: PageRange) -> Result {
         let mut spares = self.reader.spares();
         for piece in range.pmd_pieces() {
-            self.try_install_present(space, piece, Present::All, &mut spares)?;
+            self.try_install_present(space, piece, InstallFilter::All, &mut spares)?;
         }
         Ok(())
     }

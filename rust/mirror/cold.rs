@@ -8,8 +8,8 @@
 //! are installed again.
 
 use super::{
-    invalidate::{Inner, State},
-    transaction::Transactions,
+    invalidate::{MirrorShared, MirrorState},
+    transaction::InFlightMigrations,
     Device,
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     pgtable::{DevicePte, FlushBatch, Table},
 };
 
-impl<D: Device> Shrink for Inner<D> {
+impl<D: Device> Shrink for MirrorShared<D> {
     fn count(&self) -> usize {
         self.reader.table_pages()
     }
@@ -34,7 +34,7 @@ impl<D: Device> Shrink for Inner<D> {
     }
 }
 
-impl<D: Device> Inner<D> {
+impl<D: Device> MirrorShared<D> {
     /// Removes the entries of cold chunks, among the next `chunks` chunks of table pages. Returns
     /// whether there were any.
     ///
@@ -61,7 +61,7 @@ impl<D: Device> Inner<D> {
         if self.space.attributes().any_accessed() {
             return false;
         }
-        let State {
+        let MirrorState {
             table,
             transactions,
             ..
@@ -88,7 +88,7 @@ impl<D: Device> Inner<D> {
     #[inline(never)]
     fn remove_if_cold(
         table: &mut Table<D::Format>,
-        transactions: &Transactions,
+        transactions: &InFlightMigrations,
         batch: &mut FlushBatch<D::Format>,
     ) -> usize {
         let Some(cold) = table.next_cold(DevicePte::is_exclusive) else {

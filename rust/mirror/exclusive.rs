@@ -2,13 +2,13 @@
 
 //! Exclusive access of the device, for atomic operations.
 
-use super::{Device, Mirror, State};
+use super::{Device, Mirror, MirrorState};
 use crate::{
     kernel::{identity::MigrationId, reentry},
     memory::Memory,
     mm::{addr::PageRange, exclusive::ExclusivePage, space::fatal_signal_pending},
-    pgtable::{DevicePte, Flushing, Spares},
-    space::{Destination, Identity, Request},
+    pgtable::{DevicePte, Flushing, Prealloc},
+    space::{Destination, EventMatch, MigrationDesc},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -74,14 +74,14 @@ impl<D: Device> Mirror<D> {
     fn make_page_exclusive(
         &self,
         page: PageRange,
-        spares: &mut Spares<D::Format>,
+        spares: &mut Prealloc<D::Format>,
     ) -> Result<Result> {
         let space = self.space()?;
         // The address of `spares` is unique while this function runs.
         let id = MigrationId::of(spares);
-        let request = Request {
+        let request = MigrationDesc {
             name: id,
-            identity: Identity::Name,
+            identity: EventMatch::Name,
             range: page,
             faultless: false,
             destination: Destination::Any,
@@ -101,7 +101,7 @@ impl<D: Device> Mirror<D> {
             if self.device().memory().is_some_and(Memory::is_gone) {
                 return Err(ENODEV);
             }
-            let State {
+            let MirrorState {
                 table,
                 transactions,
                 ..

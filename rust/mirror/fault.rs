@@ -5,9 +5,9 @@
 use super::{
     tiles::Unreached,
     Device,
-    Inner,
     Mirror,
-    State, //
+    MirrorShared,
+    MirrorState, //
 };
 use crate::{
     debug::{
@@ -54,10 +54,10 @@ const FAULT_POLL_INTERVAL: Delta = Delta::from_millis(1);
 const FAULT_RECHECK_JIFFIES: Jiffies = 10;
 
 /// Result of one attempt.
-enum Tried {
+enum FaultTry {
     Done,
     /// The range was invalidated after the collection, or a page must become writable first.
-    Again,
+    Retry,
     /// An in-flight migration has marked a page of the range.
     Held,
     /// Pages are in memory that the device cannot reach.
@@ -67,12 +67,12 @@ enum Tried {
 /// Limit for the retries of a fault: [`FAULT_TIMEOUT`] has elapsed and more than
 /// [`FAULT_MIN_ATTEMPTS`] attempts failed. The second condition is for a loaded machine, on which
 /// one attempt takes long.
-pub(super) struct Patience {
+pub(super) struct RetryBudget {
     since: Instant<Monotonic>,
     tries: usize,
 }
 
-impl Patience {
+impl RetryBudget {
     pub(super) fn new() -> Self {
         Self {
             since: Instant::now(),
@@ -104,7 +104,7 @@ impl Patience {
 
 /// Selection of present pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Present {
+pub(crate) enum InstallFilter {
     /// All pages.
     All,
     /// Pages in this device's memory.
@@ -113,7 +113,7 @@ pub(crate) enum Present {
 
 /// Handling of pages of another tile that the device cannot reach but can pull.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tiles {
+pub(super) enum TilePages {
     /// The fault pulls them to the home memory.
     Pull,
     /// The fault migrates them to system memory, which both tiles can reach. Used for pages that
@@ -123,13 +123,13 @@ pub(super) enum Tiles {
 
 /// Pages that are installed, and faults that may be taken for them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum FaultRequest {
     /// All pages. Missing pages are faulted in.
     Asked(Access),
     /// As [`Self::Asked`], and pages in device-private memory are migrated to system memory.
     Brought(Access),
     /// Present pages only.
-    There(Present),
+    There(InstallFilter),
 }
 
 /// Calls `f` without inlining it, so that rare cases in a loop over pages use no registers there.
@@ -138,7 +138,7 @@ fn out_of_line<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-impl What {
+impl FaultRequest {
     fn access(self) -> Access {
         match self {
             Self::Asked(access) | Self::Brought(access) => access,
@@ -171,7 +171,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// May sleep. No lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
-        self.fault_from(range, access, Tiles::Pull, &mut 0)
+        self.fault_from(range, access, TilePages::Pull, &mut 0)
     }
 
     /// As [`Self::fault`]. Adds the number of pages that were pulled from other tiles to `pulled`,
@@ -180,7 +180,7 @@ impl<D: Device> Mirror<D> {
         &self,
         range: PageRange,
         access: Access,
-        tiles: Tiles,
+        tiles: TilePages,
         pulled: &mut usize,
     ) -> Result {
         let write = access == Access::Write;
@@ -200,7 +200,7 @@ impl<D: Device> Mirror<D> {
         &self,
         range: PageRange,
         access: Access,
-        tiles: Tiles,
+        tiles: TilePages,
         pulled: &mut usize,
     ) -> Result {
         reentry::may_wait()?;
@@ -245,20 +245,20 @@ impl<D: Device> Mirror<D> {
         space: &AddressSpace,
         piece: PageRange,
         access: Access,
-        (tiles, pulled): (Tiles, &mut usize),
-        (buffer, spares): (&mut PfnBuffer, &mut Spares<D::Format>),
+        (tiles, pulled): (TilePages, &mut usize),
+        (buffer, spares): (&mut PfnBuffer, &mut Prealloc<D::Format>),
     ) -> Result {
         let inner = self.inner();
         for _ in 0..FAULT_MAX_PULLS {
-            let asked = What::Asked(access);
+            let asked = FaultRequest::Asked(access);
             let Some(unreached) = inner.fault_piece(space, piece, asked, buffer, spares)? else {
                 return Ok(());
             };
-            let tile = unreached.tile().filter(|_| tiles == Tiles::Pull);
+            let tile = unreached.tile().filter(|_| tiles == TilePages::Pull);
             let moved = tile.map_or(Ok(0), |tile| self.pull_from(unreached.range(), tile))?;
             *pulled += moved;
             if moved == 0 {
-                let brought = What::Brought(access);
+                let brought = FaultRequest::Brought(access);
                 inner
                     .fault_piece(space, unreached.range(), brought, buffer, spares)
                     .map(drop)?;
@@ -268,8 +268,8 @@ impl<D: Device> Mirror<D> {
     }
 }
 
-// These are methods of `Inner`, because an eviction has no [`Mirror`].
-impl<D: Device> Inner<D> {
+// These are methods of `MirrorShared`, because an eviction has no [`Mirror`].
+impl<D: Device> MirrorShared<D> {
     /// Installs entries for the present pages of `piece` that `which` selects. Does not fault in
     /// any page.
     ///
@@ -286,12 +286,18 @@ impl<D: Device> Inner<D> {
         &self,
         space: &AddressSpace,
         piece: PageRange,
-        which: Present,
-        spares: &mut Spares<D::Format>,
+        which: InstallFilter,
+        spares: &mut Prealloc<D::Format>,
     ) -> Result {
         let mut buffer = PfnBuffer::new()?;
-        self.fault_piece(space, piece, What::There(which), &mut buffer, spares)
-            .map(drop)
+        self.fault_piece(
+            space,
+            piece,
+            FaultRequest::There(which),
+            &mut buffer,
+            spares,
+        )
+        .map(drop)
     }
 
     /// As [`Self::install_present`], for pages that were migrated and whose entries were not
@@ -304,8 +310,8 @@ impl<D: Device> Inner<D> {
         &self,
         space: &AddressSpace,
         piece: PageRange,
-        which: Present,
-        spares: &mut Spares<D::Format>,
+        which: InstallFilter,
+        spares: &mut Prealloc<D::Format>,
     ) -> Result {
         match self.install_present(space, piece, which, spares) {
             Err(error) if error == EINTR => Err(error),
@@ -320,11 +326,11 @@ impl<D: Device> Inner<D> {
         &self,
         space: &AddressSpace,
         piece: PageRange,
-        what: What,
+        what: FaultRequest,
         buffer: &mut PfnBuffer,
-        spares: &mut Spares<D::Format>,
+        spares: &mut Prealloc<D::Format>,
     ) -> Result<Option<Unreached>> {
-        let mut patience = Patience::new();
+        let mut patience = RetryBudget::new();
         let mut waits = 0;
         let mut retrying = None;
         let window = Space::window(&self.space, space, piece.start())?;
@@ -332,24 +338,24 @@ impl<D: Device> Inner<D> {
             spares.refill()?;
             self.prepare(piece)?;
             let why = match self.try_piece(space, &window, piece, what, buffer, spares) {
-                Ok(Tried::Done) => return Ok(None),
-                Ok(Tried::Unreached(pages)) => return Ok(Some(pages)),
-                Ok(Tried::Again) => {
+                Ok(FaultTry::Done) => return Ok(None),
+                Ok(FaultTry::Unreached(pages)) => return Ok(Some(pages)),
+                Ok(FaultTry::Retry) => {
                     patience.again(EBUSY)?;
-                    events::Again::Invalidated
+                    events::RetryReason::Invalidated
                 }
-                Ok(Tried::Held) => {
+                Ok(FaultTry::Held) => {
                     waits += 1;
                     if waits > FAULT_MAX_WAITS {
                         return Err(EBUSY);
                     }
                     self.wait_for_migrations(piece)?;
-                    patience = Patience::new();
-                    events::Again::Migration
+                    patience = RetryBudget::new();
+                    events::RetryReason::Migration
                 }
                 Err(error) => {
                     patience.again(error)?;
-                    events::Again::Busy
+                    events::RetryReason::Busy
                 }
             };
             self.tell(&Event::Retry { range: piece, why });
@@ -360,7 +366,7 @@ impl<D: Device> Inner<D> {
 
     /// Waits until a migration of `piece` ends, or for at most [`FAULT_RECHECK_JIFFIES`].
     fn wait_for_migrations(&self, piece: PageRange) -> Result {
-        let mut lap = Lap::start();
+        let mut lap = Stopwatch::start();
         let begun = lap;
         let mut guard = self.lock();
         let signal = guard.transactions.overlap(piece)
@@ -410,23 +416,23 @@ impl<D: Device> Inner<D> {
         space: &AddressSpace,
         window: &WindowUser,
         piece: PageRange,
-        what: What,
+        what: FaultRequest,
         buffer: &mut PfnBuffer,
-        spares: &mut Spares<D::Format>,
-    ) -> Result<Tried> {
+        spares: &mut Prealloc<D::Format>,
+    ) -> Result<FaultTry> {
         let memory = self.device.memory();
         let owner = match what {
-            What::Brought(_) => PgmapOwner::NONE,
+            FaultRequest::Brought(_) => PgmapOwner::NONE,
             _ => memory.map_or(PgmapOwner::NONE, |memory| memory.owner()),
         };
         let access = what.access();
         let reach = self.reach();
-        let mut lap = Lap::start();
+        let mut lap = Stopwatch::start();
         let begun = lap;
         let collected = space.collect(window, piece, access, owner, buffer)?;
         lap.end(Phase::Collect);
         let Ok(mut valid) = collected.lock(self) else {
-            return Ok(Tried::Again);
+            return Ok(FaultTry::Retry);
         };
         // Recheck under the table lock: `is_gone()` returns true before unplug removes the entries,
         // so that no entry is installed after that.
@@ -437,7 +443,7 @@ impl<D: Device> Inner<D> {
         let first = memory.map_or(0, Memory::first_number);
         let page = valid.first().unwrap_or_default();
         let (state, range, mut pfns) = valid.parts();
-        let State {
+        let MirrorState {
             table,
             transactions,
             ..
@@ -455,7 +461,7 @@ impl<D: Device> Inner<D> {
         let mut installed = 0u64;
         let is_write = access == Access::Write;
         // Most pages of the system become entries without a look elsewhere.
-        let own_only = what == What::There(Present::Own);
+        let own_only = what == FaultRequest::There(InstallFilter::Own);
         let is_plain = !own_only && !has_tiles;
         let mut unwritten = None;
         let (result, flush) = self.change(table, None, |table, batch| {
@@ -511,17 +517,17 @@ impl<D: Device> Inner<D> {
         result?;
 
         self.stats.add(Counter::MappedPages, installed);
-        if let (Some(unreached), What::Asked(_)) = (unreached, what) {
-            return Ok(Tried::Unreached(unreached));
+        if let (Some(unreached), FaultRequest::Asked(_)) = (unreached, what) {
+            return Ok(FaultTry::Unreached(unreached));
         }
         if let Some(addr) = read_only {
             space.make_writable(piece.from_address(addr).unwrap_or(piece))?;
-            return Ok(Tried::Again);
+            return Ok(FaultTry::Retry);
         }
         Ok(if held && access != Access::Snapshot {
-            Tried::Held
+            FaultTry::Held
         } else {
-            Tried::Done
+            FaultTry::Done
         })
     }
 }

@@ -13,23 +13,23 @@ use kernel::{
 const MAX_PENDING_FLUSHES: usize = 4;
 
 /// Outstanding flushes, each with the number of its event.
-struct Places<T>([Option<(usize, T)>; MAX_PENDING_FLUSHES]);
+struct FlushSlots<T>([Option<(usize, T)>; MAX_PENDING_FLUSHES]);
 
 // Flushes are moved in and out, and are not structurally pinned.
-impl<T> Unpin for Places<T> {}
+impl<T> Unpin for FlushSlots<T> {}
 
 /// Storage for outstanding flushes.
 #[pin_data]
-pub(super) struct Flushes<T> {
+pub(super) struct PendingFlushes<T> {
     #[pin]
-    places: SpinLock<Places<T>>,
+    places: SpinLock<FlushSlots<T>>,
 }
 
-impl<T> Flushes<T> {
+impl<T> PendingFlushes<T> {
     pub(super) fn new() -> impl PinInit<Self> {
         let (name, key) = lock_classes::flushes();
         pin_init!(Self {
-            places <- SpinLock::new(Places([const { None }; MAX_PENDING_FLUSHES]), name, key),
+            places <- SpinLock::new(FlushSlots([const { None }; MAX_PENDING_FLUSHES]), name, key),
         })
     }
 

@@ -8,13 +8,13 @@
 //! migration's own event.
 
 use super::{
-    flushes::Flushes,
-    transaction::{Transaction, Transactions},
+    flushes::PendingFlushes,
+    transaction::{InFlightMigration, InFlightMigrations},
     Device, Walkers,
 };
 use crate::{
     debug::{
-        events::{Event, Need},
+        events::{Event, EvictReason},
         stats::{Counter, Stats},
         trace::Who,
     },
@@ -24,15 +24,17 @@ use crate::{
     memory::Memory,
     mm::{
         addr::PageRange,
-        dma::Windows,
-        notifier::{Member, NotifierEvent, NotifierRange},
+        dma::DmaWindows,
+        notifier::{NotifierEvent, NotifierRange, NotifierTable},
         page::DirtyBatch,
+        trace::TraceContext,
     },
     pgtable::{
-        DevicePte, FlushBatch, Flushed, Flusher, Flushing, Format, Reader, Table, Unwritten,
+        DevicePte, FlushBatch, Flushed, Flusher, Flushing, Format, Table, TableReader, Unwritten,
     },
     policy::Immovable,
-    space::{Space, Window},
+    space::{NotifierWindow, Space},
+    within::ReentryGuard,
 };
 use kernel::{
     mm::MmWithUser,
@@ -40,20 +42,17 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Full, Relaxed, Release},
-            Atomic, //
+            Atomic,
         },
         lock::mutex::MutexGuard,
-        Arc,
-        CondVar,
-        LockClassKey,
-        Mutex, //
+        Arc, CondVar, LockClassKey, Mutex,
     },
 };
 
 /// State of a mirror that the table lock protects.
-pub(crate) struct State<F: Format> {
+pub(crate) struct MirrorState<F: Format> {
     pub(crate) table: Table<F>,
-    pub(crate) transactions: Transactions,
+    pub(crate) transactions: InFlightMigrations,
     /// Range in which entries were invalidated since the last restore, which maps memory again that
     /// the device must always have mapped, see
     /// [`Attributes::accessed_by`](crate::attributes::Attributes::accessed_by).
@@ -65,19 +64,19 @@ pub(crate) struct State<F: Format> {
 /// Part of a mirror that is shared with its space, with migrations of other mirrors, and with
 /// evictions.
 #[pin_data]
-pub(crate) struct Inner<D: Device> {
+pub(crate) struct MirrorShared<D: Device> {
     pub(super) device: D,
     /// The table lock and the state that it protects.
     #[pin]
-    state: Mutex<State<D::Format>>,
+    state: Mutex<MirrorState<D::Format>>,
     #[pin]
-    pub(super) flushes: Flushes<Flush<D>>,
+    pub(super) flushes: PendingFlushes<Flush<D>>,
     /// Identity of the mirror in tracepoints.
-    pub(crate) who: Who,
+    pub(crate) who: TraceContext,
     pub(super) stats: Stats,
-    pub(super) reader: Reader<D::Format>,
+    pub(super) reader: TableReader<D::Format>,
     /// Pages that are mapped for DMA.
-    pub(crate) dma: Option<Arc<Windows>>,
+    pub(crate) dma: Option<Arc<DmaWindows>>,
     pub(super) walkers: Option<Arc<Walkers<D::Walker>>>,
     /// Number of table updates whose flush has not completed. An update is counted before its first
     /// entry changes. While the number is not zero, an invalidation must flush even if it finds no
@@ -97,33 +96,33 @@ pub(crate) struct Inner<D: Device> {
 }
 
 /// Outstanding flush of a mirror.
-pub(crate) type Flush<D> = Flushing<Pending<<D as Device>::Flush>, <D as Device>::Format>;
+pub(crate) type Flush<D> = Flushing<PendingFlush<<D as Device>::Flush>, <D as Device>::Format>;
 
 /// Outstanding flush of `range` by the device. After it, the DMA mappings of the range that were
 /// retired before `tick` are unmapped.
-pub(crate) struct Pending<P> {
+pub(crate) struct PendingFlush<P> {
     flush: P,
     range: PageRange,
     tick: Option<u32>,
 }
 
-impl<D: Device> Flusher for Inner<D> {
-    type Pending = Pending<D::Flush>;
+impl<D: Device> Flusher for MirrorShared<D> {
+    type Pending = PendingFlush<D::Flush>;
 
-    fn start(&self, range: PageRange) -> Pending<D::Flush> {
+    fn start(&self, range: PageRange) -> PendingFlush<D::Flush> {
         let dma = self.dma();
-        let _within = Within::enter();
-        Pending {
+        let _within = ReentryGuard::enter();
+        PendingFlush {
             tick: dma.map(|windows| windows.tick()),
             flush: self.device.flush_start(range),
             range,
         }
     }
 
-    fn wait(&self, pending: Pending<D::Flush>) {
-        let Pending { flush, range, tick } = pending;
+    fn wait(&self, pending: PendingFlush<D::Flush>) {
+        let PendingFlush { flush, range, tick } = pending;
         {
-            let _within = Within::enter();
+            let _within = ReentryGuard::enter();
             if let Some(walkers) = &self.walkers {
                 walkers.drain(|walker| self.device.flush_walker(&flush, walker, range));
             }
@@ -138,19 +137,19 @@ impl<D: Device> Flusher for Inner<D> {
     }
 }
 
-impl<D: Device> Inner<D> {
+impl<D: Device> MirrorShared<D> {
     /// Creates the shared part of a mirror of `mm` with `state`, with the given name and class of
     /// the table lock.
     pub(super) fn new(
         mm: &MmWithUser,
         space: RcuArc<Space>,
         device: D,
-        state: State<D::Format>,
-        dma: Option<Arc<Windows>>,
+        state: MirrorState<D::Format>,
+        dma: Option<Arc<DmaWindows>>,
         (name, key): (&'static CStr, Pin<&'static LockClassKey>),
     ) -> impl PinInit<Self, Error> {
         let (ended, ended_key) = lock_classes::ended();
-        let who = Who::new(mm);
+        let who = TraceContext::new(mm);
         try_pin_init!(Self {
             walkers: device.walkers(),
             shared_name: {
@@ -163,7 +162,7 @@ impl<D: Device> Inner<D> {
             dma,
             device,
             state <- Mutex::new(state, name, key),
-            flushes <- Flushes::new(),
+            flushes <- PendingFlushes::new(),
             who,
             stats: Stats::new(),
             changing: Atomic::new(0),
@@ -179,7 +178,7 @@ impl<D: Device> Inner<D> {
     ///
     /// May sleep. In the lock order, the table lock is inside the mmap lock and folio locks.
     #[inline]
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State<D::Format>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, MirrorState<D::Format>> {
         self.state.lock()
     }
 
@@ -188,7 +187,7 @@ impl<D: Device> Inner<D> {
     /// # Context
     ///
     /// Any but interrupts.
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State<D::Format>>> {
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, MirrorState<D::Format>>> {
         self.state.try_lock()
     }
 
@@ -265,7 +264,7 @@ impl<D: Device> Inner<D> {
 
     /// Returns the pages that are mapped for DMA, or `None` if the format has no DMA addresses.
     #[inline]
-    pub(super) fn dma(&self) -> Option<&Arc<Windows>> {
+    pub(super) fn dma(&self) -> Option<&Arc<DmaWindows>> {
         if D::Format::DMA {
             self.dma.as_ref()
         } else {
@@ -299,13 +298,13 @@ impl<D: Device> Inner<D> {
     pub(crate) fn tell(&self, event: &Event) {
         self.who.trace(event);
         if self.device.wants_events() {
-            let _within = Within::enter();
+            let _within = ReentryGuard::enter();
             self.device.event(self.who.mirror(), event);
         }
     }
 
     /// Reports the end of an eviction, if it invalidated pages of this mirror.
-    pub(crate) fn evicted(&self, need: Need) {
+    pub(crate) fn evicted(&self, need: EvictReason) {
         let pages = self.taken.xchg(0, Relaxed);
         if pages != 0 {
             self.tell(&Event::Evict { need, pages });
@@ -328,19 +327,19 @@ impl<D: Device> Inner<D> {
     }
 }
 
-impl<D: Device> Member<Window> for Inner<D> {
-    type Protected = State<D::Format>;
+impl<D: Device> NotifierTable<NotifierWindow> for MirrorShared<D> {
+    type Protected = MirrorState<D::Format>;
 
     fn mutex(&self) -> &Mutex<Self::Protected> {
         &self.state
     }
 
-    fn is_told_by(&self, window: &Window) -> bool {
+    fn is_told_by(&self, window: &NotifierWindow) -> bool {
         window.is_of(&self.space)
     }
 }
 
-impl<D: Device> Inner<D> {
+impl<D: Device> MirrorShared<D> {
     /// Invalidates the range of `event`. Returns whether entries have changed, and the flush if one
     /// was started.
     ///
@@ -349,10 +348,10 @@ impl<D: Device> Inner<D> {
     /// The table lock is held. Must not allocate or wait for memory.
     pub(super) fn invalidated(
         &self,
-        state: &mut State<D::Format>,
+        state: &mut MirrorState<D::Format>,
         event: &NotifierRange<'_>,
     ) -> (bool, Option<Flush<D>>) {
-        let State {
+        let MirrorState {
             table,
             transactions,
             lost,
@@ -361,7 +360,7 @@ impl<D: Device> Inner<D> {
         let own = transactions.note(event);
         let own = own.and_then(|name| transactions.get(name, event.range.start()));
         // Pages that leave the device memory can migrate to it again.
-        if own.is_none_or(Transaction::takes_device_pages) {
+        if own.is_none_or(InFlightMigration::takes_device_pages) {
             immovable.forget(event.range);
         }
         let is_foreign = own.is_none();
@@ -433,18 +432,18 @@ impl<D: Device> Inner<D> {
 /// # Context
 ///
 /// May sleep. Takes the table lock.
-pub(super) fn remove<D: Device>(inner: &Inner<D>, range: PageRange) {
+pub(super) fn remove<D: Device>(inner: &MirrorShared<D>, range: PageRange) {
     remove_some(inner, range, |_, _| true);
 }
 
 /// As [`remove`], for entries that `which` selects.
 pub(super) fn remove_some<D: Device>(
-    inner: &Inner<D>,
+    inner: &MirrorShared<D>,
     range: PageRange,
     mut which: impl FnMut(PageRange, DevicePte) -> bool,
 ) {
     let mut guard = inner.lock();
-    let State {
+    let MirrorState {
         table,
         transactions,
         ..
@@ -455,7 +454,7 @@ pub(super) fn remove_some<D: Device>(
         let mut dirty = DirtyBatch::new();
         table.for_each(range, batch, |span, entry| {
             if which(span, *entry) {
-                Inner::<D>::retire(&mut dirty, span.pages(), *entry);
+                MirrorShared::<D>::retire(&mut dirty, span.pages(), *entry);
                 *entry = DevicePte::NONE;
                 changed += span.pages();
                 return;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Interfaces of a mirror to its space and to the memory of its device: [`MirrorOps`] for notifier
-//! events and for migrations that another mirror or a CPU fault begins, [`Peer`] for unplug and
-//! eviction.
+//! events and for migrations that another mirror or a CPU fault begins, [`MemoryClient`] for unplug
+//! and eviction.
 
 use super::{
     remove,
     switch::{forget_moved, switch_present},
-    transaction::Room,
-    Device, Inner, State,
+    transaction::InFlightNode,
+    Device, MirrorShared, MirrorState,
 };
 use crate::{
     debug::{
@@ -27,7 +27,7 @@ use crate::{
 use core::ops::ControlFlow;
 use kernel::page::PAGE_MASK;
 
-impl<D: Device> Inner<D> {
+impl<D: Device> MirrorShared<D> {
     /// Returns whether the device can keep reading pages that migrate to `destination`.
     ///
     /// # Context
@@ -48,13 +48,13 @@ impl<D: Device> Inner<D> {
     }
 }
 
-impl<D: Device> MirrorOps for Inner<D> {
+impl<D: Device> MirrorOps for MirrorShared<D> {
     fn invalidate(&self, event: &NotifierRange<'_>, alone: bool) -> ControlFlow<(), Invalidated> {
         let mut state = if event.blockable {
             self.lock()
         } else {
             let sleeps = {
-                let _within = Within::enter();
+                let _within = ReentryGuard::enter();
                 self.device.flush_sleeps()
             };
             match self.try_lock() {
@@ -96,8 +96,8 @@ impl<D: Device> MirrorOps for Inner<D> {
         true
     }
 
-    fn evicted(&self, need: Need) {
-        Inner::evicted(self, need);
+    fn evicted(&self, need: EvictReason) {
+        MirrorShared::evicted(self, need);
     }
 
     fn device_name(&self) -> DeviceId {
@@ -108,7 +108,7 @@ impl<D: Device> MirrorOps for Inner<D> {
         self.home()
     }
 
-    fn add_at_home(&self, home: Home, range: PageRange, mask: &mut Mask) {
+    fn add_at_home(&self, home: Home, range: PageRange, mask: &mut PageSet) {
         if self.home() == home {
             self.each_at_home(range, |index, pages| mask.add(index..index + pages));
         }
@@ -116,20 +116,20 @@ impl<D: Device> MirrorOps for Inner<D> {
 
     fn restore(&self, range: Option<PageRange>) {
         // Ignore failures, because the device can fault the pages later.
-        let _ = Inner::restore(self, range);
+        let _ = MirrorShared::restore(self, range);
     }
 
-    fn join(&self, request: Request) -> bool {
+    fn join(&self, request: MigrationDesc) -> bool {
         let inner = self;
         if !self.can_use(request.destination) {
             return false;
         }
-        let mut lap = Lap::start();
-        let Ok(room) = Room::new() else {
+        let mut lap = Stopwatch::start();
+        let Ok(room) = InFlightNode::new() else {
             return false;
         };
         let mut guard = self.lock();
-        let State {
+        let MirrorState {
             table,
             transactions,
             ..
@@ -137,7 +137,7 @@ impl<D: Device> MirrorOps for Inner<D> {
         if table.live() == 0 {
             return false;
         }
-        let Request { name, range, .. } = request;
+        let MigrationDesc { name, range, .. } = request;
         if transactions.begin(request, room).is_err() {
             return false;
         }
@@ -154,7 +154,7 @@ impl<D: Device> MirrorOps for Inner<D> {
                 }
                 behind = span.end();
                 if entry.is_writable() && !keep_write {
-                    Inner::<D>::retire(&mut dirty, span.pages(), *entry);
+                    MirrorShared::<D>::retire(&mut dirty, span.pages(), *entry);
                     *entry = entry.write_protected();
                 }
             });
@@ -188,14 +188,14 @@ impl<D: Device> MirrorOps for Inner<D> {
     }
 }
 
-impl<D: Device> Peer for Inner<D> {
+impl<D: Device> MemoryClient for MirrorShared<D> {
     fn forget(&self) {
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
             remove(self, all);
         }
     }
 
-    fn evicted_from_many(&self, need: Option<Need>, restore: bool) {
+    fn evicted_from_many(&self, need: Option<EvictReason>, restore: bool) {
         self.space.evicted(need, restore);
     }
 }

@@ -2,10 +2,10 @@
 
 //! Device faults that may migrate memory, as attributes or the policy decide.
 
-use super::{attributes::Known, fault::Tiles, Device, Mirror, Outcome, PageOutcome};
+use super::{attributes::AttributesAt, fault::TilePages, Device, Mirror, Outcome, PageOutcome};
 use crate::{
     attributes::{Attributes, PreferredLocation},
-    debug::events::{Event, Trigger},
+    debug::events::{Event, MigrateReason},
     kernel::reentry,
     memory::Memory,
     mm::{
@@ -13,13 +13,13 @@ use crate::{
         range_fault::{Access, AddressSpace},
         space::sleep_killable,
     },
-    policy::{block, Bounces, Immovable, Mask, Placement, Policy, Wanted},
+    policy::{block, Bounces, Decision, FaultInfo, Immovable, PageSet, Policy},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
 /// Result of a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Served {
+pub struct FaultOutcome {
     /// Pages that moved to the device.
     pub moved: usize,
     /// Whether the memory was deliberately left in place.
@@ -38,7 +38,7 @@ const DELAY_SLICE_MS: u64 = 10;
 
 /// Location of a page after a migration for a fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Arrival {
+enum PageArrival {
     /// In the mirror's home memory.
     There,
     /// In the home memory, if the device has an entry for it.
@@ -48,16 +48,16 @@ enum Arrival {
 }
 
 /// Result of a part of a fault.
-enum Asked {
-    Served(Served),
+enum PolicyResult {
+    Served(FaultOutcome),
     /// The policy requires to retry after this time in ms.
     Later(u64),
 }
 
 /// Action for a fault.
-enum Plan {
+enum FaultAction {
     /// As the policy decided.
-    Place(Placement),
+    Place(Decision),
     /// Migrate these pages to the device from wherever they are, because of their attributes.
     Bring(PageRange),
 }
@@ -78,9 +78,14 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep. No lock may be held.
-    pub fn serve(&self, range: PageRange, access: Access, policy: &dyn Policy) -> Result<Served> {
+    pub fn serve(
+        &self,
+        range: PageRange,
+        access: Access,
+        policy: &dyn Policy,
+    ) -> Result<FaultOutcome> {
         reentry::may_wait()?;
-        let mut served = Served::default();
+        let mut served = FaultOutcome::default();
         let mut rest = Some(range);
         let mut naps = 0;
         while let Some(range) = rest {
@@ -88,10 +93,11 @@ impl<D: Device> Mirror<D> {
             let part = self.alike(&space, range);
             let done =
                 match self.serve_part(&space, part, access, policy, naps < POLICY_MAX_DELAYS)? {
-                    Asked::Served(done) => done,
-                    Asked::Later(ms) => {
+                    PolicyResult::Served(done) => done,
+                    PolicyResult::Later(ms) => {
                         naps += 1;
-                        // Drop the reference to the mm, so that the wait does not delay exit_mmap().
+                        // Drop the reference to the mm, so that the wait does not delay
+                        // exit_mmap().
                         drop(space);
                         self.nap(ms)?;
                         continue;
@@ -147,21 +153,21 @@ impl<D: Device> Mirror<D> {
         access: Access,
         policy: &dyn Policy,
         may_wait: bool,
-    ) -> Result<Asked> {
-        let mut served = Served::default();
+    ) -> Result<PolicyResult> {
+        let mut served = FaultOutcome::default();
         let mut again = None;
-        let mut tiles = Tiles::Pull;
+        let mut tiles = TilePages::Pull;
         let plan = match self.device().memory() {
             Some(_) => self.place(space, range, access, policy),
-            None => Ok(Plan::Place(Placement::InPlace(range))),
+            None => Ok(FaultAction::Place(Decision::InPlace(range))),
         };
         let around = match plan {
-            Ok(Plan::Place(Placement::Move { range: all, evict })) => {
+            Ok(FaultAction::Place(Decision::Move { range: all, evict })) => {
                 return self
                     .serve_moved(range, access, policy, (all, evict))
-                    .map(Asked::Served);
+                    .map(PolicyResult::Served);
             }
-            Ok(Plan::Bring(all)) => {
+            Ok(FaultAction::Bring(all)) => {
                 let outcome = self.attract(all, true, &mut [])?;
                 served.moved = outcome.moved;
                 if outcome.no_memory + outcome.copy_failed == 0 {
@@ -169,29 +175,29 @@ impl<D: Device> Mirror<D> {
                 }
                 None
             }
-            Ok(Plan::Place(Placement::Later(ms))) if may_wait => {
+            Ok(FaultAction::Place(Decision::Later(ms))) if may_wait => {
                 self.inner().tell(&Event::Thrash {
                     range,
                     ms: Some(ms),
                 });
-                return Ok(Asked::Later(ms));
+                return Ok(PolicyResult::Later(ms));
             }
-            Ok(Plan::Place(Placement::Later(_))) => {
+            Ok(FaultAction::Place(Decision::Later(_))) => {
                 served.in_place = true;
-                tiles = Tiles::ToSystem;
+                tiles = TilePages::ToSystem;
                 None
             }
-            Ok(Plan::Place(Placement::InPlace(all))) => {
+            Ok(FaultAction::Place(Decision::InPlace(all))) => {
                 served.in_place = true;
                 Some(all)
             }
-            Ok(Plan::Place(Placement::Stay(all))) => {
+            Ok(FaultAction::Place(Decision::Stay(all))) => {
                 self.inner().tell(&Event::Thrash {
                     range: all,
                     ms: None,
                 });
                 served.in_place = true;
-                tiles = Tiles::ToSystem;
+                tiles = TilePages::ToSystem;
                 Some(all)
             }
             // Nothing is mapped: `fault_from()` returns the proper error.
@@ -209,7 +215,7 @@ impl<D: Device> Mirror<D> {
         if let Some(all) = around.filter(|all| *all != range) {
             self.map_present(space, all)?;
         }
-        Ok(Asked::Served(served))
+        Ok(PolicyResult::Served(served))
     }
 
     /// Handles a fault on `range` by migrating `all` to the device. `evict` is whether other memory
@@ -220,7 +226,7 @@ impl<D: Device> Mirror<D> {
         access: Access,
         policy: &dyn Policy,
         (all, evict): (PageRange, bool),
-    ) -> Result<Served> {
+    ) -> Result<FaultOutcome> {
         let mut few = [PageOutcome::None; INLINE_OUTCOMES];
         let mut many = KVVec::new();
         let pages = match few.get_mut(..all.pages()) {
@@ -233,12 +239,12 @@ impl<D: Device> Mirror<D> {
         };
         let outcome = self.attract(all, evict, pages)?;
         let mut pulled = 0;
-        let result = self.fault_from(range, access, Tiles::Pull, &mut pulled);
+        let result = self.fault_from(range, access, TilePages::Pull, &mut pulled);
         let moved = outcome.moved + pulled;
         if moved != 0 {
             self.report_moved(policy, all, pages);
         }
-        result.map(|()| Served {
+        result.map(|()| FaultOutcome {
             moved,
             in_place: false,
         })
@@ -251,7 +257,7 @@ impl<D: Device> Mirror<D> {
     /// - `EINTR` if a fatal signal is pending. Other errors are left to the fault to report.
     fn attract(&self, range: PageRange, evict: bool, pages: &mut [PageOutcome]) -> Result<Outcome> {
         let migration = self.migrate(range).evict(evict).outcomes(pages);
-        match migration.because(Trigger::Fault).to_device() {
+        match migration.because(MigrateReason::Fault).to_device() {
             Ok(outcome) => Ok(outcome),
             Err(error) if error == EINTR => Err(error),
             Err(_) => Ok(Outcome::default()),
@@ -275,24 +281,24 @@ impl<D: Device> Mirror<D> {
         // The outcome of a page in another tile does not say whether it moved.
         let has_tiles = self.device().memory().is_some_and(Memory::shares_owner);
         let kind = |page: PageOutcome| match page {
-            page if page.has_moved() => Arrival::There,
-            _ if has_tiles => Arrival::Perhaps,
-            PageOutcome::None => Arrival::There,
-            _ => Arrival::Stayed,
+            page if page.has_moved() => PageArrival::There,
+            _ if has_tiles => PageArrival::Perhaps,
+            PageOutcome::None => PageArrival::There,
+            _ => PageArrival::Stayed,
         };
         let mut next = 0;
         for run in pages.chunk_by(|page, other| kind(*page) == kind(*other)) {
             let first = next;
             next += run.len();
-            match run.first().map_or(Arrival::Stayed, |page| kind(*page)) {
-                Arrival::There => report(first, run.len()),
-                Arrival::Perhaps => {
+            match run.first().map_or(PageArrival::Stayed, |page| kind(*page)) {
+                PageArrival::There => report(first, run.len()),
+                PageArrival::Perhaps => {
                     if let Ok(run) = PageRange::from_pages(range.address(first), run.len()) {
                         let report = |index, count| report(first + index, count);
                         self.inner().each_at_home(run, report);
                     }
                 }
-                Arrival::Stayed => {}
+                PageArrival::Stayed => {}
             }
         }
     }
@@ -345,9 +351,9 @@ impl<D: Device> Mirror<D> {
         range: PageRange,
         access: Access,
         policy: &dyn Policy,
-    ) -> Result<Plan> {
+    ) -> Result<FaultAction> {
         let memory = self.device().memory().ok_or(ENODEV)?;
-        let Known {
+        let AttributesAt {
             attributes,
             limits,
             whole,
@@ -356,22 +362,22 @@ impl<D: Device> Mirror<D> {
         let write = access == Access::Write;
         if !movable || stays(attributes, write) {
             let around = block(range.start()).and_then(|block| block.intersect(&limits));
-            return Ok(Plan::Place(Placement::InPlace(
+            return Ok(FaultAction::Place(Decision::InPlace(
                 around.map_or(range, |all| all.hull(&range)),
             )));
         }
         let known = self.inner().lock().immovable.around(range, self.now());
         if let Some(around) = known {
             let around = around.intersect(&limits).unwrap_or(range);
-            return Ok(Plan::Place(Placement::InPlace(around.hull(&range))));
+            return Ok(FaultAction::Place(Decision::InPlace(around.hull(&range))));
         }
         if whole {
-            return Ok(Plan::Bring(limits.hull(&range)));
+            return Ok(FaultAction::Bring(limits.hull(&range)));
         }
         let bounces = self.bounces()?;
         let (used, _) = memory.usage();
         let total = memory.limit();
-        let placement = policy.place(&Wanted {
+        let placement = policy.place(&FaultInfo {
             range,
             write,
             limits,
@@ -384,19 +390,19 @@ impl<D: Device> Mirror<D> {
         });
         Ok(match placement {
             // Policies that never migrate (`is_idle`) do not handle attributes.
-            Placement::InPlace(_)
+            Decision::InPlace(_)
                 if attributes.preferred() == PreferredLocation::Device && policy.is_idle() =>
             {
-                Plan::Bring(by_granularity(range, attributes, limits))
+                FaultAction::Bring(by_granularity(range, attributes, limits))
             }
-            placement => Plan::Place(placement),
+            placement => FaultAction::Place(placement),
         })
     }
 
     /// Returns the pages of the block at `start` that are in the home memory. Only pages for which
     /// a mirror of this device and process has an entry count.
-    fn resident(&self, start: usize) -> Mask {
-        let mut mask = Mask::EMPTY;
+    fn resident(&self, start: usize) -> PageSet {
+        let mut mask = PageSet::EMPTY;
         let Some(block) = block(start) else {
             return mask;
         };

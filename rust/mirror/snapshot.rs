@@ -2,7 +2,7 @@
 
 //! Snapshots of the CPU page table, for diagnostics and tests.
 
-use super::{fault::Patience, Device, Mirror};
+use super::{fault::RetryBudget, Device, Mirror};
 use crate::{
     kernel::{
         identity::PgmapOwner,
@@ -13,6 +13,7 @@ use crate::{
         page::is_zero_pfn,
         range_fault::{Access, HmmPfn, PfnBuffer, Retry},
     },
+    within::ReentryGuard,
 };
 use kernel::prelude::*;
 
@@ -67,7 +68,7 @@ impl<D: Device> Mirror<D> {
             .memory()
             .map_or(PgmapOwner::NONE, |memory| memory.owner());
         for piece in range.pmd_pieces() {
-            let mut patience = Patience::new();
+            let mut patience = RetryBudget::new();
             let window = self.window(&space, piece.start())?;
             loop {
                 let access = Access::Snapshot;
@@ -86,7 +87,7 @@ impl<D: Device> Mirror<D> {
                     }
                 };
                 let (_, _, pfns) = valid.parts();
-                let _within = Within::enter();
+                let _within = ReentryGuard::enter();
                 pfns.for_each(|pfn| each(self.describe(pfn)));
                 break;
             }

@@ -5,7 +5,7 @@
 //!
 //! `Documentation/faultless.rst` describes why this is correct.
 
-use super::{transaction::Room, Announced, Device, Inner, Mirror, State};
+use super::{transaction::InFlightNode, Announced, Device, Mirror, MirrorShared, MirrorState};
 use crate::{
     debug::timing::{Lap, Phase},
     mm::{
@@ -16,11 +16,12 @@ use crate::{
         space::{fatal_signal_pending, MmapGuard},
     },
     pgtable::{Flushing, Table},
-    space::{Request, Space, WindowUser},
+    phases::Stopwatch,
+    space::{MigrationDesc, Space, WindowUser},
 };
 use kernel::{
     prelude::*,
-    time::{delay::fsleep, Delta}, //
+    time::{delay::fsleep, Delta},
 };
 
 /// Maximum number of announcements of a step. Each retry is caused by a concurrent invalidation.
@@ -32,7 +33,7 @@ const ANNOUNCE_MAX_PAUSES: usize = 8;
 /// Duration of a pause.
 const ANNOUNCE_PAUSE: Delta = Delta::from_millis(1);
 
-impl<D: Device> Inner<D> {
+impl<D: Device> MirrorShared<D> {
     /// Returns whether a test makes migrations leave entries writable.
     pub(super) fn keeps_write(&self) -> bool {
         let memory = self.device().memory();
@@ -63,17 +64,17 @@ impl<D: Device> Inner<D> {
 }
 
 /// Remaining attempts to announce a step.
-pub(crate) struct Tries {
+pub(crate) struct AnnounceTries {
     left: usize,
-    lap: Lap,
+    lap: Stopwatch,
 }
 
-impl Tries {
+impl AnnounceTries {
     /// Starts with [`ANNOUNCE_MAX_TRIES`] attempts.
     pub(crate) fn new() -> Self {
         Self {
             left: ANNOUNCE_MAX_TRIES,
-            lap: Lap::start(),
+            lap: Stopwatch::start(),
         }
     }
 
@@ -117,8 +118,8 @@ impl Tries {
 
 impl<D: Device> Mirror<D> {
     /// Announces a step, unless an invalidation began after `seq`. `seq` was returned by
-    /// [`Tries::next`] for `window`. If one did, returns the window, and the caller must repeat its
-    /// survey.
+    /// [`AnnounceTries::next`] for `window`. If one did, returns the window, and the caller must
+    /// repeat its survey.
     ///
     /// The range of `request` must lie in one VMA and in the window.
     ///
@@ -126,27 +127,28 @@ impl<D: Device> Mirror<D> {
     ///
     /// - `EINVAL` if the range is not in the window.
     /// - `ENOMEM`
-    /// - Those of [`Transactions::begin`](super::transaction::Transactions::begin).
+    /// - Those of [`Transactions::begin`](super::transaction::InFlightMigrations::begin).
     ///
     /// # Context
     ///
-    /// May sleep. The mmap lock must be held, and must have been taken after [`Tries::next`].
+    /// May sleep. The mmap lock must be held, and must have been taken after
+    /// [`AnnounceTries::next`].
     pub(crate) fn announce(
         &self,
         window: WindowUser,
         seq: Seq,
-        tries: &mut Tries,
-        request: Request,
+        tries: &mut AnnounceTries,
+        request: MigrationDesc,
     ) -> Result<Result<Announced<'_, D>, WindowUser>> {
         if window.range().intersect(&request.range) != Some(request.range) {
             return Err(EINVAL);
         }
-        let room = Room::new()?;
+        let room = InFlightNode::new()?;
         let Ok(mut guard) = window.lock_if_valid(self.inner(), seq) else {
             return Ok(Err(window));
         };
         tries.lap.end(Phase::Wait);
-        let State {
+        let MirrorState {
             table,
             transactions,
             ..
@@ -191,11 +193,11 @@ impl<D: Device> Mirror<D> {
     pub(crate) fn begin<'a>(
         &self,
         space: &'a AddressSpace,
-        mut request: Request,
+        mut request: MigrationDesc,
     ) -> Result<(MmapGuard<'a>, Announced<'_, D>)> {
         let asked = request.range;
         let asked = asked.pmd_pieces().next().unwrap_or(asked);
-        let mut tries = Tries::new();
+        let mut tries = AnnounceTries::new();
         let mut window = self.window(space, asked.start())?;
         loop {
             let seq = tries.next(self, &window)?;

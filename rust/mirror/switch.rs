@@ -9,7 +9,7 @@
 //! may still read the source page through its TLB, and would miss data that another engine writes
 //! to the destination. After the flush, pages whose mark is still intact become writable again.
 
-use super::{transaction::Transaction, Device, Inner, Mirror, State};
+use super::{transaction::InFlightMigration, Device, Mirror, MirrorShared, MirrorState};
 use crate::{
     debug::{
         stats::Counter,
@@ -19,7 +19,7 @@ use crate::{
     memory::Memory,
     mm::{
         addr::PageRange,
-        mask::Mask,
+        mask::PageSet,
         migrate::{MigrateEntry, Moved, Source},
         page::DirtyBatch,
     },
@@ -30,7 +30,7 @@ use kernel::prelude::*;
 
 /// Result of a commit for one page.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Switched {
+pub(crate) enum CommitResult {
     /// The page has moved, and its entry was replaced or created.
     Yes {
         /// Whether the device had an entry before.
@@ -83,20 +83,20 @@ impl<D: Device> Mirror<D> {
         moved: &Moved<'_>,
         mut number: impl FnMut(usize) -> Option<usize>,
         hole_writable: bool,
-        spares: &mut Spares<D::Format>,
-        mut each: impl FnMut(usize, Switched),
+        spares: &mut Prealloc<D::Format>,
+        mut each: impl FnMut(usize, CommitResult),
     ) -> (Flushed, Result) {
         let inner = self.inner();
         let piece = moved.range();
-        let mut lap = Lap::start();
+        let mut lap = Stopwatch::start();
         let mut guard = self.inner().lock();
-        let State {
+        let MirrorState {
             table,
             transactions,
             ..
         } = &mut *guard;
         let own = transactions.get(name, piece.start());
-        let mut later = Mask::EMPTY;
+        let mut later = PageSet::EMPTY;
         let mut unwritten = None;
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
             let mut dirty = DirtyBatch::new();
@@ -107,18 +107,18 @@ impl<D: Device> Mirror<D> {
                 let was_valid = slot.is_valid();
                 let on_device = slot.is_device();
                 let Some(entry) = moved.at(index) else {
-                    return each(index, Switched::Stays { on_device });
+                    return each(index, CommitResult::Stays { on_device });
                 };
                 if !own.is_some_and(|own| own.is_marked(addr)) {
                     if let Ok(page) = PageRange::from_pages(addr, 1) {
-                        Inner::<D>::forget_source(&mut dirty, page, slot);
+                        MirrorShared::<D>::forget_source(&mut dirty, page, slot);
                     }
-                    return each(index, Switched::Lost);
+                    return each(index, CommitResult::Lost);
                 }
                 let Some(number) = number(entry.destination) else {
                     // The page moved to other memory. The entry must not keep mapping the source.
                     *slot = DevicePte::NONE;
-                    return each(index, Switched::Lost);
+                    return each(index, CommitResult::Lost);
                 };
                 let writable = match entry.source {
                     Source::Hole => hole_writable,
@@ -128,12 +128,12 @@ impl<D: Device> Mirror<D> {
                     later.insert(index);
                 }
                 *slot = DevicePte::device(number + (index - entry.index), writable && !was_valid);
-                each(index, Switched::Yes { was_valid });
+                each(index, CommitResult::Yes { was_valid });
             });
             if result.is_err() {
                 // The source pages are freed even if no entry can be installed.
                 table.for_each(piece, batch, |span, slot| {
-                    Inner::<D>::retire(&mut dirty, span.pages(), *slot);
+                    MirrorShared::<D>::retire(&mut dirty, span.pages(), *slot);
                     *slot = DevicePte::NONE;
                 });
             }
@@ -146,7 +146,7 @@ impl<D: Device> Mirror<D> {
             Err(error) if error == ENOMEM => {
                 for entry in moved.entries() {
                     let pages = entry.index..entry.index + entry.pages;
-                    pages.for_each(|index| each(index, Switched::Lost));
+                    pages.for_each(|index| each(index, CommitResult::Lost));
                 }
                 Ok(())
             }
@@ -163,7 +163,7 @@ impl<D: Device> Mirror<D> {
     }
 }
 
-impl<D: Device> Inner<D> {
+impl<D: Device> MirrorShared<D> {
     /// Removes the entry of a page that has moved and lost its mark, if the entry may map the
     /// source.
     ///
@@ -179,18 +179,18 @@ impl<D: Device> Inner<D> {
 }
 
 /// Replacement of present entries after pages have moved.
-struct Switching<'a, D: Device> {
+struct Commit<'a, D: Device> {
     piece: PageRange,
     moved: &'a Moved<'a>,
     /// The device's memory that contains the destination pages; `None` for other destinations. All
     /// destinations of a migration are in the same memory.
     memory: Option<&'a Memory<D::Memory>>,
-    own: Option<&'a Transaction>,
+    own: Option<&'a InFlightMigration>,
     /// Pages of the piece whose mark is intact.
-    owned: Mask,
+    owned: PageSet,
 }
 
-impl<D: Device> Switching<'_, D> {
+impl<D: Device> Commit<'_, D> {
     /// Returns the number of pages of `span` whose mark is intact.
     fn owned(&self, span: PageRange) -> usize {
         self.own.map_or(0, |own| own.owned(span))
@@ -209,7 +209,7 @@ impl<D: Device> Switching<'_, D> {
     /// Returns the new entry for `span`, which begins at page `first` of the piece, in the common
     /// case: a small page that has moved to newly allocated system memory and whose mark is intact.
     #[inline]
-    fn small(&self, span: PageRange, first: usize, later: &mut Mask) -> Option<DevicePte> {
+    fn small(&self, span: PageRange, first: usize, later: &mut PageSet) -> Option<DevicePte> {
         let (pfn, writable) = self.moved.small_at(first)?;
         if span.pages() != 1 || !self.owned.has(first) {
             return None;
@@ -229,38 +229,38 @@ impl<D: Device> Switching<'_, D> {
         first: usize,
         slot: &mut DevicePte,
         dirty: &mut DirtyBatch,
-        later: &mut Mask,
-    ) -> Switched {
+        later: &mut PageSet,
+    ) -> CommitResult {
         let pages = first..first + span.pages();
         let whole = moved_whole(self.moved, &pages);
         if whole.is_none() && !any_moved(self.moved, &pages) {
             let on_device = slot.is_device();
-            return Switched::Stays { on_device };
+            return CommitResult::Stays { on_device };
         }
         let owned = self.owned(span);
         if owned == 0 {
-            Inner::<D>::forget_source(dirty, span, slot);
-            return Switched::Lost;
+            MirrorShared::<D>::forget_source(dirty, span, slot);
+            return CommitResult::Lost;
         }
         let entry = match whole {
             Some(entry) if owned == span.pages() => entry,
             _ => {
                 // The huge leaf could not be split.
-                Inner::<D>::retire(dirty, span.pages(), *slot);
+                MirrorShared::<D>::retire(dirty, span.pages(), *slot);
                 *slot = DevicePte::NONE;
-                return Switched::Lost;
+                return CommitResult::Lost;
             }
         };
         let Some(new) = self.new_entry(&entry, pages.start) else {
-            Inner::<D>::retire(dirty, span.pages(), *slot);
+            MirrorShared::<D>::retire(dirty, span.pages(), *slot);
             *slot = DevicePte::NONE;
-            return Switched::NoEntry;
+            return CommitResult::NoEntry;
         };
         *slot = new;
         if entry.writable {
             later.add(pages);
         }
-        Switched::Yes { was_valid: true }
+        CommitResult::Yes { was_valid: true }
     }
 
     /// Returns the read-only entry for the destination of page `index`, which moved with `entry`.
@@ -286,14 +286,14 @@ impl<D: Device> Switching<'_, D> {
 // Not inlined, so that its variables do not enlarge the stack frames of the callers.
 #[inline(never)]
 pub(super) fn switch_present<D: Device>(
-    inner: &Inner<D>,
+    inner: &MirrorShared<D>,
     name: MigrationId,
     moved: &Moved<'_>,
     with_write: bool,
-    mut each: impl FnMut(usize, Switched),
+    mut each: impl FnMut(usize, CommitResult),
 ) -> Flushed {
     let piece = moved.range();
-    let mut lap = Lap::start();
+    let mut lap = Stopwatch::start();
     let first = moved.entries().next().map(|first| first.destination);
     let home = inner.device.memory();
     let home = home.filter(|home| first.is_some_and(|pfn| home.lookup(pfn).is_some()));
@@ -304,27 +304,27 @@ pub(super) fn switch_present<D: Device>(
         None => first.and_then(|pfn| inner.reached(pfn)),
     };
     let mut guard = inner.lock();
-    let State {
+    let MirrorState {
         table,
         transactions,
         ..
     } = &mut *guard;
     let own = transactions.get(name, piece.start());
-    // Recheck under the table lock, see `Inner::elsewhere`.
+    // Recheck under the table lock, see `MirrorShared::elsewhere`.
     let memory = home.or(tile.filter(|tile| !tile.is_gone()));
     let mut switched = 0;
-    let mut later = Mask::EMPTY;
-    let mut all = Mask::EMPTY;
+    let mut later = PageSet::EMPTY;
+    let mut all = PageSet::EMPTY;
     all.add(0..piece.pages());
     let mut unwritten = None;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
         let mut dirty = DirtyBatch::new();
-        let switching = Switching::<D> {
+        let switching = Commit::<D> {
             piece,
             moved,
             memory,
             own,
-            owned: own.map_or(Mask::EMPTY, |own| own.owned_of(piece.start(), &all)),
+            owned: own.map_or(PageSet::EMPTY, |own| own.owned_of(piece.start(), &all)),
         };
         let split = |span: PageRange| switching.divides(span);
         table.for_each_split(piece, batch, split, |span, slot| {
@@ -334,11 +334,11 @@ pub(super) fn switch_present<D: Device>(
             if let Some(new) = switching.small(span, first, &mut later) {
                 *slot = new;
                 switched += 1;
-                return each(first, Switched::Yes { was_valid: true });
+                return each(first, CommitResult::Yes { was_valid: true });
             }
             let pages = span.pages();
             let what = switching.other(span, first, slot, &mut dirty, &mut later);
-            if let Switched::Yes { .. } = what {
+            if let CommitResult::Yes { .. } = what {
                 switched += pages;
             }
             (first..first + pages).for_each(|index| each(index, what));
@@ -366,9 +366,14 @@ pub(super) fn switch_present<D: Device>(
 /// May sleep. Takes the table lock.
 // Not inlined, so that its variables do not enlarge the stack frame of the copies.
 #[inline(never)]
-fn permit_writes<D: Device>(inner: &Inner<D>, name: MigrationId, piece: PageRange, pages: &Mask) {
+fn permit_writes<D: Device>(
+    inner: &MirrorShared<D>,
+    name: MigrationId,
+    piece: PageRange,
+    pages: &PageSet,
+) {
     let mut guard = inner.lock();
-    let State {
+    let MirrorState {
         table,
         transactions,
         ..
@@ -403,7 +408,7 @@ fn permit_writes<D: Device>(inner: &Inner<D>, name: MigrationId, piece: PageRang
 /// # Context
 ///
 /// May sleep. Takes the table lock.
-pub(super) fn forget_moved<D: Device>(inner: &Inner<D>, moved: &Moved<'_>) -> Flushed {
+pub(super) fn forget_moved<D: Device>(inner: &MirrorShared<D>, moved: &Moved<'_>) -> Flushed {
     let piece = moved.range();
     let mut guard = inner.lock();
     let ((), flush) = inner.change(&mut guard.table, Some(piece), |table, batch| {
@@ -414,7 +419,7 @@ pub(super) fn forget_moved<D: Device>(inner: &Inner<D>, moved: &Moved<'_>) -> Fl
                 .map(|first| first..first + span.pages());
             // A huge leaf that extends beyond the range is removed whole.
             if pages.is_none_or(|pages| any_moved(moved, &pages)) {
-                Inner::<D>::retire(&mut dirty, span.pages(), *slot);
+                MirrorShared::<D>::retire(&mut dirty, span.pages(), *slot);
                 *slot = DevicePte::NONE;
             }
         });

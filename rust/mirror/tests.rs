@@ -11,7 +11,7 @@ use crate::{
     memory::{CopyDesc, CopyJob},
     mm::{
         addr::{PMD_PAGES, PMD_SIZE},
-        device_pages::{Kind, Owner},
+        device_pages::{MemoryKind, Owner},
         notifier::{NotifierEvent, NotifierRange},
         page::SharedBytes,
         range_fault::Access,
@@ -25,13 +25,11 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Full, Relaxed, Release},
-            Atomic, //
+            Atomic,
         },
-        Arc,
-        Mutex,
-        SetOnce, //
+        Arc, Mutex, SetOnce,
     },
-    uaccess::UserSlice, //
+    uaccess::UserSlice,
 };
 
 mod cold;
@@ -101,23 +99,23 @@ impl TestMemory {
             return Err(EIO);
         }
         match (&copy.source, &copy.destination) {
-            (None, PlaceMut::Cpu(to)) => {
+            (None, PageMemoryMut::Cpu(to)) => {
                 to.clear();
                 Ok(())
             }
-            (None, PlaceMut::Device(to)) => {
+            (None, PageMemoryMut::Device(to)) => {
                 let (block, offset) = self.block(to.first)?;
                 block.clear(offset, to.count * PAGE_SIZE)
             }
-            (Some(Place::Cpu(from)), PlaceMut::Device(to)) => {
+            (Some(PageMemory::Cpu(from)), PageMemoryMut::Device(to)) => {
                 let (block, offset) = self.block(to.first)?;
                 block.load(offset, from)
             }
-            (Some(Place::Device(from)), PlaceMut::Cpu(to)) => {
+            (Some(PageMemory::Device(from)), PageMemoryMut::Cpu(to)) => {
                 let (block, offset) = self.block(from.first)?;
                 block.store(offset, to)
             }
-            (Some(Place::Device(from)), PlaceMut::Device(to)) => {
+            (Some(PageMemory::Device(from)), PageMemoryMut::Device(to)) => {
                 let ((block, at), (theirs, there)) =
                     (self.block(from.first)?, other.block(to.first)?);
                 theirs.copy_from(there, block, at, from.count * PAGE_SIZE)
@@ -141,7 +139,7 @@ impl MemoryOps for TestMemory {
         job.complete(result);
     }
 
-    fn connection(&self, _other: &Self, _kind: Kind) -> Connection {
+    fn connection(&self, _other: &Self, _kind: MemoryKind) -> Connection {
         self.asked.fetch_add(1, Relaxed);
         match self.connection.load(Relaxed) {
             0 => Connection::None,
@@ -218,7 +216,7 @@ fn shared_of(owner: &Arc<Owner>) -> Result<Arc<Shared>> {
     Arc::pin_init(
         try_pin_init!(Shared {
             walkers: Walkers::new(1, |_| Ok(()))?,
-            memory <- Memory::new_tile(owner.clone(), TestMemory::new()?, Kind::Private, PMD_PAGES * 4),
+            memory <- Memory::new_tile(owner.clone(), TestMemory::new()?, MemoryKind::Private, PMD_PAGES * 4),
             flushes: Atomic::new(0),
             clock: Atomic::new(1),
             last_start: Atomic::new(0),
@@ -267,8 +265,8 @@ fn device_load(mirror: &Mirror<TestDevice>, addr: usize) -> Result<Option<u64>> 
     let table = mirror.lock_table()?;
     match table.readable(addr) {
         None => return Ok(None),
-        Some(Place::Cpu(page)) => page.read(0, &mut bytes)?,
-        Some(Place::Device(range)) => {
+        Some(PageMemory::Cpu(page)) => page.read(0, &mut bytes)?,
+        Some(PageMemory::Device(range)) => {
             let memory = mirror.device().memory().ok_or(EINVAL)?;
             let (block, offset) = memory.driver().block(range.first)?;
             block.read(offset, &mut bytes)?;

@@ -5,7 +5,7 @@
 //!
 //! For a device with one memory, each of them only checks [`Memory::shares_owner`].
 
-use super::{Device, Inner, Mirror, Outcome};
+use super::{Device, Mirror, MirrorShared, Outcome};
 use crate::{
     kernel::identity::MemoryId,
     memory::{Connection, Memory},
@@ -20,9 +20,9 @@ const MAX_TILES: usize = 64;
 
 /// Tiles whose pages a device can use in place. Bit `index` stands for `Device::tile(index)`.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Reach(u64);
+pub(super) struct ReachableTiles(u64);
 
-impl Reach {
+impl ReachableTiles {
     fn has(self, index: usize) -> bool {
         self.0 >> index & 1 != 0
     }
@@ -61,7 +61,7 @@ impl Unreached {
     }
 }
 
-impl<D: Device> Inner<D> {
+impl<D: Device> MirrorShared<D> {
     /// Returns the other memories of the device and their indices. Memories of another owner are
     /// left out, because their device page numbers would be ambiguous.
     ///
@@ -96,16 +96,16 @@ impl<D: Device> Inner<D> {
     ///
     /// May sleep. No lock may be held.
     #[inline]
-    pub(super) fn reach(&self) -> Reach {
+    pub(super) fn reach(&self) -> ReachableTiles {
         match self.device.memory().filter(|home| home.shares_owner()) {
             Some(home) => self.reach_from(home),
-            None => Reach::default(),
+            None => ReachableTiles::default(),
         }
     }
 
     #[inline(never)]
-    fn reach_from(&self, home: &Memory<D::Memory>) -> Reach {
-        let mut reach = Reach::default();
+    fn reach_from(&self, home: &Memory<D::Memory>) -> ReachableTiles {
+        let mut reach = ReachableTiles::default();
         for (index, tile) in self.numbered_tiles() {
             if home.connection(tile) == Connection::Unified {
                 reach.0 |= 1 << index;
@@ -130,7 +130,7 @@ impl<D: Device> Inner<D> {
         &self,
         addr: usize,
         pfn: HmmPfn,
-        reach: Reach,
+        reach: ReachableTiles,
         unreached: &mut Option<Unreached>,
     ) -> Option<DevicePte> {
         let found = self

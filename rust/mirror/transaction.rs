@@ -9,21 +9,21 @@
 //! switches only entries that are still marked.
 
 use crate::{
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
     kernel::identity::MigrationId,
     mm::{
         addr::{PageRange, PMD_PAGES, PMD_SIZE},
-        mask::Mask,
+        mask::PageSet,
         notifier::NotifierRange,
         page::is_zero_pfn,
     },
     pgtable::DevicePte,
-    space::{Destination, Identity, Request},
+    space::{Destination, EventMatch, MigrationDesc},
 };
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
-    rbtree::{RBTree, RBTreeNodeReservation}, //
+    rbtree::{RBTree, RBTreeNodeReservation},
 };
 
 #[cfg(CONFIG_KUNIT = "y")]
@@ -32,13 +32,13 @@ mod tests;
 const MARK_WORDS: usize = PMD_PAGES / u64::BITS as usize;
 
 /// An in-flight migration.
-pub(crate) struct Transaction {
-    request: Request,
+pub(crate) struct InFlightMigration {
+    request: MigrationDesc,
     /// Marks. A bit is set if no foreign event has affected the page.
     marks: [u64; MARK_WORDS],
 }
 
-impl Transaction {
+impl InFlightMigration {
     /// Returns whether the page at `addr` is marked.
     #[inline]
     pub(crate) fn is_marked(&self, addr: usize) -> bool {
@@ -92,8 +92,8 @@ impl Transaction {
     }
 
     /// Returns the marked pages among `pages`, whose indices are relative to `start`.
-    pub(crate) fn owned_of(&self, start: usize, pages: &Mask) -> Mask {
-        let mut owned = Mask::EMPTY;
+    pub(crate) fn owned_of(&self, start: usize, pages: &PageSet) -> PageSet {
+        let mut owned = PageSet::EMPTY;
         if start == self.request.range.start() {
             owned.insert_words(self.marks);
             owned.keep(pages);
@@ -145,19 +145,19 @@ impl Transaction {
 
     /// Returns whether the migration takes pages from device memory.
     pub(crate) fn takes_device_pages(&self) -> bool {
-        self.request.identity != Identity::Name
+        self.request.identity != EventMatch::Name
     }
 }
 
 /// Key of a migration in the tree, ordered by its first page.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct MigrationKey {
     start: usize,
     name: usize,
 }
 
-impl Key {
-    fn of(request: &Request) -> Self {
+impl MigrationKey {
+    fn of(request: &MigrationDesc) -> Self {
         Self {
             start: request.range.start(),
             name: request.name.number(),
@@ -174,10 +174,10 @@ impl Key {
     }
 }
 
-/// Preallocated tree node for one migration of [`Transactions`].
-pub(crate) struct Room(RBTreeNodeReservation<Key, Transaction>);
+/// Preallocated tree node for one migration of [`InFlightMigrations`].
+pub(crate) struct InFlightNode(RBTreeNodeReservation<MigrationKey, InFlightMigration>);
 
-impl Room {
+impl InFlightNode {
     /// Allocates a node.
     ///
     /// # Errors
@@ -188,7 +188,7 @@ impl Room {
     ///
     /// May sleep. The table lock must not be held.
     pub(crate) fn new() -> Result<Self> {
-        if fails(Point::Transaction) {
+        if fails(FailPoint::Transaction) {
             return Err(ENOMEM);
         }
         Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL)?))
@@ -196,9 +196,9 @@ impl Room {
 }
 
 /// In-flight migrations of one mirror. Protected by the table lock.
-pub(crate) struct Transactions(RBTree<Key, Transaction>);
+pub(crate) struct InFlightMigrations(RBTree<MigrationKey, InFlightMigration>);
 
-impl Transactions {
+impl InFlightMigrations {
     /// Creates an empty set.
     pub(crate) fn new() -> Self {
         Self(RBTree::new())
@@ -211,12 +211,12 @@ impl Transactions {
     /// # Errors
     ///
     /// - `EINVAL` if the range is longer than 2 MiB.
-    pub(crate) fn begin(&mut self, request: Request, room: Room) -> Result {
+    pub(crate) fn begin(&mut self, request: MigrationDesc, room: InFlightNode) -> Result {
         let range = request.range;
         if range.pages() > PMD_PAGES {
             return Err(EINVAL);
         }
-        let mut new = Transaction {
+        let mut new = InFlightMigration {
             request,
             marks: [u64::MAX; MARK_WORDS],
         };
@@ -232,25 +232,27 @@ impl Transactions {
             }
         }
         // Names are unique.
-        let _none = self.0.insert(room.0.into_node(Key::of(&request), new));
+        let _none = self
+            .0
+            .insert(room.0.into_node(MigrationKey::of(&request), new));
         Ok(())
     }
 
     /// Removes the migration `name`, which began at `start`. Returns `false` if there is none.
     pub(crate) fn end(&mut self, name: MigrationId, start: usize) -> bool {
         let name = name.number();
-        self.0.remove_node(&Key { start, name }).is_some()
+        self.0.remove_node(&MigrationKey { start, name }).is_some()
     }
 
     /// Returns the migrations that may have pages of `range`.
-    fn within(&self, range: PageRange) -> impl Iterator<Item = &Transaction> {
-        let mut next = Key::before(range.start());
+    fn within(&self, range: PageRange) -> impl Iterator<Item = &InFlightMigration> {
+        let mut next = MigrationKey::before(range.start());
         core::iter::from_fn(move || {
             let key = *self.0.cursor_lower_bound(&next)?.current().0;
             if key.start >= range.end() {
                 return None;
             }
-            next = Key {
+            next = MigrationKey {
                 name: key.name + 1,
                 ..key
             };
@@ -259,8 +261,8 @@ impl Transactions {
     }
 
     /// Calls `each` for the migrations that may have pages of `range`.
-    fn each_within(&mut self, range: PageRange, mut each: impl FnMut(&mut Transaction)) {
-        let first = Key::before(range.start());
+    fn each_within(&mut self, range: PageRange, mut each: impl FnMut(&mut InFlightMigration)) {
+        let first = MigrationKey::before(range.start());
         let mut next = self.0.cursor_lower_bound_mut(&first);
         while let Some(mut cursor) = next {
             let (key, found) = cursor.current_mut();
@@ -273,7 +275,7 @@ impl Transactions {
     }
 
     /// Returns the migration `name`, if it is in flight and may have the page at `addr`.
-    pub(crate) fn get(&self, name: MigrationId, addr: usize) -> Option<&Transaction> {
+    pub(crate) fn get(&self, name: MigrationId, addr: usize) -> Option<&InFlightMigration> {
         let page = PageRange::from_pages(addr, 1).ok()?;
         self.within(page)
             .find(|transaction| transaction.request.name == name)

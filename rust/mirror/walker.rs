@@ -8,7 +8,7 @@
 //! holds its lock from the walk, or from the check of a cached translation, until the end of the
 //! access. Therefore it observes the changed entries, or the invalidation waits for its access.
 
-use super::{Device, Inner, Mirror, PageAddress, Place, PlaceMut};
+use super::{Device, Mirror, MirrorShared, PageAddress, PageMemory, PageMemoryMut};
 use crate::{
     kernel::{
         lock_classes, reentry,
@@ -21,17 +21,16 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Acquire, Relaxed},
-            Atomic, //
+            Atomic,
         },
         lock::{spinlock::SpinLockBackend, Guard},
-        Arc,
-        SpinLock, //
+        Arc, SpinLock,
     },
 };
 
-/// Walker of one engine.
+/// EngineWalker of one engine.
 #[pin_data]
-struct Walker<T> {
+struct EngineWalker<T> {
     /// Task that holds the lock; 0 if it is not held.
     owner: Atomic<usize>,
     #[pin]
@@ -39,15 +38,15 @@ struct Walker<T> {
 }
 
 /// Guard of a walker's lock.
-struct Held<'w, T> {
+struct EngineGuard<'w, T> {
     owner: &'w Atomic<usize>,
     data: Guard<'w, T, SpinLockBackend>,
 }
 
-impl<'w, T> Held<'w, T> {
+impl<'w, T> EngineGuard<'w, T> {
     /// Creates the guard for `walker`, whose lock `task` has taken with `data`.
     #[inline]
-    fn new(walker: &'w Walker<T>, data: Guard<'w, T, SpinLockBackend>, task: usize) -> Self {
+    fn new(walker: &'w EngineWalker<T>, data: Guard<'w, T, SpinLockBackend>, task: usize) -> Self {
         store_usize(&walker.owner, task);
         Self {
             owner: &walker.owner,
@@ -56,7 +55,7 @@ impl<'w, T> Held<'w, T> {
     }
 }
 
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for EngineGuard<'_, T> {
     fn drop(&mut self) {
         store_usize(self.owner, 0);
     }
@@ -64,7 +63,7 @@ impl<T> Drop for Held<'_, T> {
 
 /// Walkers of a device, one for each engine, shared by all its mirrors. Each walker has data of the
 /// driver, such as a TLB, which only its engine and flushes access.
-pub struct Walkers<T>(KVec<Pin<KBox<Walker<T>>>>);
+pub struct Walkers<T>(KVec<Pin<KBox<EngineWalker<T>>>>);
 
 impl<T: Send + Unpin> Walkers<T> {
     /// Creates `count` walkers. `make` returns the data of the walker with the given index.
@@ -83,7 +82,7 @@ impl<T: Send + Unpin> Walkers<T> {
         for index in 0..count {
             let data = make(index)?;
             let walker = KBox::pin_init(
-                pin_init!(Walker {
+                pin_init!(EngineWalker {
                     owner: Atomic::new(0),
                     data <- SpinLock::new(data, name, key),
                 }),
@@ -114,7 +113,7 @@ impl<T: Send + Unpin> Walkers<T> {
         self.hold(index).ok().map(|mut held| f(&mut held.data))
     }
 
-    fn hold(&self, index: usize) -> Result<Held<'_, T>> {
+    fn hold(&self, index: usize) -> Result<EngineGuard<'_, T>> {
         let walker = self.0.get(index).ok_or(EINVAL)?;
         let task = reentry::current_task();
         // No race: only this task stores its own address in `owner`.
@@ -130,7 +129,7 @@ impl<T: Send + Unpin> Walkers<T> {
             }
             None => walker.data.lock(),
         };
-        Ok(Held::new(walker, data, task))
+        Ok(EngineGuard::new(walker, data, task))
     }
 
     /// Calls `flush` with the data of each walker, with its lock held. Thus waits until all
@@ -143,14 +142,14 @@ impl<T: Send + Unpin> Walkers<T> {
         let task = reentry::current_task();
         for walker in &self.0 {
             let data = walker.data.lock();
-            flush(&mut Held::new(walker, data, task).data);
+            flush(&mut EngineGuard::new(walker, data, task).data);
         }
     }
 }
 
 /// Reason why a translation cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unresolved {
+pub enum TranslateError {
     /// The entry was removed or changed and its flush has not completed, or it has become writable.
     /// The caller must walk again.
     Changing,
@@ -163,7 +162,7 @@ pub enum Unresolved {
 
 /// Translation of a 4 KiB page that a device found in the table that it walks itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct TableTranslation {
     /// Address of the page, as the device uses it.
     pub address: u64,
     /// Whether the device may write to the page.
@@ -177,9 +176,9 @@ pub struct Seen {
 /// # Context
 ///
 /// The owner of a section must not sleep.
-pub struct Section<'m, D: Device> {
-    walker: Held<'m, D::Walker>,
-    inner: &'m Inner<D>,
+pub struct AccessSection<'m, D: Device> {
+    walker: EngineGuard<'m, D::Walker>,
+    inner: &'m MirrorShared<D>,
 }
 
 impl<D: Device> Mirror<D> {
@@ -194,17 +193,17 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// Takes the walker's spinlock. A task should be in one section at a time.
-    pub fn enter(&self, index: usize) -> Result<Section<'_, D>> {
+    pub fn enter(&self, index: usize) -> Result<AccessSection<'_, D>> {
         let inner = self.inner();
         let walkers = inner.walkers.as_ref().ok_or(EINVAL)?;
-        Ok(Section {
+        Ok(AccessSection {
             walker: walkers.hold(index)?,
             inner,
         })
     }
 }
 
-impl<D: Device> Section<'_, D> {
+impl<D: Device> AccessSection<'_, D> {
     /// Returns the driver's data of this walker.
     pub fn data(&mut self) -> &mut D::Walker {
         &mut self.walker.data
@@ -216,17 +215,17 @@ impl<D: Device> Section<'_, D> {
     }
 
     /// Returns the reason why the table lacks a translation.
-    fn outdated(&self) -> Unresolved {
+    fn outdated(&self) -> TranslateError {
         // `change_beside()` counts an update before its first entry changes, and until its flush
         // has completed.
         match self.inner.changing.load(Acquire) {
-            0 => Unresolved::Stale,
-            _ => Unresolved::Changing,
+            0 => TranslateError::Stale,
+            _ => TranslateError::Changing,
         }
     }
 
     /// Compares a cached translation with the library's tree, and returns the present entry.
-    fn check(&self, addr: usize, kept: DevicePte) -> Result<DevicePte, Unresolved> {
+    fn check(&self, addr: usize, kept: DevicePte) -> Result<DevicePte, TranslateError> {
         match self.walk(addr) {
             Some(now) if kept.is_valid() && !kept.is_outdated_by(now.entry) => Ok(now.entry),
             _ => Err(self.outdated()),
@@ -235,7 +234,7 @@ impl<D: Device> Section<'_, D> {
 
     /// Compares a translation that the device found in its own table with the library's tree, and
     /// returns the present entry.
-    fn compare(&self, addr: usize, found: Seen) -> Result<DevicePte, Unresolved> {
+    fn compare(&self, addr: usize, found: TableTranslation) -> Result<DevicePte, TranslateError> {
         match self.walk(addr) {
             Some(Leaf { entry, .. })
                 if self.inner.reader.page_address(entry) == found.address
@@ -253,12 +252,12 @@ impl<D: Device> Section<'_, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unresolved::Changing`] if `address` is in none of these tables, and an update is
+    /// - [`TranslateError::Changing`] if `address` is in none of these tables, and an update is
     ///   outstanding, which may have replaced the table. See [`Self::reach`].
-    /// - [`Unresolved::Stale`] if `address` is in none of these tables, and no update is
+    /// - [`TranslateError::Stale`] if `address` is in none of these tables, and no update is
     ///   outstanding. This is a bug: an entry of the device's table is wrong, or the device was
     ///   closed.
-    pub fn table_word(&self, addr: usize, address: u64) -> Result<u64, Unresolved> {
+    pub fn table_word(&self, addr: usize, address: u64) -> Result<u64, TranslateError> {
         let word = self.inner.reader.image_word(addr, address);
         word.ok_or_else(|| self.outdated())
     }
@@ -271,47 +270,58 @@ impl<D: Device> Section<'_, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unresolved::Changing`] if the library's tree has a different page or fewer permissions,
-    ///   and an update is outstanding. Hardware would use the page that it found, which stays valid
-    ///   until the flush completes. Software passes the result of [`Self::walk`] to
-    ///   [`Self::resolve`], and so accesses the page as it is after the update, without waiting.
-    /// - [`Unresolved::Stale`] if the library's tree has a different page or fewer permissions, and
-    ///   no update is outstanding. This is a bug: a flush or an entry is wrong.
-    pub fn reach(&self, addr: usize, found: Seen) -> Result<Place<'_>, Unresolved> {
+    /// - [`TranslateError::Changing`] if the library's tree has a different page or fewer
+    ///   permissions, and an update is outstanding. Hardware would use the page that it found,
+    ///   which stays valid until the flush completes. Software passes the result of [`Self::walk`]
+    ///   to [`Self::resolve`], and so accesses the page as it is after the update, without waiting.
+    /// - [`TranslateError::Stale`] if the library's tree has a different page or fewer permissions,
+    ///   and no update is outstanding. This is a bug: a flush or an entry is wrong.
+    pub fn reach(
+        &self,
+        addr: usize,
+        found: TableTranslation,
+    ) -> Result<PageMemory<'_>, TranslateError> {
         let entry = self.compare(addr, found)?;
         let entry = self.frame(addr, entry)?;
         // SAFETY: The walk found the entry in the table in this section. Its removal ends with a
         // drain, which waits for this section, and the place borrows `self`.
-        unsafe { self.inner.place(entry) }.ok_or(Unresolved::Changing)
+        unsafe { self.inner.place(entry) }.ok_or(TranslateError::Changing)
     }
 
     /// As [`Self::reach`], for a write.
     ///
     /// # Errors
     ///
-    /// - [`Unresolved::ReadOnly`] if `found` or the entry does not permit writes. Exclusive entries
-    ///   do not permit them.
-    /// - [`Unresolved::Changing`] and [`Unresolved::Stale`] as for [`Self::reach`].
-    pub fn reach_mut(&self, addr: usize, found: Seen) -> Result<PlaceMut<'_>, Unresolved> {
+    /// - [`TranslateError::ReadOnly`] if `found` or the entry does not permit writes. Exclusive
+    ///   entries do not permit them.
+    /// - [`TranslateError::Changing`] and [`TranslateError::Stale`] as for [`Self::reach`].
+    pub fn reach_mut(
+        &self,
+        addr: usize,
+        found: TableTranslation,
+    ) -> Result<PageMemoryMut<'_>, TranslateError> {
         let entry = self.compare(addr, found)?;
         if !found.writable || !entry.is_writable() {
-            return Err(Unresolved::ReadOnly);
+            return Err(TranslateError::ReadOnly);
         }
         let entry = self.frame(addr, entry)?;
         // SAFETY: The walk found the entry in the table in this section, and the entry is writable.
         // Its removal ends with a drain, which waits for this section, and the place borrows
         // `self`.
-        unsafe { self.inner.place_mut(entry) }.ok_or(Unresolved::Changing)
+        unsafe { self.inner.place_mut(entry) }.ok_or(TranslateError::Changing)
     }
 
     /// Returns `entry` with its page frame number, which is looked up if the table has DMA
     /// addresses.
     #[inline]
-    fn frame(&self, addr: usize, entry: DevicePte) -> Result<DevicePte, Unresolved> {
+    fn frame(&self, addr: usize, entry: DevicePte) -> Result<DevicePte, TranslateError> {
         match self.inner.dma().filter(|_| !entry.is_device()) {
             None => Ok(entry),
             Some(windows) => {
-                let frame = windows.cursor().frame(addr).ok_or(Unresolved::Changing)?;
+                let frame = windows
+                    .cursor()
+                    .frame(addr)
+                    .ok_or(TranslateError::Changing)?;
                 Ok(entry.with_number(frame))
             }
         }
@@ -324,14 +334,19 @@ impl<D: Device> Section<'_, D> {
     ///
     /// # Errors
     ///
-    /// - As listed for [`Unresolved`].
-    /// - [`Unresolved::Stale`] also for system memory, if the table holds page frame numbers.
-    pub fn target(&self, addr: usize, kept: &Leaf, write: bool) -> Result<PageAddress, Unresolved> {
+    /// - As listed for [`TranslateError`].
+    /// - [`TranslateError::Stale`] also for system memory, if the table holds page frame numbers.
+    pub fn target(
+        &self,
+        addr: usize,
+        kept: &Leaf,
+        write: bool,
+    ) -> Result<PageAddress, TranslateError> {
         self.check(addr, kept.entry)?;
         if write && !kept.entry.is_writable() {
-            return Err(Unresolved::ReadOnly);
+            return Err(TranslateError::ReadOnly);
         }
-        self.inner.target(kept).ok_or(Unresolved::Stale)
+        self.inner.target(kept).ok_or(TranslateError::Stale)
     }
 
     /// Returns the location of the page at `addr` for a read, given the result of [`Self::walk`] in
@@ -339,32 +354,36 @@ impl<D: Device> Section<'_, D> {
     ///
     /// # Errors
     ///
-    /// - As listed for [`Unresolved`], except [`Unresolved::ReadOnly`].
-    pub fn resolve(&self, addr: usize, kept: &Leaf) -> Result<Place<'_>, Unresolved> {
+    /// - As listed for [`TranslateError`], except [`TranslateError::ReadOnly`].
+    pub fn resolve(&self, addr: usize, kept: &Leaf) -> Result<PageMemory<'_>, TranslateError> {
         self.check(addr, kept.entry)?;
         let entry = self.frame(addr, kept.entry)?;
         // SAFETY: `check` found the entry in the table in this section. Its removal ends with a
         // drain, which waits for this section, and the place borrows `self`.
-        unsafe { self.inner.place(entry) }.ok_or(Unresolved::Changing)
+        unsafe { self.inner.place(entry) }.ok_or(TranslateError::Changing)
     }
 
     /// As [`Self::resolve`], for a write.
     ///
     /// # Errors
     ///
-    /// - As listed for [`Unresolved`].
-    pub fn resolve_mut(&self, addr: usize, kept: &Leaf) -> Result<PlaceMut<'_>, Unresolved> {
+    /// - As listed for [`TranslateError`].
+    pub fn resolve_mut(
+        &self,
+        addr: usize,
+        kept: &Leaf,
+    ) -> Result<PageMemoryMut<'_>, TranslateError> {
         let now = self.check(addr, kept.entry)?;
         if !kept.entry.is_writable() {
             return Err(if now.is_writable() {
-                Unresolved::Changing
+                TranslateError::Changing
             } else {
-                Unresolved::ReadOnly
+                TranslateError::ReadOnly
             });
         }
         let entry = self.frame(addr, kept.entry)?;
         // SAFETY: `check` found the entry in the table in this section, and `kept` is writable. The
         // removal ends with a drain, which waits for this section, and the place borrows `self`.
-        unsafe { self.inner.place_mut(entry) }.ok_or(Unresolved::Changing)
+        unsafe { self.inner.place_mut(entry) }.ok_or(TranslateError::Changing)
     }
 }

@@ -2,19 +2,20 @@
 
 //! Columns of mirrors in debugfs.
 
-use super::{Device, Inner};
+use super::{Device, MirrorShared};
 use crate::{
     debug::{registry::Watched, stats::Counter},
     memory::Memory,
     mm::addr::PageRange,
     pgtable::DevicePte,
+    watch::DebugObject,
 };
 use kernel::fmt;
 
 /// Number of table parts that are scanned before the walk yields.
 const SCAN_PARTS_PER_YIELD: usize = 64;
 
-impl<D: Device> Watched for Inner<D> {
+impl<D: Device> DebugObject for MirrorShared<D> {
     fn columns(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = self;
         match inner.device.memory().map(Memory::number) {

@@ -10,24 +10,16 @@
 //! [`include/linux/pci.h`](srctree/include/linux/pci.h)
 
 use super::{
-    dma::Maps,
-    pci::PciMemory,
-    space::fatal_signal_pending, //
+    dma::DmaUser, pci::PciMemory, shrinker::owner::ReclaimOwner, space::fatal_signal_pending,
 };
 use crate::{
     bindings,
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
+        deferred::{Deferred, DropWaits},
         lock_classes,
-        rcu_slot::{
-            RcuSlot,
-            Retired, //
-        },
-        shrinker::owner::Owner, //
-    }, //
+        rcu_slot::{RcuSlot, Retired},
+        shrinker::owner::Owner,
+    },
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -38,8 +30,7 @@ use kernel::{
     sync::{
         atomic::{ordering::Relaxed, Atomic},
         rcu::{self, Guard},
-        Arc,
-        Mutex, //
+        Arc, Mutex,
     },
 };
 
@@ -55,12 +46,12 @@ const REQUEST_PAGES: usize = 512;
 /// # Invariants
 ///
 /// `size` bytes of memory of a device are mapped at `base`, uncached, until this is dropped.
-struct Mapping {
+struct BarMapping {
     base: NonNull<c_void>,
     size: usize,
 }
 
-impl Mapping {
+impl BarMapping {
     /// Maps `size` bytes of memory of a device at bus address `start`.
     ///
     /// # Errors
@@ -84,11 +75,11 @@ impl Mapping {
 }
 
 // SAFETY: The mapping may be used and unmapped by any thread.
-unsafe impl Send for Mapping {}
+unsafe impl Send for BarMapping {}
 // SAFETY: A shared reference gives access to the memory by whole words only.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for BarMapping {}
 
-impl Drop for Mapping {
+impl Drop for BarMapping {
     fn drop(&mut self) {
         // SAFETY: Mapped by the type invariant. `drop` has exclusive access, so that the mapping is
         // not in use.
@@ -100,7 +91,7 @@ impl Drop for Mapping {
 /// whichever is first.
 #[pin_data]
 pub(super) struct Region {
-    mapping: RcuSlot<Mapping>,
+    mapping: RcuSlot<BarMapping>,
     /// Address of the start of the part for the device.
     address: u64,
     /// Bitmap of the pages that are used by tables.
@@ -108,7 +99,7 @@ pub(super) struct Region {
     used: Mutex<BitmapVec>,
     /// Owners of the page tables in the part.
     #[pin]
-    owners: Mutex<KVec<Arc<Owner>>>,
+    owners: Mutex<KVec<Arc<ReclaimOwner>>>,
     /// Index of the owner from which pages are requested next.
     hand: Atomic<usize>,
     // Held while the part is unmapped, so that a release of the memory waits for an owner that
@@ -118,15 +109,15 @@ pub(super) struct Region {
 }
 
 /// Registration of a page table whose pages may be requested for another page table.
-pub(super) struct Member {
+pub(super) struct TableUser {
     region: Arc<Region>,
-    owner: Arc<Owner>,
+    owner: Arc<ReclaimOwner>,
 }
 
-impl Drop for Member {
+impl Drop for TableUser {
     fn drop(&mut self) {
         let mut owners = self.region.owners.lock();
-        let is_own = |owner: &Arc<Owner>| Arc::ptr_eq(owner, &self.owner);
+        let is_own = |owner: &Arc<ReclaimOwner>| Arc::ptr_eq(owner, &self.owner);
         if let Some(index) = owners.iter().position(is_own) {
             let _ = owners.remove(index);
         }
@@ -137,11 +128,11 @@ impl Drop for Member {
 ///
 /// # Invariants
 ///
-/// The memory is mapped as [`Mapping`] says, for as long as the read section in which this was
+/// The memory is mapped as [`BarMapping`] says, for as long as the read section in which this was
 /// made.
 pub(super) struct BarTable(pub(super) NonNull<c_void>);
 
-impl Maps for Region {
+impl DmaUser for Region {
     fn close(&self) -> usize {
         let _closing = self.closing.lock();
         let mut gone = Retired::<_, 1>::new();
@@ -241,7 +232,7 @@ impl Region {
                 if fatal_signal_pending() {
                     return None;
                 }
-                // Not under the lock, because dropping a `Member` takes it.
+                // Not under the lock, because dropping a `TableUser` takes it.
                 if let Some(owner) = self.next_owner() {
                     owner.ask(REQUEST_PAGES);
                 }
@@ -253,7 +244,7 @@ impl Region {
         None
     }
 
-    fn next_owner(&self) -> Option<Arc<Owner>> {
+    fn next_owner(&self) -> Option<Arc<ReclaimOwner>> {
         let owners = self.owners.lock();
         let index = self.hand.load(Relaxed).checked_rem(owners.len())?;
         self.hand.store(index + 1, Relaxed);
@@ -269,9 +260,9 @@ impl Region {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn join(this: &Arc<Self>, owner: &Arc<Owner>) -> Result<Member> {
+    pub(super) fn join(this: &Arc<Self>, owner: &Arc<ReclaimOwner>) -> Result<TableUser> {
         this.owners.lock().push(owner.clone(), GFP_KERNEL_ACCOUNT)?;
-        Ok(Member {
+        Ok(TableUser {
             region: this.clone(),
             owner: owner.clone(),
         })
@@ -326,14 +317,14 @@ impl Region {
 ///
 /// The drop may sleep. In a callback and in atomic context it returns at once, and a worker unmaps
 /// the part.
-pub struct BarTables(Deferred<Owned>);
+pub struct BarTables(Deferred<OwnedBarTables>);
 
-struct Owned {
+struct OwnedBarTables {
     region: Arc<Region>,
     memory: Arc<PciMemory>,
 }
 
-impl DropWaits for Owned {}
+impl DropWaits for OwnedBarTables {}
 
 impl BarTables {
     /// Reserves `bytes` bytes from `at` on of `memory`, which the driver must not use otherwise.
@@ -363,12 +354,12 @@ impl BarTables {
         let region = Region::new(size / PAGE_SIZE, address)?;
         let region = memory.add_user(|start| {
             // SAFETY: The memory is claimed, and is not released before `region` is closed.
-            let mapping = unsafe { Mapping::new(start + at, size) }?;
+            let mapping = unsafe { BarMapping::new(start + at, size) }?;
             let mapping = KBox::new(mapping, GFP_KERNEL)?;
             region.mapping.put(mapping).map_err(|_| EBUSY)?;
             Ok(region)
         })?;
-        let owned = Owned {
+        let owned = OwnedBarTables {
             region,
             memory: memory.clone(),
         };
@@ -387,7 +378,7 @@ impl BarTables {
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedBarTables {
     fn drop(&mut self) {
         self.region.close();
         self.memory.remove_user(&self.region);
@@ -425,7 +416,7 @@ mod tests {
         }
     }
 
-    type Table = (Arc<Giver>, Member, OwnerRegistration);
+    type Table = (Arc<Giver>, TableUser, OwnerRegistration);
 
     /// Registers a table that gives `page` up at request number `patience`.
     fn table(region: &Arc<Region>, page: usize, patience: usize) -> Result<Table> {
@@ -436,8 +427,8 @@ mod tests {
             patience,
         };
         let giver = Arc::new(giver, GFP_KERNEL)?;
-        let owner = Owner::new()?;
-        let registration = Owner::register(&owner, giver.clone())?;
+        let owner = ReclaimOwner::new()?;
+        let registration = ReclaimOwner::register(&owner, giver.clone())?;
         Ok((giver, Region::join(region, &owner)?, registration))
     }
 

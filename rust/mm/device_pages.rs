@@ -49,7 +49,7 @@ mod tests;
 
 pub(crate) use alloc::Row;
 pub use cpu_fault::{CpuFault, FaultError};
-use hints::{Class, Hints};
+use hints::{HintClass, Hints};
 pub use mapped::MmapLocks;
 pub use owner::Owner;
 use piece::{Looker, Piece};
@@ -72,7 +72,7 @@ pub const PIECE_OVERHEAD: usize = PIECE_PAGES * 64;
 
 /// Type of device memory, which determines how the CPU accesses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// `MEMORY_DEVICE_PRIVATE`: the CPU cannot address it. A CPU access faults, and the fault
     /// migrates the page to system memory.
     Private,
@@ -170,7 +170,7 @@ pub struct DevicePages<T: DevicePageOps> {
     frames: RangeMap,
     /// Piece of the most recent lookup of a frame.
     recent: Atomic<usize>,
-    kind: Kind,
+    kind: MemoryKind,
     /// Lower bound of the page frames of all pieces.
     lowest: Atomic<usize>,
     max_pages: usize,
@@ -202,7 +202,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// # Context
     ///
     /// May sleep.
-    pub fn new(kind: Kind, max_pages: usize, data: T) -> impl PinInit<Self, Error> {
+    pub fn new(kind: MemoryKind, max_pages: usize, data: T) -> impl PinInit<Self, Error> {
         Self::of_owner(None, kind, max_pages, data)
     }
 
@@ -215,7 +215,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// - `EINVAL`: the memories of the owner would have more than [`MAX_PAGES`] in total.
     pub fn of_owner(
         owner: Option<Arc<Owner>>,
-        kind: Kind,
+        kind: MemoryKind,
         max_pages: usize,
         data: T,
     ) -> impl PinInit<Self, Error> {
@@ -225,7 +225,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                     return Err(EINVAL);
                 }
                 let count = max_pages.div_ceil(PIECE_PAGES);
-                if let Kind::Coherent { start } = kind {
+                if let MemoryKind::Coherent { start } = kind {
                     // CAST: At most the number of physical addresses.
                     let bytes = (count.max(1) as u64).checked_mul(PIECE_BYTES).ok_or(EINVAL)?;
                     let last = start.checked_add(bytes).ok_or(EINVAL)? - 1;
@@ -265,7 +265,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Returns the type of the memory.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> MemoryKind {
         self.kind
     }
 
@@ -307,7 +307,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Returns the pieces that are marked in the hints of `class`.
-    fn hinted(&self, class: Class) -> impl Iterator<Item = &Piece<T>> {
+    fn hinted(&self, class: HintClass) -> impl Iterator<Item = &Piece<T>> {
         let mut from = 0;
         core::iter::from_fn(move || {
             let index = self.hints.find(class, from)?;
@@ -325,7 +325,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     pub fn total(&self) -> usize {
         // Skips pieces that are not added, whose pages are all withdrawn.
         let partly = self
-            .hinted(Class::Withdrawn)
+            .hinted(HintClass::Withdrawn)
             .filter(|piece| piece.is_there());
         let out = partly.map(|piece| piece.free.withdrawn()).sum();
         self.there.load(Relaxed).saturating_sub(out)
@@ -342,7 +342,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     fn given_back(&self, piece: &Piece<T>, index: usize, order: u32, is_used: bool) {
         self.used.fetch_sub(1 << order, Relaxed);
         if !is_used {
-            self.hints.set(Class::Idle, piece.index);
+            self.hints.set(HintClass::Idle, piece.index);
         }
         self.note_room(piece, Some(index));
         let range = DeviceRange {

@@ -7,17 +7,11 @@
 use super::pin::PinnedPages;
 use crate::{
     bindings,
-    inject::{
-        fails,
-        Point, //
-    },
+    inject::{fails, FailPoint},
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
-        lock_classes, //
-    }, //
+        deferred::{Deferred, DropWaits},
+        lock_classes,
+    },
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -42,8 +36,8 @@ mod window;
 
 pub use address::{DeviceAddress, DmaAddress, PeerAddress};
 pub(crate) use run::DmaRun;
-pub use run::{Direction, DmaBuffer};
-pub(crate) use window::{Cursor, Owned, Windows};
+pub use run::{DmaBuffer, DmaDirection};
+pub(crate) use window::{DmaWindows, OwnedWindows, WindowCursor};
 
 /// Interval at which [`DmaDevice::close`] polls the number of calls in progress.
 const CLOSE_POLL_INTERVAL: Delta = Delta::from_millis(1);
@@ -52,7 +46,7 @@ const CLOSE_POLL_INTERVAL: Delta = Delta::from_millis(1);
 const CLOSE_REPORT_POLLS: usize = 10_000;
 
 /// An owner of DMA mappings for a device.
-pub(crate) trait Maps: Send + Sync {
+pub(crate) trait DmaUser: Send + Sync {
     /// Unmaps everything, because the device is being unbound. If the owner unmaps concurrently,
     /// waits until that is complete. Returns the number of pages that the device could still access
     /// until now.
@@ -64,10 +58,10 @@ pub(crate) trait Maps: Send + Sync {
 }
 
 /// All owners of mappings for a device.
-type Users = RBTree<usize, Arc<dyn Maps>>;
+type DmaUsers = RBTree<usize, Arc<dyn DmaUser>>;
 
-/// Returns the key of `user` in [`Users`].
-fn place(user: &Arc<dyn Maps>) -> usize {
+/// Returns the key of `user` in [`DmaUsers`].
+fn place(user: &Arc<dyn DmaUser>) -> usize {
     Arc::as_ptr(user).addr()
 }
 
@@ -114,7 +108,7 @@ pub struct DmaDevice {
     unmapped: Atomic<u64>,
     /// Owners of mappings, by address. A tree, because there may be one owner for each locked page.
     #[pin]
-    users: Mutex<Users>,
+    users: Mutex<DmaUsers>,
 }
 
 /// A `struct device`, which is unregistered or released when this is dropped.
@@ -150,9 +144,9 @@ impl Drop for RawDevice {
 }
 
 /// A call in progress, which prevents the device from being closed.
-pub(crate) struct Open<'d>(&'d DmaDevice);
+pub(crate) struct OpenDevice<'d>(&'d DmaDevice);
 
-impl Drop for Open<'_> {
+impl Drop for OpenDevice<'_> {
     fn drop(&mut self) {
         self.0.calls.fetch_sub(1, Release);
     }
@@ -257,9 +251,9 @@ impl DmaDevice {
     /// # Errors
     ///
     /// * `ENODEV`: the device is closed, or is being closed.
-    pub(crate) fn begin(&self) -> Result<Open<'_>> {
+    pub(crate) fn begin(&self) -> Result<OpenDevice<'_>> {
         self.calls.fetch_add(1, Full);
-        let open = Open(self);
+        let open = OpenDevice(self);
         if self.closed.load(Acquire) {
             Err(ENODEV)
         } else {
@@ -317,7 +311,7 @@ impl DmaDevice {
     /// # Context
     ///
     /// May sleep.
-    pub(crate) fn add(&self, user: Arc<dyn Maps>) -> Result {
+    pub(crate) fn add(&self, user: Arc<dyn DmaUser>) -> Result {
         let _open = self.begin()?;
         let node = RBTreeNode::new(place(&user), user, GFP_KERNEL)?;
         self.users.lock().insert(node);
@@ -325,7 +319,7 @@ impl DmaDevice {
     }
 
     /// Removes an owner of mappings. May sleep.
-    pub(crate) fn remove(&self, user: &Arc<dyn Maps>) {
+    pub(crate) fn remove(&self, user: &Arc<dyn DmaUser>) {
         // Drop the node after the lock is released.
         let gone = self.users.lock().remove(&place(user));
         drop(gone);
@@ -392,12 +386,12 @@ impl PinnedDrop for DmaDevice {
 ///
 /// Each element of `list` is the mapping of a page for `device`, which is not closed before this is
 /// dropped.
-struct Addresses {
+struct DmaAddresses {
     device: Arc<DmaDevice>,
     list: KVVec<u64>,
 }
 
-impl Drop for Addresses {
+impl Drop for DmaAddresses {
     fn drop(&mut self) {
         let coherent = self.device.is_coherent();
         for address in &self.list {
@@ -410,15 +404,15 @@ impl Drop for Addresses {
 
 /// Addresses of pinned pages, until the owner drops them or the device is closed.
 #[pin_data]
-struct Pinned {
+struct PinnedAddresses {
     device: Arc<DmaDevice>,
     // Held while the pages are unmapped, so that `DmaDevice::close` waits for a concurrent
     // unmapping.
     #[pin]
-    addresses: Mutex<Option<Addresses>>,
+    addresses: Mutex<Option<DmaAddresses>>,
 }
 
-impl Maps for Pinned {
+impl DmaUser for PinnedAddresses {
     fn close(&self) -> usize {
         let mut addresses = self.addresses.lock();
         let pages = addresses.as_ref().map_or(0, |all| all.list.len());
@@ -428,7 +422,7 @@ impl Maps for Pinned {
 }
 
 /// Pinned pages that are mapped for a device. The pages must outlive the mapping.
-pub(crate) struct DmaMapping(Arc<Pinned>);
+pub(crate) struct DmaMapping(Arc<PinnedAddresses>);
 
 impl DmaMapping {
     /// Maps all of `pages`. For a coherent device this fails if a page would be bounced.
@@ -464,7 +458,7 @@ impl DmaMapping {
     ) -> Result<Self> {
         let _open = device.begin()?;
         // INVARIANT: The list is empty.
-        let mut addresses = Addresses {
+        let mut addresses = DmaAddresses {
             device: device.clone(),
             list: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
         };
@@ -472,7 +466,7 @@ impl DmaMapping {
         for pfn in frames {
             let pfn = pfn?;
             let mut address = 0;
-            let fails = fails(Point::Dma);
+            let fails = fails(FailPoint::Dma);
             // SAFETY: The page is pinned, and `_open` keeps the device registered.
             to_result(unsafe {
                 bindings::rust_hmm_dma_map(device.as_raw(), pfn, coherent, fails, &mut address)
@@ -483,7 +477,7 @@ impl DmaMapping {
         }
         let (name, key) = lock_classes::dma_addresses();
         let mapping = Arc::pin_init(
-            pin_init!(Pinned {
+            pin_init!(PinnedAddresses {
                 device: device.clone(),
                 addresses <- Mutex::new(Some(addresses), name, key),
             }),
@@ -524,7 +518,7 @@ impl DmaMapping {
 impl Drop for DmaMapping {
     fn drop(&mut self) {
         self.0.close();
-        let this: Arc<dyn Maps> = self.0.clone();
+        let this: Arc<dyn DmaUser> = self.0.clone();
         self.0.device.remove(&this);
     }
 }

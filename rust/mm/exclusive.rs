@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
 };
 use core::{marker::PhantomData, ptr};
 use kernel::{error::from_err_ptr, prelude::*};
@@ -40,7 +40,7 @@ impl<'a> ExclusivePage<'a> {
     ///
     /// May sleep. Calls MMU notifiers.
     pub fn new(mmap: &'a MmapGuard<'_>, addr: usize, id: MigrationId) -> Result<Self> {
-        if fails(Point::Exclusive) {
+        if fails(FailPoint::Exclusive) {
             return Err(EBUSY);
         }
         let mut folio = ptr::null_mut();

@@ -9,7 +9,7 @@ use super::{
 };
 
 /// Location of a page for a read.
-pub enum Place<'a> {
+pub enum PageMemory<'a> {
     /// Memory that the CPU can address.
     Cpu(CpuPages<'a>),
     /// Device-private memory. If the device has several tiles,
@@ -18,7 +18,7 @@ pub enum Place<'a> {
 }
 
 /// Location of a page for a write.
-pub enum PlaceMut<'a> {
+pub enum PageMemoryMut<'a> {
     /// Memory that the CPU can address.
     Cpu(CpuPagesMut<'a>),
     /// Device-private memory. If the device has several tiles,

@@ -11,9 +11,9 @@ const SET_WORDS: usize = PMD_PAGES / WORD_BITS;
 
 /// A set of pages of a block of 512.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mask([u64; SET_WORDS]);
+pub struct PageSet([u64; SET_WORDS]);
 
-impl Mask {
+impl PageSet {
     /// The empty set.
     pub const EMPTY: Self = Self([0; SET_WORDS]);
 
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn runs_are_found() {
-        let mut mask = Mask::EMPTY;
+        let mut mask = PageSet::EMPTY;
         for pages in [3..4, 60..70, 511..512] {
             mask.add(pages);
         }
@@ -138,12 +138,12 @@ mod tests {
         assert_eq!(mask.run(65, 68), Some(65..68));
         assert_eq!(mask.run(70, 512), Some(511..512));
         assert_eq!(mask.run(70, 511), None);
-        assert_eq!(Mask::EMPTY.run(0, 512), None);
+        assert_eq!(PageSet::EMPTY.run(0, 512), None);
     }
 
     #[test]
     fn missing_pages_are_found() {
-        let mut mask = Mask::EMPTY;
+        let mut mask = PageSet::EMPTY;
         assert!(mask.missing(PMD_PAGES).eq(0..PMD_PAGES));
         mask.add(0..PMD_PAGES);
         assert!(mask.missing(PMD_PAGES).next().is_none());
@@ -154,7 +154,7 @@ mod tests {
         mask.insert(64);
         mask.insert(PMD_PAGES);
         assert!(mask.missing(PMD_PAGES).eq([63, 65, 511]));
-        let mut other = Mask::EMPTY;
+        let mut other = PageSet::EMPTY;
         other.insert_words(mask.words());
         assert!(other == mask && !other.is_empty());
     }

@@ -3,10 +3,10 @@
 //! Wrapper of `migrate_vma_*()` as a typestate.
 //!
 //! In the state [`Isolated`] destinations are allocated and filled; in the state [`Migrated`] the
-//! result is read and the migration finalized. Both own the [readers](Reader): device page tables
-//! that keep entries of the pages during the migration. Dropping either state finalizes: pages
-//! that did not move are restored, and the readers' entries of moved pages are removed before a
-//! source is freed.
+//! result is read and the migration finalized. Both own the [readers](MigrationReader): device page
+//! tables that keep entries of the pages during the migration. Dropping either state finalizes:
+//! pages that did not move are restored, and the readers' entries of moved pages are removed before
+//! a source is freed.
 //!
 //! An entry migrates only if the library has filled its destination.
 //!
@@ -19,13 +19,13 @@ use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
     device_pages::CpuFault,
     identity::{EventOwner, MemoryId, PgmapOwner},
-    mask::Mask,
+    mask::PageSet,
     page::{CpuPages, CpuPagesMut, LockedFolio},
-    space::Vma, //
+    space::Vma,
 };
 use crate::{
     bindings,
-    inject::{fails, is_injecting, Point}, //
+    inject::{fails, is_injecting, FailPoint},
 };
 use core::ptr;
 use kernel::{error::to_result, prelude::*};
@@ -37,12 +37,12 @@ mod system;
 mod whole;
 
 pub use batch::Batch;
-use batch::{Inner, Restored};
+use batch::{MigrateState, Restored};
 pub use migrated::{Migrated, Moved};
-pub use reader::Reader;
+pub use reader::MigrationReader;
 pub use system::System;
-pub(crate) use system::{Pages, SystemPages};
-use whole::{Found, Whole};
+pub(crate) use system::{PageClass, SystemPages};
+use whole::{ThpIsolation, ThpLookup};
 
 const MIGRATE_PFN_VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
 const MIGRATE_PFN_MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;
@@ -149,10 +149,10 @@ impl<'a> Isolated<'a> {
         let (flags, whole) = if huge {
             // If none is found, a huge page may still be mapped before the core walks the page
             // table. Such a page must not be isolated as a whole.
-            match Whole::find(vma, range, origin.tile, fault) {
-                Found::Nothing => (in_one, None),
-                Found::Whole(whole) => (select | in_one, Some(whole)),
-                Found::Other => (select, None),
+            match ThpIsolation::find(vma, range, origin.tile, fault) {
+                ThpLookup::Nothing => (in_one, None),
+                ThpLookup::Whole(whole) => (select | in_one, Some(whole)),
+                ThpLookup::Other => (select, None),
             }
         } else {
             (select, None)
@@ -164,7 +164,7 @@ impl<'a> Isolated<'a> {
         if range.pages() > PMD_PAGES || range.start() < vma.start() || range.end() > vma.end() {
             return Err(EINVAL);
         }
-        if fails(Point::Isolate) {
+        if fails(FailPoint::Isolate) {
             return Err(ENOMEM);
         }
         Ok(())
@@ -176,14 +176,14 @@ impl<'a> Isolated<'a> {
         flags: u32,
         owner: EventOwner,
         fault: Option<&CpuFault<'a>>,
-        whole: Option<Whole<'a>>,
+        whole: Option<ThpIsolation<'a>>,
         batch: &'a mut Batch,
     ) -> Result<Self> {
         let of_cpu = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM
             | bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_COHERENT;
         let pages = range.pages();
         batch.clear(pages)?;
-        let held = || whole.as_ref().map_or(ptr::null_mut(), Whole::page);
+        let held = || whole.as_ref().map_or(ptr::null_mut(), ThpIsolation::page);
         let mut raw = bindings::migrate_vma {
             vma: vma.as_ptr(),
             src: batch.src.as_mut_ptr(),
@@ -198,7 +198,7 @@ impl<'a> Isolated<'a> {
         // SAFETY: The mmap lock is held for `'a`, the arrays are as long as the range.
         to_result(unsafe { bindings::migrate_vma_setup(&mut raw) })?;
         // INVARIANT: Just set up.
-        let pages = Restored(Inner {
+        let pages = Restored(MigrateState {
             raw,
             range,
             cpu_sources: flags & of_cpu != 0,
@@ -357,7 +357,7 @@ impl<'a, R> Isolated<'a, R> {
     }
 
     /// As [`Self::set_filled`], for all indices in `entries`, which have destinations.
-    pub(crate) fn set_all_filled(&mut self, entries: &Mask) {
+    pub(crate) fn set_all_filled(&mut self, entries: &PageSet) {
         self.pages.0.set_all_filled(entries);
     }
 
@@ -367,7 +367,7 @@ impl<'a, R> Isolated<'a, R> {
     }
 }
 
-impl<'a, R: Reader> Isolated<'a, R> {
+impl<'a, R: MigrationReader> Isolated<'a, R> {
     /// Migrates the entries whose destination was filled. CPU faults on them still wait.
     /// Destinations that were not filled are freed.
     pub fn migrate(self) -> Migrated<'a, R> {

@@ -5,14 +5,15 @@
 //! The retry check and the update of the device page table must happen under a lock that the
 //! invalidation callback takes, too. The callback sets the sequence first, and then calls the
 //! subscriber, which takes that lock. An update whose check succeeded before is therefore visible
-//! to the subscriber; a check after it fails. A [`Member`] is a device page table with such a lock.
+//! to the subscriber; a check after it fails. A [`NotifierTable`] is a device page table with such
+//! a lock.
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
-use super::{addr::PageRange, identity::EventOwner, registration::Registered};
+use super::{addr::PageRange, identity::EventOwner, registration::RegisteredMm};
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
 };
 use core::{marker::PhantomData, ops::ControlFlow, ptr};
 use kernel::{
@@ -131,11 +132,12 @@ impl NotifierRange<'_> {
 ///
 /// The type is `'static`, because the kernel calls it until the notifier is dropped, and
 /// `mem::forget` can prevent the drop.
-pub trait Subscriber: Send + Sync + Sized + 'static {
+pub trait NotifierOps: Send + Sync + Sized + 'static {
     /// Started operations that have to be waited for, such as TLB flushes.
     type Pending: Send;
 
-    /// Invalidates translations: takes the lock of each [`Member`] and changes its page table.
+    /// Invalidates translations: takes the lock of each [`NotifierTable`] and changes its page
+    /// table.
     ///
     /// On return all effects must be complete, except for operations stored in `pending`, which is
     /// `None` on entry. `pending` is an argument and not a return value because it is large and
@@ -164,7 +166,7 @@ pub trait Subscriber: Send + Sync + Sized + 'static {
 }
 
 /// A device page table with its lock, which a subscriber takes at each event.
-pub trait Member<S: Subscriber> {
+pub trait NotifierTable<S: NotifierOps> {
     /// Data protected by the lock: the device page table.
     type Protected;
 
@@ -182,11 +184,11 @@ pub trait Member<S: Subscriber> {
 /// `sub` is inserted for the address space `mm`, and `slot` is only used by the holder of
 /// `slot_busy`.
 #[pin_data(PinnedDrop)]
-pub struct IntervalNotifier<S: Subscriber> {
+pub struct IntervalNotifier<S: NotifierOps> {
     #[pin]
     sub: Opaque<bindings::mmu_interval_notifier>,
     #[pin]
-    slot: Opaque<Slot<S>>,
+    slot: Opaque<SecondPass<S>>,
     slot_busy: AtomicFlag,
     subscriber: S,
     range: PageRange,
@@ -195,19 +197,19 @@ pub struct IntervalNotifier<S: Subscriber> {
 
 /// Storage for one second pass. While it is in use, a concurrent callback does both passes at once.
 #[repr(C)]
-struct Slot<S: Subscriber> {
+struct SecondPass<S: NotifierOps> {
     finish: bindings::mmu_interval_notifier_finish,
     pending: Option<S::Pending>,
 }
 
 // SAFETY: The core synchronizes access to `sub`, `slot_busy` that to `slot`, whose content is
 // `Send`. The subscriber is `Send + Sync`.
-unsafe impl<S: Subscriber> Send for IntervalNotifier<S> {}
+unsafe impl<S: NotifierOps> Send for IntervalNotifier<S> {}
 // SAFETY: The core synchronizes access to `sub`, `slot_busy` that to `slot`, whose content is
 // `Send`. The subscriber is `Send + Sync`.
-unsafe impl<S: Subscriber> Sync for IntervalNotifier<S> {}
+unsafe impl<S: NotifierOps> Sync for IntervalNotifier<S> {}
 
-impl<S: Subscriber> IntervalNotifier<S> {
+impl<S: NotifierOps> IntervalNotifier<S> {
     const OPS: bindings::mmu_interval_notifier_ops = bindings::mmu_interval_notifier_ops {
         invalidate: None,
         invalidate_start: Some(Self::invalidate_start),
@@ -224,17 +226,17 @@ impl<S: Subscriber> IntervalNotifier<S> {
     ///
     /// May sleep. The mmap lock must not be held.
     pub(crate) fn new<'a>(
-        of: Registered<'a>,
+        of: RegisteredMm<'a>,
         range: PageRange,
         subscriber: S,
     ) -> impl PinInit<Self, Error> + use<'a, S> {
         let mm = of.mm();
         let mm_ref: ARef<Mm> = ARef::from(&**mm);
         try_pin_init!(Self {
-            slot <- Opaque::ffi_init(|slot: *mut Slot<S>| {
+            slot <- Opaque::ffi_init(|slot: *mut SecondPass<S>| {
                 // SAFETY: `slot` may be written.
                 unsafe {
-                    slot.write(Slot {
+                    slot.write(SecondPass {
                         finish: bindings::mmu_interval_notifier_finish::default(),
                         pending: None,
                     })
@@ -248,7 +250,7 @@ impl<S: Subscriber> IntervalNotifier<S> {
             // INVARIANT: `sub` is inserted when this succeeds.
             sub <- Opaque::try_ffi_init(|sub: *mut bindings::mmu_interval_notifier| {
                 // SAFETY: `sub` is pinned and lives until `drop` removes it; `mm` is in use.
-                // By the invariant of `Registered` the mmap lock is not taken.
+                // By the invariant of `RegisteredMm` the mmap lock is not taken.
                 to_result(unsafe {
                     bindings::mmu_interval_notifier_insert(
                         sub,
@@ -278,7 +280,7 @@ impl<S: Subscriber> IntervalNotifier<S> {
     /// # Context
     ///
     /// May sleep: waits for concurrent invalidations. The caller must not hold a lock that an
-    /// invalidation may need: the lock of a [`Member`], the mmap lock, or a folio lock.
+    /// invalidation may need: the lock of a [`NotifierTable`], the mmap lock, or a folio lock.
     pub fn read_begin(&self) -> Seq {
         // SAFETY: Inserted by the type invariant.
         Seq(unsafe { bindings::mmu_interval_read_begin(self.sub.get()) })
@@ -295,12 +297,12 @@ impl<S: Subscriber> IntervalNotifier<S> {
     /// # Context
     ///
     /// May sleep. The lock nests inside the mmap lock and folio locks.
-    pub fn lock_if_valid<'m, M: Member<S>>(
+    pub fn lock_if_valid<'m, M: NotifierTable<S>>(
         &self,
         member: &'m M,
         seq: Seq,
     ) -> Result<MutexGuard<'m, M::Protected>, Retry> {
-        if !member.is_told_by(&self.subscriber) || fails(Point::Retry) {
+        if !member.is_told_by(&self.subscriber) || fails(FailPoint::Retry) {
             return Err(Retry);
         }
         let guard = member.mutex().lock();
@@ -375,7 +377,7 @@ impl<S: Subscriber> IntervalNotifier<S> {
     ///
     /// Called by the core with the `finish` that [`Self::invalidate_start`] stored.
     unsafe extern "C" fn invalidate_finish(finish: *mut bindings::mmu_interval_notifier_finish) {
-        let slot = finish.cast::<Slot<S>>();
+        let slot = finish.cast::<SecondPass<S>>();
         // SAFETY: `finish` is the first field of the slot of a live notifier. `slot_busy` is still
         // set, which gives exclusive access.
         let (sub, pending) = unsafe { ((*finish).notifier, (*slot).pending.take()) };
@@ -390,7 +392,7 @@ impl<S: Subscriber> IntervalNotifier<S> {
 }
 
 #[pinned_drop]
-impl<S: Subscriber> PinnedDrop for IntervalNotifier<S> {
+impl<S: NotifierOps> PinnedDrop for IntervalNotifier<S> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: Inserted by the type invariant. This waits for running callbacks.
         unsafe { bindings::mmu_interval_notifier_remove(self.sub.get()) };

@@ -11,7 +11,7 @@
 use super::{addr::PMD_ORDER, space::Vma};
 use crate::{
     bindings,
-    inject::{fails, Point}, //
+    inject::{fails, FailPoint}, //
 };
 use core::{marker::PhantomData, mem::ManuallyDrop};
 use kernel::{
@@ -250,7 +250,7 @@ impl LockedFolio {
         }
         let vma = vma.map_or(core::ptr::null_mut(), |vma| vma.as_ptr());
         let must = effort == Effort::Must;
-        if fails(Point::SystemFolio) {
+        if fails(FailPoint::SystemFolio) {
             return Err(ENOMEM);
         }
         // SAFETY: `vma` is null, or valid because its mmap lock is held.

@@ -6,20 +6,14 @@
 //! C headers: [`include/linux/pci.h`](srctree/include/linux/pci.h),
 //! [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
 
-use super::dma::{DeviceAddress, DmaDevice, Maps, PeerAddress};
+use super::dma::{DeviceAddress, DmaDevice, DmaUser, PeerAddress};
 use crate::{
     bindings,
-    inject::{
-        fails,
-        Point, //
-    },
+    inject::{fails, FailPoint},
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
-        lock_classes, //
-    }, //
+        deferred::{Deferred, DropWaits},
+        lock_classes,
+    },
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -31,10 +25,9 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Acquire, Full, Relaxed},
-            AtomicFlag, //
+            AtomicFlag,
         },
-        Arc,
-        Mutex, //
+        Arc, Mutex,
     },
 };
 
@@ -53,7 +46,7 @@ pub struct PciMemory {
     size: u64,
     released: AtomicFlag,
     #[pin]
-    users: Mutex<KVec<Arc<dyn Maps>>>,
+    users: Mutex<KVec<Arc<dyn DmaUser>>>,
 }
 
 // SAFETY: A `struct pci_dev` is reference-counted and may be used by any task.
@@ -149,7 +142,7 @@ impl PciMemory {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn add_user<U: Maps + 'static>(
+    pub(super) fn add_user<U: DmaUser + 'static>(
         &self,
         map: impl FnOnce(u64) -> Result<Arc<U>>,
     ) -> Result<Arc<U>> {
@@ -164,9 +157,9 @@ impl PciMemory {
     }
 
     /// Removes a mapping that was added. May sleep.
-    pub(super) fn remove_user<U: Maps + 'static>(&self, user: &Arc<U>) {
+    pub(super) fn remove_user<U: DmaUser + 'static>(&self, user: &Arc<U>) {
         let place = Arc::as_ptr(user).addr();
-        let is_other = |other: &mut Arc<dyn Maps>| Arc::as_ptr(other).addr() != place;
+        let is_other = |other: &mut Arc<dyn DmaUser>| Arc::as_ptr(other).addr() != place;
         self.users.lock().retain(is_other);
     }
 
@@ -215,7 +208,7 @@ impl PinnedDrop for PciMemory {
 /// Memory of `size` bytes is mapped for `device` at `address`, until `mapped` is false. The device
 /// is not closed before.
 #[pin_data(PinnedDrop)]
-struct Mapped {
+struct MappedPeer {
     device: Arc<DmaDevice>,
     address: u64,
     size: u64,
@@ -227,7 +220,7 @@ struct Mapped {
     mapped: Mutex<bool>,
 }
 
-impl Mapped {
+impl MappedPeer {
     /// Maps `memory`, which begins at bus address `start`, for `device`, which must be open.
     fn new(memory: &PciMemory, device: &Arc<DmaDevice>, start: u64) -> Result<Arc<Self>> {
         let mut address = 0;
@@ -237,7 +230,7 @@ impl Mapped {
                 device.as_raw(),
                 start,
                 memory.size,
-                fails(Point::Dma),
+                fails(FailPoint::Dma),
                 &mut address,
             )
         })?;
@@ -260,7 +253,7 @@ impl Mapped {
     }
 }
 
-impl Maps for Mapped {
+impl DmaUser for MappedPeer {
     fn close(&self) -> usize {
         let mut mapped = self.mapped.lock();
         self.gone.store(true, Relaxed);
@@ -274,9 +267,9 @@ impl Maps for Mapped {
 }
 
 #[pinned_drop]
-impl PinnedDrop for Mapped {
+impl PinnedDrop for MappedPeer {
     fn drop(self: Pin<&mut Self>) {
-        Maps::close(&*self);
+        DmaUser::close(&*self);
     }
 }
 
@@ -286,15 +279,15 @@ impl PinnedDrop for Mapped {
 /// # Context
 ///
 /// The drop may sleep. In a callback and in atomic context a worker unmaps the memory.
-pub struct PeerMemory(Deferred<Peer>);
+pub struct PeerMemory(Deferred<PeerMapping>);
 
 /// A mapping, and the memory that is mapped.
-struct Peer {
-    mapped: Arc<Mapped>,
+struct PeerMapping {
+    mapped: Arc<MappedPeer>,
     memory: Arc<PciMemory>,
 }
 
-impl DropWaits for Peer {}
+impl DropWaits for PeerMapping {}
 
 impl PeerMemory {
     /// Maps all of `memory` for `device`.
@@ -311,8 +304,8 @@ impl PeerMemory {
     pub fn map(memory: &Arc<PciMemory>, device: &Arc<DmaDevice>) -> Result<Self> {
         let _open = device.begin()?;
         memory.distance(device).ok_or(ENXIO)?;
-        let mapped = memory.add_user(|start| Mapped::new(memory, device, start))?;
-        let this = Peer {
+        let mapped = memory.add_user(|start| MappedPeer::new(memory, device, start))?;
+        let this = PeerMapping {
             mapped,
             memory: memory.clone(),
         };
@@ -338,17 +331,17 @@ impl PeerMemory {
     }
 }
 
-impl Drop for Peer {
+impl Drop for PeerMapping {
     fn drop(&mut self) {
         self.mapped.close();
         self.memory.remove_user(&self.mapped);
-        let this: Arc<dyn Maps> = self.mapped.clone();
+        let this: Arc<dyn DmaUser> = self.mapped.clone();
         self.mapped.device.remove(&this);
     }
 }
 
 /// Handler of a device interrupt.
-pub trait Interrupted: Send + Sync + 'static {
+pub trait IrqHandler: Send + Sync + 'static {
     /// Called when the device raises the interrupt, in interrupt context.
     fn interrupted(&self);
 }
@@ -358,17 +351,17 @@ pub trait Interrupted: Send + Sync + 'static {
 /// # Invariants
 ///
 /// `raw` calls the handler, of which `_handler` is the reference, until it is freed.
-struct Registered<T: Interrupted> {
+struct RegisteredIrq<T: IrqHandler> {
     raw: NonNull<bindings::rust_hmm_interrupt>,
     _handler: Arc<T>,
 }
 
 // SAFETY: The interrupt may be freed by any task that may sleep.
-unsafe impl<T: Interrupted> Send for Registered<T> {}
+unsafe impl<T: IrqHandler> Send for RegisteredIrq<T> {}
 // SAFETY: There are no methods on a shared reference.
-unsafe impl<T: Interrupted> Sync for Registered<T> {}
+unsafe impl<T: IrqHandler> Sync for RegisteredIrq<T> {}
 
-impl<T: Interrupted> Drop for Registered<T> {
+impl<T: IrqHandler> Drop for RegisteredIrq<T> {
     fn drop(&mut self) {
         // SAFETY: The handler is registered by the type invariant, and freed only here.
         unsafe { bindings::rust_hmm_interrupt_free(self.raw.as_ptr()) };
@@ -383,11 +376,11 @@ impl<T: Interrupted> Drop for Registered<T> {
 ///
 /// The drop may sleep. In a callback, in atomic context and in the handler itself it returns
 /// immediately, and a worker frees the interrupt.
-pub struct Interrupt<T: Interrupted>(#[expect(dead_code)] Deferred<Devres<Registered<T>>>);
+pub struct Interrupt<T: IrqHandler>(#[expect(dead_code)] Deferred<Devres<RegisteredIrq<T>>>);
 
-impl<T: Interrupted> DropWaits for Devres<Registered<T>> {}
+impl<T: IrqHandler> DropWaits for Devres<RegisteredIrq<T>> {}
 
-impl<T: Interrupted> Interrupt<T> {
+impl<T: IrqHandler> Interrupt<T> {
     /// Registers `handler` for the interrupt, and enables bus mastering, so that the device can
     /// access memory.
     ///
@@ -417,7 +410,7 @@ impl<T: Interrupted> Interrupt<T> {
             )
         };
         // INVARIANT: The helper registered `handler`; a null pointer is refused.
-        let registered = Registered {
+        let registered = RegisteredIrq {
             raw: NonNull::new(raw).ok_or_else(|| Error::from_errno(error))?,
             _handler: handler,
         };
@@ -430,7 +423,7 @@ impl<T: Interrupted> Interrupt<T> {
     /// `data` must be a handler of this type.
     unsafe extern "C" fn handle(data: *const ffi::c_void) {
         // SAFETY: `data` is a `T` by the function's requirements, and alive by the invariant of
-        // `Registered`.
+        // `RegisteredIrq`.
         unsafe { &*data.cast::<T>() }.interrupted();
     }
 }

@@ -22,12 +22,12 @@ const PIN_BATCH_PAGES: usize = 1 << 12;
 /// # Invariants
 ///
 /// `pages` are counted in `mm`.
-pub struct Accounted {
+pub struct LockedVmCharge {
     mm: ARef<Mm>,
     pages: usize,
 }
 
-impl Accounted {
+impl LockedVmCharge {
     /// Charges `pages` pages to `mm` as locked.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl Accounted {
     }
 }
 
-impl Drop for Accounted {
+impl Drop for LockedVmCharge {
     fn drop(&mut self) {
         // SAFETY: Our reference keeps the `mm_struct` allocated, even after the process has exited.
         // The pages were charged by the type invariant, so that the call does not fail.

@@ -13,13 +13,13 @@ pub use super::notifier::Retry;
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
     identity::PgmapOwner,
-    notifier::{IntervalNotifier, Member, Seq, Subscriber},
-    pin::Accounted,
-    space::{fatal_signal_pending, Charge, MmapGuard},
+    notifier::{IntervalNotifier, NotifierOps, NotifierTable, Seq},
+    pin::LockedVmCharge,
+    space::{fatal_signal_pending, MemcgCharge, MmapGuard},
 };
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
     mm::compat,
 };
 use core::ptr;
@@ -27,7 +27,7 @@ use kernel::{
     mm::{virt::flags, Mm, MmWithUser},
     page::PAGE_SHIFT,
     prelude::*,
-    sync::{aref::ARef, lock::mutex::MutexGuard}, //
+    sync::{aref::ARef, lock::mutex::MutexGuard},
 };
 
 /// Access for which pages are collected.
@@ -169,7 +169,7 @@ impl PfnBuffer {
 /// # Context
 ///
 /// Dropping it may sleep, and may tear down the address space, which calls notifiers. It must not
-/// be dropped with the lock of a [`Member`] held.
+/// be dropped with the lock of a [`NotifierTable`] held.
 pub struct AddressSpace {
     mm: ARef<MmWithUser>,
 }
@@ -181,7 +181,7 @@ impl AddressSpace {
     ///
     /// - `EFAULT`: the process has exited, so that the address space is torn down.
     pub fn new(mm: &Mm) -> Result<Self> {
-        if fails(Point::Space) {
+        if fails(FailPoint::Space) {
             return Err(EFAULT);
         }
         let mm = mm.mmget_not_zero().ok_or(EFAULT)?;
@@ -190,8 +190,8 @@ impl AddressSpace {
 
     /// Charges allocations of the current task to the memory cgroup of the address space, while the
     /// returned object exists.
-    pub(crate) fn charge(&self) -> Charge {
-        Charge::to(&self.mm)
+    pub(crate) fn charge(&self) -> MemcgCharge {
+        MemcgCharge::to(&self.mm)
     }
 
     /// Returns the address space.
@@ -199,13 +199,13 @@ impl AddressSpace {
         &self.mm
     }
 
-    /// Accounts `pages` as locked memory of the process; see [`Accounted::new`].
+    /// Accounts `pages` as locked memory of the process; see [`LockedVmCharge::new`].
     ///
     /// # Errors
     ///
     /// - `ENOMEM`: the limit is exceeded.
-    pub(crate) fn account(&self, pages: usize) -> Result<Accounted> {
-        Accounted::new(&self.mm, pages)
+    pub(crate) fn account(&self, pages: usize) -> Result<LockedVmCharge> {
+        LockedVmCharge::new(&self.mm, pages)
     }
 
     /// Takes the mmap lock; see [`MmapGuard::lock`].
@@ -237,7 +237,7 @@ impl AddressSpace {
     /// # Context
     ///
     /// May sleep. The caller must not hold any lock.
-    pub fn collect<'a, S: Subscriber>(
+    pub fn collect<'a, S: NotifierOps>(
         &self,
         notifier: &'a IntervalNotifier<S>,
         range: PageRange,
@@ -308,7 +308,7 @@ impl AddressSpace {
     /// # Safety
     ///
     /// `raw` must describe a valid buffer, and name `notifier`.
-    unsafe fn range_fault<S: Subscriber>(
+    unsafe fn range_fault<S: NotifierOps>(
         &self,
         notifier: &IntervalNotifier<S>,
         raw: &mut bindings::hmm_range,
@@ -380,14 +380,14 @@ impl AddressSpace {
 
 /// Result of a range fault that is not validated, and therefore cannot be read.
 #[must_use = "it must be validated by `lock`"]
-pub struct Collected<'a, S: Subscriber> {
+pub struct Collected<'a, S: NotifierOps> {
     notifier: &'a IntervalNotifier<S>,
     seq: Seq,
     range: PageRange,
     pfns: &'a [usize],
 }
 
-impl<'a, S: Subscriber> Collected<'a, S> {
+impl<'a, S: NotifierOps> Collected<'a, S> {
     /// Takes the lock of `member` and validates the result.
     ///
     /// # Errors
@@ -398,7 +398,10 @@ impl<'a, S: Subscriber> Collected<'a, S> {
     /// # Context
     ///
     /// May sleep.
-    pub fn lock<M: Member<S>>(self, member: &'a M) -> Result<Validated<'a, M::Protected>, Retry> {
+    pub fn lock<M: NotifierTable<S>>(
+        self,
+        member: &'a M,
+    ) -> Result<Validated<'a, M::Protected>, Retry> {
         if fatal_signal_pending() {
             return Err(Retry);
         }

@@ -10,7 +10,7 @@
 
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
 };
 use core::{num::NonZeroU64, ops::RangeInclusive};
 use kernel::{error::to_result, prelude::*, types::Opaque};
@@ -20,7 +20,7 @@ pub const MAX_VALUE: u64 = (1 << 62) - 1;
 
 /// A range of indices with one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct RangeEntry {
     /// First index.
     pub first: usize,
     /// Last index.
@@ -86,7 +86,7 @@ impl RangeMap {
         if value > MAX_VALUE || range.is_empty() {
             return Err(EINVAL);
         }
-        if fails(Point::Attributes) {
+        if fails(FailPoint::Attributes) {
             return Err(ENOMEM);
         }
         // SAFETY: The tree is initialized by the type invariant.
@@ -102,7 +102,7 @@ impl RangeMap {
     }
 
     /// Returns the first range with a value that overlaps `from..=to`.
-    pub fn find(&self, from: usize, to: usize) -> Option<Piece> {
+    pub fn find(&self, from: usize, to: usize) -> Option<RangeEntry> {
         if from > to {
             return None;
         }
@@ -113,7 +113,7 @@ impl RangeMap {
             bindings::rust_hmm_ranges_find(self.tree.get(), from, to, &mut first, &mut last)
         };
         let value = NonZeroU64::new(value as u64)?;
-        Some(Piece { first, last, value })
+        Some(RangeEntry { first, last, value })
     }
 
     /// Returns the value at `number`, and a range around `number` in which all indices have this
@@ -203,7 +203,7 @@ mod tests {
         let value = NonZeroU64::new(MAX_VALUE).ok_or(EINVAL)?;
         assert_eq!(
             map.find(0, 10),
-            Some(Piece {
+            Some(RangeEntry {
                 first: 0,
                 last: 4,
                 value

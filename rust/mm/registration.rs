@@ -18,7 +18,7 @@
 use super::identity::MmId;
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
     kernel::lock_classes,
 };
 use kernel::{
@@ -28,7 +28,7 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Acquire, Release},
-            AtomicFlag, //
+            AtomicFlag,
         },
         Mutex,
     },
@@ -54,7 +54,7 @@ pub(crate) struct Registration {
 ///
 /// The address space has its tree of interval notifiers.
 #[derive(Clone, Copy)]
-pub(crate) struct Registered<'a>(&'a MmWithUser);
+pub(crate) struct RegisteredMm<'a>(&'a MmWithUser);
 
 impl Registration {
     /// Creates the state for the address space that `space` identifies. Its owner has a reference
@@ -80,7 +80,7 @@ impl Registration {
     /// # Context
     ///
     /// May sleep. The caller must not hold the mmap lock.
-    pub(crate) fn of<'a>(&self, mm: &'a MmWithUser) -> Result<Registered<'a>> {
+    pub(crate) fn of<'a>(&self, mm: &'a MmWithUser) -> Result<RegisteredMm<'a>> {
         if MmId::of_user(mm) != self.space {
             return Err(EINVAL);
         }
@@ -88,7 +88,7 @@ impl Registration {
             self.register(mm)?;
         }
         // INVARIANT: `done` is true, so that `mm` has its interval tree by the type invariant.
-        Ok(Registered(mm))
+        Ok(RegisteredMm(mm))
     }
 
     #[cold]
@@ -99,7 +99,7 @@ impl Registration {
         if self.done.load(Acquire) {
             return Ok(());
         }
-        if fails(Point::MmapLock) {
+        if fails(FailPoint::MmapLock) {
             return Err(EINTR);
         }
         // SAFETY: `mm` has a user.
@@ -110,7 +110,7 @@ impl Registration {
     }
 }
 
-impl<'a> Registered<'a> {
+impl<'a> RegisteredMm<'a> {
     /// Returns the address space.
     #[inline]
     pub(super) fn mm(self) -> &'a MmWithUser {

@@ -10,28 +10,24 @@
 use super::{addr::PageRange, identity::MmId};
 use crate::{
     bindings,
-    inject::{
-        fails,
-        Point, //
-    },
-    kernel::reentry::Within, //
+    inject::{fails, FailPoint},
+    kernel::reentry::ReentryGuard,
 };
 use kernel::{
     error::to_result,
     mm::{
         virt::{flags, VmaRef},
-        Mm,
-        MmWithUser, //
+        Mm, MmWithUser,
     },
     prelude::*,
-    types::NotThreadSafe, //
+    types::NotThreadSafe,
 };
 
 /// Whether a fatal signal is pending for the current task, which should return to user mode soon
 /// then.
 pub fn fatal_signal_pending() -> bool {
     // SAFETY: The helper has no preconditions.
-    fails(Point::Killed) || unsafe { bindings::rust_hmm_fatal_signal_pending() }
+    fails(FailPoint::Killed) || unsafe { bindings::rust_hmm_fatal_signal_pending() }
 }
 
 /// Whether `mm` has users. The last user may exit at any time. Callable from any context.
@@ -66,7 +62,7 @@ pub fn sleep_killable(ms: u64) -> Result {
 /// The current task holds the lock of `mm` for reading.
 pub struct MmapGuard<'a> {
     mm: &'a MmWithUser,
-    _within: Option<Within>,
+    _within: Option<ReentryGuard>,
 }
 
 impl<'a> MmapGuard<'a> {
@@ -82,7 +78,7 @@ impl<'a> MmapGuard<'a> {
     /// May sleep. The caller must not hold a lock of this crate.
     pub fn lock(mm: &'a MmWithUser) -> Result<Self> {
         let mut guard = Self::lock_here(mm)?;
-        guard._within = Some(Within::enter());
+        guard._within = Some(ReentryGuard::enter());
         Ok(guard)
     }
 
@@ -90,7 +86,7 @@ impl<'a> MmapGuard<'a> {
     /// which marks each call of a driver instead, because faults and migrations take the lock
     /// several times. See [`Self::lock`].
     pub(crate) fn lock_here(mm: &'a MmWithUser) -> Result<Self> {
-        if fails(Point::MmapLock) {
+        if fails(FailPoint::MmapLock) {
             return Err(EINTR);
         }
         // SAFETY: `mm` is valid and has a user.
@@ -105,7 +101,7 @@ impl<'a> MmapGuard<'a> {
     ///
     /// * `EBUSY`: a writer holds the lock or waits for it.
     pub(crate) fn try_lock_here(mm: &'a MmWithUser) -> Result<Self> {
-        if fails(Point::MmapLock) {
+        if fails(FailPoint::MmapLock) {
             return Err(EBUSY);
         }
         // SAFETY: `mm` is valid and has a user.
@@ -192,12 +188,12 @@ impl Drop for MmapGuard<'_> {
 ///
 /// The current task charges to a memory cgroup of which we own a reference. `old` is the memory
 /// cgroup to which it charged before, and outlives this.
-pub(crate) struct Charge {
+pub(crate) struct MemcgCharge {
     old: *mut bindings::mem_cgroup,
     _nts: NotThreadSafe,
 }
 
-impl Charge {
+impl MemcgCharge {
     /// Charges allocations to the memory cgroup of `mm`.
     pub(crate) fn to(mm: &MmWithUser) -> Self {
         // INVARIANT: The helper takes the reference. The caller that set `old` keeps its reference.
@@ -209,7 +205,7 @@ impl Charge {
     }
 }
 
-impl Drop for Charge {
+impl Drop for MemcgCharge {
     fn drop(&mut self) {
         // SAFETY: `old` was the previous memory cgroup and is still referenced, by the type
         // invariant.
@@ -280,7 +276,7 @@ mod tests {
     use kernel::{
         sync::aref::ARef,
         task::Task,
-        time::{delay::fsleep, Delta, Instant, Monotonic}, //
+        time::{delay::fsleep, Delta, Instant, Monotonic},
     };
 
     #[test]

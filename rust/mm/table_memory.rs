@@ -5,7 +5,7 @@
 //! The library writes this memory and the device reads it. The library does not depend on its
 //! contents, so that a device which overwrites it cannot corrupt the library's state. Words of it
 //! can be read by software that emulates a device
-//! ([`Section::table_word`](crate::mirror::Section::table_word)).
+//! ([`Section::table_word`](crate::mirror::AccessSection::table_word)).
 //!
 //! C headers: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h),
 //! [`include/linux/gfp.h`](srctree/include/linux/gfp.h)
@@ -14,7 +14,7 @@
 use super::bar_tables::{BarTables, Member, Region};
 use super::dma::{
     DmaDevice,
-    Maps, //
+    DmaUser, //
 };
 use crate::{
     bindings,
@@ -24,7 +24,7 @@ use crate::{
             RcuSlot,
             Retired, //
         },
-        reentry::Within,
+        reentry::ReentryGuard,
         shrinker::owner::Owner,
         word, //
     }, //
@@ -69,21 +69,21 @@ pub(crate) fn totals() -> (i64, i64) {
 /// Location of the page tables of a hardware walker, and the address at which the walker finds the
 /// device's own memory.
 pub struct TableMemory {
-    kind: Kind,
+    kind: TableMemoryKind,
     device_pages: u64,
     writes: Option<Arc<dyn TableWrites>>,
 }
 
 /// Registration of a page table; see [`TableMemory::join`].
 #[derive(Default)]
-pub(crate) struct Joined {
+pub(crate) struct TableRegistration {
     #[cfg(CONFIG_PCI)]
-    _member: Option<Member>,
+    _member: Option<TableUser>,
 }
 
 /// Type of the memory of the tables.
 #[derive(Clone)]
-enum Kind {
+enum TableMemoryKind {
     None,
     Plain,
     Coherent(Arc<DmaDevice>),
@@ -115,7 +115,7 @@ pub trait TableWrites: Send + Sync {
 }
 
 impl TableMemory {
-    const fn of(kind: Kind) -> Self {
+    const fn of(kind: TableMemoryKind) -> Self {
         Self {
             kind,
             device_pages: 0,
@@ -125,12 +125,12 @@ impl TableMemory {
 
     /// Returns table memory for a device without a hardware walker; no tables are allocated.
     pub const fn none() -> Self {
-        Self::of(Kind::None)
+        Self::of(TableMemoryKind::None)
     }
 
     /// Returns table memory in kernel pages, with physical addresses.
     pub const fn plain() -> Self {
-        Self::of(Kind::Plain)
+        Self::of(TableMemoryKind::Plain)
     }
 
     /// Returns table memory in coherent DMA memory of `device`, with DMA addresses.
@@ -139,7 +139,7 @@ impl TableMemory {
     /// After that, changes of the page table are not visible to the device. The driver must stop
     /// the walker before.
     pub fn coherent(device: &Arc<DmaDevice>) -> Self {
-        Self::of(Kind::Coherent(device.clone()))
+        Self::of(TableMemoryKind::Coherent(device.clone()))
     }
 
     /// Returns table memory in a part of the device's own memory that the CPU writes through a BAR.
@@ -149,7 +149,7 @@ impl TableMemory {
     /// walker before.
     #[cfg(CONFIG_PCI)]
     pub fn in_bar(tables: &Arc<BarTables>) -> Self {
-        Self::of(Kind::Bar(tables.clone()))
+        Self::of(TableMemoryKind::Bar(tables.clone()))
     }
 
     /// Registers the page table of `owner` until the returned object is dropped. Its free table
@@ -162,13 +162,13 @@ impl TableMemory {
     /// # Context
     ///
     /// May sleep.
-    pub(crate) fn join(&self, owner: &Arc<Owner>) -> Result<Joined> {
+    pub(crate) fn join(&self, owner: &Arc<ReclaimOwner>) -> Result<TableRegistration> {
         match &self.kind {
             #[cfg(CONFIG_PCI)]
-            Kind::Bar(tables) => Ok(Joined {
+            TableMemoryKind::Bar(tables) => Ok(TableRegistration {
                 _member: Some(Region::join(tables.region(), owner)?),
             }),
-            _ => Ok(Joined::default()),
+            _ => Ok(TableRegistration::default()),
         }
     }
 
@@ -187,7 +187,7 @@ impl TableMemory {
 
     /// Returns whether the device has a hardware walker.
     pub(crate) fn is_some(&self) -> bool {
-        !matches!(self.kind, Kind::None)
+        !matches!(self.kind, TableMemoryKind::None)
     }
 
     /// Returns the address at which the walker finds the device's own memory.
@@ -199,7 +199,7 @@ impl TableMemory {
     #[inline]
     pub(crate) fn written(&self, address: u64, bytes: usize) {
         if let Some(writes) = &self.writes {
-            let _within = Within::enter();
+            let _within = ReentryGuard::enter();
             writes.written(address, bytes);
         }
     }
@@ -209,11 +209,11 @@ impl TableMemory {
     #[inline]
     pub(crate) fn settle(&self) {
         #[cfg(CONFIG_PCI)]
-        if let Kind::Bar(tables) = &self.kind {
+        if let TableMemoryKind::Bar(tables) = &self.kind {
             tables.region().settle();
         }
         if let Some(writes) = &self.writes {
-            let _within = Within::enter();
+            let _within = ReentryGuard::enter();
             writes.settle();
         }
     }
@@ -234,7 +234,7 @@ pub(crate) fn order_writes() {
 
 /// One table.
 #[derive(Clone, Copy)]
-struct Piece {
+struct TableArea {
     /// Dangling if the table is behind a BAR.
     memory: NonNull<c_void>,
     address: u64,
@@ -246,25 +246,25 @@ struct Piece {
 ///
 /// Each piece is `bytes` bytes of zeroed memory that is ours, aligned to `bytes`, of that `kind`. A
 /// device of which it is coherent memory is not unbound before this is dropped.
-struct Pieces {
-    list: KVVec<Piece>,
+struct TableAreas {
+    list: KVVec<TableArea>,
     bytes: usize,
-    kind: Kind,
+    kind: TableMemoryKind,
 }
 
 // SAFETY: The object owns the memory by the type invariant, and any thread may free it.
-unsafe impl Send for Pieces {}
-// SAFETY: A shared reference gives access to the memory as atomics only, through `Unit`.
-unsafe impl Sync for Pieces {}
+unsafe impl Send for TableAreas {}
+// SAFETY: A shared reference gives access to the memory as atomics only, through `TableUnit`.
+unsafe impl Sync for TableAreas {}
 
-impl Pieces {
+impl TableAreas {
     /// Allocates `count` tables of `bytes` bytes, a power of two and at least a page. Context: may
     /// sleep.
     ///
     /// # Safety
     ///
     /// A device of `kind` is open, and is not unbound before the returned object is dropped.
-    unsafe fn new(kind: Kind, count: usize, bytes: usize) -> Result<Self> {
+    unsafe fn new(kind: TableMemoryKind, count: usize, bytes: usize) -> Result<Self> {
         // INVARIANT: There are no pieces yet. By the function's requirements the device stays
         // bound.
         let mut this = Self {
@@ -275,15 +275,17 @@ impl Pieces {
         for _ in 0..count {
             let mut address = 0;
             let memory = match &this.kind {
-                Kind::None => return Err(EINVAL),
+                TableMemoryKind::None => return Err(EINVAL),
                 // SAFETY: `bytes` is a power of two and at least a page.
-                Kind::Plain => unsafe { bindings::rust_hmm_table_alloc(bytes, &mut address) },
+                TableMemoryKind::Plain => unsafe {
+                    bindings::rust_hmm_table_alloc(bytes, &mut address)
+                },
                 // SAFETY: The device is bound during this call by the function's requirements.
-                Kind::Coherent(device) => unsafe {
+                TableMemoryKind::Coherent(device) => unsafe {
                     bindings::rust_hmm_dma_buffer(device.as_raw(), bytes, &mut address)
                 },
                 #[cfg(CONFIG_PCI)]
-                Kind::Bar(tables) => {
+                TableMemoryKind::Bar(tables) => {
                     address = tables.region().alloc(bytes)?;
                     NonNull::dangling().as_ptr()
                 }
@@ -291,23 +293,23 @@ impl Pieces {
             let memory = NonNull::new(memory).ok_or(ENOMEM)?;
             // INVARIANT: Just allocated. There is room.
             this.list
-                .push(Piece { memory, address }, GFP_KERNEL_ACCOUNT)?;
+                .push(TableArea { memory, address }, GFP_KERNEL_ACCOUNT)?;
         }
         Ok(this)
     }
 }
 
-impl Drop for Pieces {
+impl Drop for TableAreas {
     fn drop(&mut self) {
         for piece in &self.list {
             let memory = piece.memory.as_ptr();
             let bytes = self.bytes;
             match &self.kind {
-                Kind::None => {}
+                TableMemoryKind::None => {}
                 // SAFETY: `rust_hmm_dma_buffer` allocated the memory for this device with this
                 // size. The device is bound by the type invariant. `drop` has exclusive access, so
                 // the memory is not borrowed.
-                Kind::Coherent(device) => unsafe {
+                TableMemoryKind::Coherent(device) => unsafe {
                     bindings::rust_hmm_dma_buffer_free(
                         device.as_raw(),
                         bytes,
@@ -317,9 +319,9 @@ impl Drop for Pieces {
                 },
                 // SAFETY: `rust_hmm_table_alloc` allocated the memory with this size. `drop` has
                 // exclusive access, so it is not borrowed.
-                Kind::Plain => unsafe { bindings::rust_hmm_table_free(memory, bytes) },
+                TableMemoryKind::Plain => unsafe { bindings::rust_hmm_table_free(memory, bytes) },
                 #[cfg(CONFIG_PCI)]
-                Kind::Bar(tables) => tables.region().free(piece.address, bytes),
+                TableMemoryKind::Bar(tables) => tables.region().free(piece.address, bytes),
             }
         }
     }
@@ -327,15 +329,15 @@ impl Drop for Pieces {
 
 /// Slot of tables that are freed by their owner or when the device is closed, whichever is first.
 #[pin_data]
-struct Place {
-    pieces: RcuSlot<Pieces>,
+struct TableSlot {
+    pieces: RcuSlot<TableAreas>,
     // Held while the tables are freed, so that `DmaDevice::close` waits for an owner that frees
     // them.
     #[pin]
     freeing: Mutex<()>,
 }
 
-impl Maps for Place {
+impl DmaUser for TableSlot {
     fn close(&self) -> usize {
         let _freeing = self.freeing.lock();
         let mut gone = Retired::<_, 1>::new();
@@ -351,12 +353,12 @@ impl Maps for Place {
 /// # Context
 ///
 /// The drop may sleep, and may be called from reclaim.
-pub(crate) struct Units {
-    place: Arc<Place>,
+pub(crate) struct TableUnits {
+    place: Arc<TableSlot>,
     device: Option<Arc<DmaDevice>>,
 }
 
-impl Units {
+impl TableUnits {
     /// Allocates `count` tables of `bytes` bytes, a power of two and at least a page. Returns
     /// `None` for [`TableMemory::none`].
     ///
@@ -370,8 +372,8 @@ impl Units {
     /// May sleep.
     pub(crate) fn new(memory: &TableMemory, count: usize, bytes: usize) -> Result<Option<Self>> {
         let device = match &memory.kind {
-            Kind::None => return Ok(None),
-            Kind::Coherent(device) => Some(device.clone()),
+            TableMemoryKind::None => return Ok(None),
+            TableMemoryKind::Coherent(device) => Some(device.clone()),
             _ => None,
         };
         let opened = device.clone();
@@ -382,10 +384,10 @@ impl Units {
         // SAFETY: `_open` keeps the device open in this function. When it closes afterwards it
         // drops the pieces of `place`, which is added below; where that fails, they are dropped
         // before `_open`.
-        let pieces = unsafe { Pieces::new(memory.kind.clone(), count, bytes) }?;
+        let pieces = unsafe { TableAreas::new(memory.kind.clone(), count, bytes) }?;
         let (name, key) = lock_classes::table_memory();
         let place = Arc::pin_init(
-            pin_init!(Place {
+            pin_init!(TableSlot {
                 pieces: RcuSlot::new(),
                 freeing <- Mutex::new((), name, key),
             }),
@@ -406,20 +408,20 @@ impl Units {
 
     /// Returns table `index`, or `None` if the device is closed. Context: any.
     #[inline]
-    pub(crate) fn get<'g>(&'g self, guard: &'g Guard, index: usize) -> Option<Unit<'g>> {
+    pub(crate) fn get<'g>(&'g self, guard: &'g Guard, index: usize) -> Option<TableUnit<'g>> {
         let pieces = self.place.pieces.get(guard)?;
         let piece = pieces.list.get(index)?;
         let (memory, in_bar) = match &pieces.kind {
             #[cfg(CONFIG_PCI)]
-            Kind::Bar(tables) => {
+            TableMemoryKind::Bar(tables) => {
                 let region = tables.region();
                 (region.table(guard, piece.address, pieces.bytes)?.0, true)
             }
             _ => (piece.memory, false),
         };
-        // INVARIANT: The piece stays for as long as the guard, by the invariant of `Pieces`, or of
-        // `BarTable`.
-        Some(Unit {
+        // INVARIANT: The piece stays for as long as the guard, by the invariant of `TableAreas`, or
+        // of `BarTable`.
+        Some(TableUnit {
             memory,
             bytes: pieces.bytes,
             address: piece.address,
@@ -429,7 +431,7 @@ impl Units {
     }
 }
 
-impl Drop for Units {
+impl Drop for TableUnits {
     fn drop(&mut self) {
         {
             let _freeing = self.place.freeing.lock();
@@ -438,7 +440,7 @@ impl Drop for Units {
             drop(unsafe { self.place.pieces.take_unread() });
         }
         if let Some(device) = &self.device {
-            let place: Arc<dyn Maps> = self.place.clone();
+            let place: Arc<dyn DmaUser> = self.place.clone();
             device.remove(&place);
         }
     }
@@ -450,12 +452,12 @@ impl Drop for Units {
 ///
 /// `memory` is `bytes` bytes that stay there for `'g`, aligned to a page, which the kernel accesses
 /// by whole words only: as atomics, or if it is `in_bar`, as memory of a device.
-pub struct Unit<'g> {
+pub struct TableUnit<'g> {
     memory: NonNull<c_void>,
     bytes: usize,
     address: u64,
     in_bar: bool,
-    _pieces: PhantomData<&'g Pieces>,
+    _pieces: PhantomData<&'g TableAreas>,
 }
 
 macro_rules! accesses {
@@ -481,7 +483,7 @@ macro_rules! accesses {
     };
 }
 
-impl Unit<'_> {
+impl TableUnit<'_> {
     accesses!(u32, write_u32, store_u32, rust_hmm_bar_write32);
     accesses!(u64, write_u64, store_u64, rust_hmm_bar_write64);
 

@@ -21,7 +21,7 @@ impl DevicePageOps for NoFaults {
     }
 }
 
-fn device(kind: Kind) -> Result<Pin<KBox<DevicePages<NoFaults>>>> {
+fn device(kind: MemoryKind) -> Result<Pin<KBox<DevicePages<NoFaults>>>> {
     KBox::pin_init(DevicePages::new(kind, PMD_PAGES, NoFaults), GFP_KERNEL)
 }
 
@@ -32,17 +32,17 @@ mod suite {
     #[test]
     fn coherent_memory_that_is_not_free() -> Result {
         // System memory. Without the check, the core warns and the whole test run fails.
-        let ram = device(Kind::Coherent { start: 32 << 20 })?;
+        let ram = device(MemoryKind::Coherent { start: 32 << 20 })?;
         assert_eq!(ram.grow(1), Err(EBUSY));
         assert_eq!((ram.total(), ram.alloc(0).is_none()), (0, true));
         // Beyond the physical address space, where additions overflow.
         for start in [0, 4096, 1 << 52, u64::MAX & !(PMD_SIZE as u64 - 1)] {
-            assert!(device(Kind::Coherent { start }).is_err());
+            assert!(device(MemoryKind::Coherent { start }).is_err());
         }
         // The VM runner reserves this region. On other machines it does not exist, or is in use.
         let start = 0x1_4000_0000;
-        let first = device(Kind::Coherent { start })?;
-        let second = device(Kind::Coherent { start })?;
+        let first = device(MemoryKind::Coherent { start })?;
+        let second = device(MemoryKind::Coherent { start })?;
         let got = first.grow(1);
         assert!(got.is_ok() || got == Err(EBUSY));
         assert_eq!(second.grow(1), Err(EBUSY));
@@ -54,7 +54,7 @@ mod suite {
 
     #[test]
     fn numbers_that_overflow() -> Result {
-        let device = device(Kind::Private)?;
+        let device = device(MemoryKind::Private)?;
         device.grow(1)?;
         let mut batch = Batch::new()?;
         for first in [usize::MAX, usize::MAX - PMD_PAGES, PIECE_PAGES, 1] {
@@ -85,7 +85,7 @@ mod suite {
         // SAFETY: The helper has no preconditions. The test task has an mm.
         let addr = unsafe { bindings::rust_hmm_kunit_mmap(4 * PAGE_SIZE) };
         let range = PageRange::from_pages(addr, 4)?;
-        let device = device(Kind::Private)?;
+        let device = device(MemoryKind::Private)?;
         device.grow(8)?;
         let mut batch = Batch::new()?;
         let current = current!();
@@ -115,7 +115,7 @@ mod suite {
 
     #[test]
     fn names_of_devices_are_their_own() -> Result {
-        let device = device(Kind::Private)?;
+        let device = device(MemoryKind::Private)?;
         let id = MigrationId::of(&*device);
         assert_ne!(EventOwner::from(device.owner()), id.into());
         Ok(())

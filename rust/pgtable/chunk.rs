@@ -5,29 +5,22 @@
 use super::{
     format::{fan, Format},
     image::Images,
-    tree::{self, Cell}, //
+    tree::{self, Cell},
 };
 use crate::{
     kernel::{
-        shrinker::owner::{
-            self,
-            Owner,
-            Reclaimable, //
-        },
-        word::{
-            peek_u32,
-            store_u32, //
-        },
-        zeroed, //
+        shrinker::owner::{self, ReclaimOwner, Reclaimable},
+        word::{peek_u32, store_u32},
+        zeroed,
     },
-    mm::table_memory::TableMemory, //
+    mm::table_memory::TableMemory,
 };
 use core::marker::PhantomData;
 use kernel::{
     prelude::*,
     sync::{
         atomic::{Atomic, AtomicFlag},
-        Arc, //
+        Arc,
     },
 };
 
@@ -44,7 +37,7 @@ pub(super) const NIL: u32 = u32::MAX;
 const NO_BOUNDS: u32 = 0xffff_0000;
 
 /// Metadata of a table page.
-pub(super) struct Meta {
+pub(super) struct PageMeta {
     /// Number of entries that are not empty.
     used: Atomic<u32>,
     /// First slot (high half) and last slot (low half) that may be used. A pass over a large range
@@ -56,9 +49,9 @@ pub(super) struct Meta {
 }
 
 /// Table pages that are allocated together.
-pub(super) struct Chunk<F: Format> {
+pub(super) struct TableChunk<F: Format> {
     pub(super) cells: KVVec<Cell>,
-    pub(super) meta: KVVec<Meta>,
+    pub(super) meta: KVVec<PageMeta>,
     /// Images of the pages, if the device has table memory.
     pub(super) images: Option<Images<F>>,
     /// Number of pages in the pool's list of free pages. Changed under the lock of that list.
@@ -70,7 +63,7 @@ pub(super) struct Chunk<F: Format> {
     pub(super) going: AtomicFlag,
 }
 
-impl<F: Format> Chunk<F> {
+impl<F: Format> TableChunk<F> {
     /// Allocates a chunk of `pages` pages for the pool of `owner`.
     ///
     /// # Errors
@@ -81,11 +74,15 @@ impl<F: Format> Chunk<F> {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn new(memory: &TableMemory, owner: &Arc<Owner>, pages: usize) -> Result<Self> {
+    pub(super) fn new(
+        memory: &TableMemory,
+        owner: &Arc<ReclaimOwner>,
+        pages: usize,
+    ) -> Result<Self> {
         let cells = zeroed::words(pages * fan::<F>(), GFP_KERNEL_ACCOUNT)?;
         let mut meta = KVVec::with_capacity(pages, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..pages {
-            let new = Meta {
+            let new = PageMeta {
                 used: Atomic::new(0),
                 bounds: Atomic::new(NO_BOUNDS),
                 word: Atomic::new(0),
@@ -104,7 +101,7 @@ impl<F: Format> Chunk<F> {
 
     /// Returns the metadata of table page `index`, which must be in the chunk.
     #[inline]
-    pub(super) fn meta(&self, index: u32) -> Option<&Meta> {
+    pub(super) fn meta(&self, index: u32) -> Option<&PageMeta> {
         // CAST: From 32 bits to more.
         self.meta.get(index as usize % CHUNK)
     }
@@ -116,13 +113,13 @@ impl<F: Format> Chunk<F> {
 }
 
 /// A table page.
-pub(super) struct Page<'p, F: Format> {
+pub(super) struct TablePage<'p, F: Format> {
     pub(super) cells: &'p [Cell],
-    pub(super) meta: &'p Meta,
+    pub(super) meta: &'p PageMeta,
     pub(super) _format: PhantomData<F>,
 }
 
-impl<'p, F: Format> Page<'p, F> {
+impl<'p, F: Format> TablePage<'p, F> {
     pub(super) fn load(&self, slot: usize) -> u64 {
         self.cells.get(slot).map_or(tree::EMPTY, tree::load)
     }

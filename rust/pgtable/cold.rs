@@ -11,28 +11,25 @@
 //! Table pages are linked and marked under the table lock.
 
 use super::{
-    chunk::{Meta, CHUNK},
+    chunk::{PageMeta, CHUNK},
     entry::DevicePte,
     format::{shift, Format},
     pool::Pool,
     table::{range_of, span_of, Table},
-    tree::{self, Slot}, //
+    tree::{self, Slot},
 };
 use crate::mm::addr::PageRange;
-use kernel::sync::{
-    atomic::ordering::Relaxed,
-    rcu, //
-};
+use kernel::sync::{atomic::ordering::Relaxed, rcu};
 
-/// Bit of [`Meta::word`]: the page is a table of level 0, and the upper bits are the first address
-/// that it covers. If the bit is clear, the upper bits are the index of the next page in the page's
-/// list, if any.
+/// Bit of [`PageMeta::word`]: the page is a table of level 0, and the upper bits are the first
+/// address that it covers. If the bit is clear, the upper bits are the index of the next page in
+/// the page's list, if any.
 const IN_USE: usize = 1;
 
-/// Bit of [`Meta::word`]: the page was written since the last search.
+/// Bit of [`PageMeta::word`]: the page was written since the last search.
 const WARM: usize = 2;
 
-/// Position of the index of the next page in [`Meta::word`].
+/// Position of the index of the next page in [`PageMeta::word`].
 const NEXT_SHIFT: u32 = 2;
 
 /// Ranges that the tables of a cold chunk cover.
@@ -51,7 +48,7 @@ impl ColdChunk {
     }
 }
 
-impl Meta {
+impl PageMeta {
     /// Records that the page was added to a list, before page `next`. The page covers no range.
     pub(super) fn set_next(&self, next: u32) {
         // CAST: `usize` has at least 32 bits.

@@ -21,7 +21,7 @@ const MAX_SEGMENTS: usize = 21;
 struct Segment<T: Send + Sync>(KVVec<RcuSlot<T>>);
 
 /// Chunks by number.
-pub(super) struct Directory<T: Send + Sync> {
+pub(super) struct ChunkDirectory<T: Send + Sync> {
     first: [RcuSlot<T>; 1 << FIRST_SEGMENT_BITS],
     segments: [RcuSlot<Segment<T>>; MAX_SEGMENTS],
 }
@@ -39,7 +39,7 @@ fn split(number: usize) -> (usize, usize) {
     )
 }
 
-impl<T: Send + Sync> Directory<T> {
+impl<T: Send + Sync> ChunkDirectory<T> {
     /// Creates an empty directory.
     pub(super) const fn new() -> Self {
         Self {
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn objects_stay_where_they_are_and_empty_places_are_used_again() -> Result {
-        let all = Directory::new();
+        let all = ChunkDirectory::new();
         for number in 0..200 {
             assert_eq!(
                 all.add(number, KBox::new(number * 10, GFP_KERNEL)?)?,

@@ -15,20 +15,20 @@ use super::{
 };
 use crate::mm::{
     addr::{PageRange, PMD_PAGES},
-    dma::{Cursor, Windows},
+    dma::{DmaWindows, WindowCursor},
 };
 use core::marker::PhantomData;
 use kernel::{prelude::*, sync::Arc};
 
 /// The format `F` with DMA addresses for system pages: for devices with a
 /// [`DmaDevice`](crate::mm::dma::DmaDevice), see [`Device::dma`](crate::mirror::Device::dma).
-pub enum OfDma<F> {
+pub enum DmaFormat<F> {
     /// Never constructed: the type is used only as a type parameter.
     #[doc(hidden)]
     Never(core::convert::Infallible, PhantomData<fn() -> F>),
 }
 
-impl<F: Format> Format for OfDma<F> {
+impl<F: Format> Format for DmaFormat<F> {
     type Word = F::Word;
 
     const LEVELS: u32 = F::LEVELS;
@@ -58,14 +58,14 @@ impl<F: Format> Format for OfDma<F> {
 }
 
 /// Pages of a range that one call has newly mapped.
-pub(super) struct Fresh {
+pub(super) struct NewMappings {
     start: PageRange,
     pages: [u64; PMD_PAGES / 64],
 }
 
 /// Translates entries during one pass over a table.
-pub(super) struct Translator<'t, F> {
-    cursor: Option<Cursor<'t>>,
+pub(super) struct DmaTranslator<'t, F> {
+    cursor: Option<WindowCursor<'t>>,
     _format: PhantomData<F>,
 }
 
@@ -73,9 +73,9 @@ fn is_system(entry: DevicePte) -> bool {
     entry.is_valid() && !entry.is_device()
 }
 
-impl<'t, F: Format> Translator<'t, F> {
+impl<'t, F: Format> DmaTranslator<'t, F> {
     #[inline]
-    pub(super) fn new(windows: Option<&'t Arc<Windows>>) -> Self {
+    pub(super) fn new(windows: Option<&'t Arc<DmaWindows>>) -> Self {
         let cursor = if F::DMA {
             windows.map(|windows| windows.cursor())
         } else {
@@ -180,8 +180,12 @@ impl<'t, F: Format> Translator<'t, F> {
     /// # Errors
     ///
     /// As [`Self::replace`]. No page is newly mapped then.
-    pub(super) fn map(&mut self, span: PageRange, new: DevicePte) -> Result<(DevicePte, Fresh)> {
-        let mut fresh = Fresh {
+    pub(super) fn map(
+        &mut self,
+        span: PageRange,
+        new: DevicePte,
+    ) -> Result<(DevicePte, NewMappings)> {
+        let mut fresh = NewMappings {
             start: span,
             pages: [0; PMD_PAGES / 64],
         };
@@ -199,7 +203,7 @@ impl<'t, F: Format> Translator<'t, F> {
         &mut self,
         span: PageRange,
         new: DevicePte,
-        fresh: &mut Fresh,
+        fresh: &mut NewMappings,
     ) -> Result<DevicePte> {
         let cursor = self.cursor.as_mut().ok_or(ENODEV)?;
         let mut first = 0;
@@ -226,7 +230,7 @@ impl<'t, F: Format> Translator<'t, F> {
     }
 
     /// Unmaps the newly mapped pages of `fresh`, whose entry was not written to the table.
-    pub(super) fn release(&mut self, fresh: &Fresh) {
+    pub(super) fn release(&mut self, fresh: &NewMappings) {
         if let Some(cursor) = self.cursor.as_mut() {
             for index in 0..fresh.start.pages() {
                 let word = fresh.pages.get(index / 64).copied().unwrap_or(0);
@@ -246,7 +250,7 @@ impl<F: Format> Table<F> {
             return leaf;
         }
         let leaf = leaf?;
-        let entry = Translator::<F>::new(self.windows()).seen(addr, leaf.entry);
+        let entry = DmaTranslator::<F>::new(self.windows()).seen(addr, leaf.entry);
         Some(Leaf { entry, ..leaf })
     }
 }

@@ -3,16 +3,16 @@
 //! Flush of a page table update, as a typestate: gather ([`FlushBatch`]), start ([`Flushing`]),
 //! wait ([`Flushed`]).
 
-use super::{entry::DevicePte, format::Format, list::List, pool::Pool};
+use super::{entry::DevicePte, format::Format, list::PageList, pool::Pool};
 use crate::mm::{
     addr::PageRange,
-    flush::{Flushed, Flusher}, //
+    flush::{Flushed, Flusher},
 };
 use kernel::sync::Arc;
 
 /// Range of addresses to be flushed. A type of its own because it implements `Drop`, so that
 /// [`FlushBatch::start`] can move the other fields out of the batch.
-struct Hull(Option<PageRange>);
+struct FlushSpan(Option<PageRange>);
 
 /// Gathers the addresses to flush and the detached table pages of updates.
 ///
@@ -24,9 +24,9 @@ pub struct FlushBatch<F: Format> {
     name: usize,
     /// The pool, if it is needed after the update: for images, or for detached pages.
     pool: Option<Arc<Pool<F>>>,
-    hull: Hull,
+    hull: FlushSpan,
     pages: usize,
-    pub(super) detached: List,
+    pub(super) detached: PageList,
 }
 
 impl<F: Format> FlushBatch<F> {
@@ -34,9 +34,9 @@ impl<F: Format> FlushBatch<F> {
         Self {
             name: Arc::as_ptr(pool).addr(),
             pool: pool.has_images().then(|| pool.clone()),
-            hull: Hull(None),
+            hull: FlushSpan(None),
             pages: 0,
-            detached: List::EMPTY,
+            detached: PageList::EMPTY,
         }
     }
 
@@ -47,7 +47,7 @@ impl<F: Format> FlushBatch<F> {
     /// Adds `range` to the addresses to be flushed.
     #[inline]
     pub fn cover(&mut self, range: PageRange) {
-        let Hull(hull) = &mut self.hull;
+        let FlushSpan(hull) = &mut self.hull;
         *hull = Some(hull.map_or(range, |hull| hull.hull(&range)));
     }
 
@@ -115,7 +115,7 @@ impl<F: Format> FlushBatch<F> {
     }
 }
 
-impl Drop for Hull {
+impl Drop for FlushSpan {
     fn drop(&mut self) {
         if self.0.is_some() {
             crate::alarm!(
@@ -132,7 +132,7 @@ impl Drop for Hull {
 pub struct Flushing<P, F: Format> {
     pending: Option<P>,
     pool: Option<Arc<Pool<F>>>,
-    detached: List,
+    detached: PageList,
 }
 
 impl<P: Send, F: Format> Flushing<P, F> {

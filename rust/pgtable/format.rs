@@ -3,7 +3,7 @@
 //! Format of a device page table: its geometry and the encoding of entries.
 
 use super::entry::DevicePte;
-use crate::mm::{addr::PageRange, table_memory::Unit};
+use crate::mm::{addr::PageRange, table_memory::TableUnit};
 use kernel::page::PAGE_SHIFT;
 
 /// Type of an entry in the device's format: `u32` or `u64`. Entries are written as a whole.
@@ -13,12 +13,12 @@ pub trait Word: sealed::Sealed + Copy + Send + Sync + 'static {
 }
 
 mod sealed {
-    use super::Unit;
+    use super::TableUnit;
 
     /// Implemented for integers that the library can write as a whole.
     pub trait Sealed: Sized {
         /// Writes the entry `slot` of a table.
-        fn write(self, unit: &Unit<'_>, slot: usize);
+        fn write(self, unit: &TableUnit<'_>, slot: usize);
     }
 }
 
@@ -28,7 +28,7 @@ macro_rules! impl_word {
     ($type:ty, $write:ident) => {
         impl sealed::Sealed for $type {
             #[inline]
-            fn write(self, unit: &Unit<'_>, slot: usize) {
+            fn write(self, unit: &TableUnit<'_>, slot: usize) {
                 unit.$write(slot, self);
             }
         }
@@ -78,7 +78,7 @@ pub trait Format: Sized + Send + Sync + 'static {
     const LEAVES: &'static [u32] = &[0];
 
     /// Whether entries of system memory hold DMA addresses instead of page frames:
-    /// [`OfDma`](super::OfDma) makes such a format.
+    /// [`DmaFormat`](super::DmaFormat) makes such a format.
     const DMA: bool = false;
 
     /// Returns whether the MMU requires break-before-make: the size of a mapping may be changed

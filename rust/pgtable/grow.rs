@@ -3,7 +3,7 @@
 //! Adds chunks of table pages to a pool: first the chunk of the root, then larger ones.
 
 use super::{
-    chunk::{Chunk, CHUNK},
+    chunk::{TableChunk, CHUNK},
     format::Format,
     pool::{account, Pool}, //
 };
@@ -25,7 +25,7 @@ impl<F: Format> Pool<F> {
     ///
     /// # Errors
     ///
-    /// Those of [`Chunk::new`].
+    /// Those of [`TableChunk::new`].
     ///
     /// # Context
     ///
@@ -39,7 +39,7 @@ impl<F: Format> Pool<F> {
         }
         let [pages, ..] = FIRST_GROUP_PAGES;
         let chunk = KBox::new(
-            Chunk::new(&self.memory, &self.owner, pages)?,
+            TableChunk::new(&self.memory, &self.owner, pages)?,
             GFP_KERNEL_ACCOUNT,
         )?;
         let guard = rcu::read_lock();
@@ -62,7 +62,7 @@ impl<F: Format> Pool<F> {
     /// # Errors
     ///
     /// * `ENOMEM`: memory allocation failed, or the maximum number of pages is reached.
-    /// * Those of [`Chunk::new`].
+    /// * Those of [`TableChunk::new`].
     ///
     /// # Context
     ///
@@ -73,7 +73,7 @@ impl<F: Format> Pool<F> {
             .unwrap_or(&CHUNK);
         let pages = *pages;
         let chunk = KBox::new(
-            Chunk::new(&self.memory, &self.owner, pages)?,
+            TableChunk::new(&self.memory, &self.owner, pages)?,
             GFP_KERNEL_ACCOUNT,
         )?;
         // Count the chunk before it is stored, because it may be freed as soon as it is.
@@ -91,7 +91,7 @@ impl<F: Format> Pool<F> {
     }
 
     /// Stores `chunk` at an empty place. Returns the number of the place. Fails with `ENOMEM`.
-    fn add(&self, chunk: KBox<Chunk<F>>) -> Result<usize> {
+    fn add(&self, chunk: KBox<TableChunk<F>>) -> Result<usize> {
         let top = self.top.load(Relaxed);
         // If a chunk was freed, search for its place, otherwise append.
         let from = if self.count.load(Relaxed) < top {

@@ -17,18 +17,18 @@
 //! An MMU that requires break-before-make finds an empty entry in between (`sizes`).
 
 use super::{
-    chunk::Page,
+    chunk::TablePage,
     entry::DevicePte,
     flush::FlushBatch,
     format::{fan, run_below, shift, smallest_run, unit, Format, Word, Write},
     pool::Pool,
-    sizes::Place,
-    table::{slot_of, span_of, Reader},
+    sizes::SizeCell,
+    table::{slot_of, span_of, TableReader},
     tree::{self, Slot},
 };
 use crate::mm::{
     addr::PageRange,
-    table_memory::{order_writes, TableMemory, Unit, Units},
+    table_memory::{order_writes, TableMemory, TableUnit, TableUnits},
 };
 use core::{marker::PhantomData, ops::Range};
 use kernel::{
@@ -45,13 +45,13 @@ const VALID: u32 = 1 << 31;
 
 /// The images of the table pages of a chunk.
 pub(super) struct Images<F: Format> {
-    units: Units,
+    units: TableUnits,
     /// For each group of entries that may be a run of the smallest size: the form in which it was
     /// written last, log2 of the entries of its run, or 0, and [`VALID`]. Changed by the owner of
     /// the table only.
     forms: KVVec<Atomic<u32>>,
     /// With break-before-make, instead of `forms`: one for each entry. Changed likewise.
-    places: KVVec<Place>,
+    places: KVVec<SizeCell>,
     _format: PhantomData<F>,
 }
 
@@ -81,7 +81,7 @@ impl<F: Format> Images<F> {
     /// `ENOMEM`; `ENODEV` if the device is closed; `EINVAL` if the format cannot express where the
     /// memory is.
     pub(super) fn new(memory: &TableMemory, count: usize) -> Result<Option<Self>> {
-        let Some(units) = Units::new(memory, count, unit::<F>())? else {
+        let Some(units) = TableUnits::new(memory, count, unit::<F>())? else {
             return Ok(None);
         };
         {
@@ -100,7 +100,7 @@ impl<F: Format> Images<F> {
         }
         let mut all = KVVec::with_capacity(count * places::<F>(), GFP_KERNEL_ACCOUNT)?;
         for _ in 0..count * places::<F>() {
-            all.push(Place::new(), GFP_KERNEL_ACCOUNT)?;
+            all.push(SizeCell::new(), GFP_KERNEL_ACCOUNT)?;
         }
         Ok(Some(Self {
             units,
@@ -112,11 +112,13 @@ impl<F: Format> Images<F> {
 
     /// Bytes of the image of one table page.
     pub(super) fn bytes() -> usize {
-        unit::<F>() + groups::<F>() * size_of::<Atomic<u32>>() + places::<F>() * size_of::<Place>()
+        unit::<F>()
+            + groups::<F>() * size_of::<Atomic<u32>>()
+            + places::<F>() * size_of::<SizeCell>()
     }
 
     /// Image of page `index` of the chunk; `None` if the device is closed.
-    pub(super) fn unit<'g>(&'g self, guard: &'g Guard, index: usize) -> Option<Unit<'g>> {
+    pub(super) fn unit<'g>(&'g self, guard: &'g Guard, index: usize) -> Option<TableUnit<'g>> {
         self.units.get(guard, index)
     }
 
@@ -127,7 +129,7 @@ impl<F: Format> Images<F> {
             .unwrap_or_default()
     }
 
-    fn places(&self, index: usize) -> &[Place] {
+    fn places(&self, index: usize) -> &[SizeCell] {
         let first = index * places::<F>();
         self.places
             .get(first..first + places::<F>())
@@ -137,7 +139,7 @@ impl<F: Format> Images<F> {
     /// Forgets the sizes of the entries of page `index`, which no TLB caches.
     #[inline]
     pub(super) fn forget(&self, index: usize) {
-        self.places(index).iter().for_each(Place::forget);
+        self.places(index).iter().for_each(SizeCell::forget);
     }
 
     /// Empties that of page `index`, which is in `memory`, and which no device walks.
@@ -156,7 +158,7 @@ impl<F: Format> Images<F> {
 
 /// Reports that entries `slots` of a table were written.
 #[inline]
-fn written<F: Format>(memory: &TableMemory, unit: &Unit<'_>, slots: Range<usize>) {
+fn written<F: Format>(memory: &TableMemory, unit: &TableUnit<'_>, slots: Range<usize>) {
     let bytes = size_of::<F::Word>();
     // CAST: Both have 64 bits.
     memory.written(
@@ -169,10 +171,10 @@ fn written<F: Format>(memory: &TableMemory, unit: &Unit<'_>, slots: Range<usize>
 pub(super) struct Publisher<'p, F: Format> {
     pub(super) pool: &'p Pool<F>,
     guard: &'p Guard,
-    pub(super) page: Page<'p, F>,
-    pub(super) unit: Unit<'p>,
+    pub(super) page: TablePage<'p, F>,
+    pub(super) unit: TableUnit<'p>,
     forms: &'p [Atomic<u32>],
-    pub(super) places: &'p [Place],
+    pub(super) places: &'p [SizeCell],
     pub(super) level: u32,
     /// Address that the first entry is for.
     base: usize,
@@ -387,7 +389,7 @@ impl<F: Format> Pool<F> {
     }
 }
 
-impl<F: Format> Reader<F> {
+impl<F: Format> TableReader<F> {
     /// Reads the word at `address`, a multiple of 8 and where the device finds it, of one of the
     /// tables on the way to `addr`. `None` if none of them is there. Context: any.
     pub(crate) fn image_word(&self, addr: usize, address: u64) -> Option<u64> {

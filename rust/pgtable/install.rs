@@ -4,15 +4,15 @@
 //! and merges aligned runs of entries into huge leaves.
 
 use super::{
-    dma::Translator,
+    dma::DmaTranslator,
     entry::DevicePte,
     flush::FlushBatch,
     format::{fan, has_leaves, reaches, shift, Format},
-    table::{slot_of, span_of, Spares, Table},
+    table::{slot_of, span_of, Prealloc, Table},
     tree::{self, Slot},
 };
 use crate::{
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
     mm::addr::{PageRange, PMD_SIZE},
 };
 use kernel::{page::PAGE_SIZE, prelude::*, sync::rcu};
@@ -52,11 +52,11 @@ impl<F: Format> Table<F> {
     pub fn install(
         &mut self,
         range: PageRange,
-        spares: &mut Spares<F>,
+        spares: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
         mut f: impl FnMut(usize, &mut DevicePte),
     ) -> Result {
-        if fails(Point::Install) {
+        if fails(FailPoint::Install) {
             return Err(ENOMEM);
         }
         let last = range.end() - 1;
@@ -81,7 +81,7 @@ impl<F: Format> Table<F> {
     fn install_in_table(
         &mut self,
         range: PageRange,
-        spares: &mut Spares<F>,
+        spares: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
         f: &mut impl FnMut(usize, &mut DevicePte),
     ) -> Result {
@@ -94,7 +94,7 @@ impl<F: Format> Table<F> {
     fn update(
         &mut self,
         range: PageRange,
-        spares: &mut Spares<F>,
+        spares: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
         scratch: &mut [DevicePte],
         f: &mut impl FnMut(usize, &mut DevicePte),
@@ -118,7 +118,7 @@ impl<F: Format> Table<F> {
         } else {
             None
         };
-        let mut dma = Translator::<F>::new(windows.as_ref());
+        let mut dma = DmaTranslator::<F>::new(windows.as_ref());
         let guard = rcu::read_lock();
         let below = match old {
             Slot::Table(child) => self.pool.page(&guard, child),
@@ -200,7 +200,7 @@ impl<F: Format> Table<F> {
         range: PageRange,
         scratch: &[DevicePte],
         batch: &mut FlushBatch<F>,
-        dma: &mut Translator<'_, F>,
+        dma: &mut DmaTranslator<'_, F>,
     ) -> Result {
         let mut result = Ok(());
         let first = slot_of::<F>(0, range.start());
@@ -270,9 +270,9 @@ impl<F: Format> Table<F> {
         old: Slot,
         new: DevicePte,
         run: &[DevicePte],
-        spares: &mut Spares<F>,
+        spares: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
-        dma: &mut Translator<'_, F>,
+        dma: &mut DmaTranslator<'_, F>,
     ) -> Result {
         let above = self.make_table_above(span.start(), spares, batch)?;
         let guard = rcu::read_lock();
@@ -347,7 +347,7 @@ impl<F: Format> Table<F> {
     fn make_table_above(
         &mut self,
         addr: usize,
-        spares: &mut Spares<F>,
+        spares: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
     ) -> Result<u32> {
         let mut index = self.root;
@@ -366,7 +366,7 @@ impl<F: Format> Table<F> {
         above: u32,
         level: u32,
         addr: usize,
-        spares: &mut Spares<F>,
+        spares: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
     ) -> Result<u32> {
         let guard = rcu::read_lock();

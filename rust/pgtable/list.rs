@@ -3,17 +3,17 @@
 //! Lists of table pages that are not in a tree: free, reserved for an update, or detached.
 
 use super::{
-    chunk::{Chunk, NIL},
+    chunk::{TableChunk, NIL},
     format::Format, //
 };
 
 /// A list of table pages, linked through their metadata.
-pub(super) struct List {
+pub(super) struct PageList {
     pub(super) head: u32,
     pub(super) len: usize,
 }
 
-impl List {
+impl PageList {
     pub(super) const EMPTY: Self = Self { head: NIL, len: 0 };
 
     pub(super) fn is_empty(&self) -> bool {
@@ -26,7 +26,7 @@ impl List {
 
     /// Adds table page `index`, which must be in `chunk`.
     #[inline]
-    pub(super) fn push<F: Format>(&mut self, chunk: &Chunk<F>, index: u32) {
+    pub(super) fn push<F: Format>(&mut self, chunk: &TableChunk<F>, index: u32) {
         if let Some(meta) = chunk.meta(index) {
             meta.set_next(self.head);
             self.head = index;
@@ -36,7 +36,7 @@ impl List {
 
     /// Removes the page that was added last, which must be in `chunk`.
     #[inline]
-    pub(super) fn pop<F: Format>(&mut self, chunk: &Chunk<F>) -> Option<u32> {
+    pub(super) fn pop<F: Format>(&mut self, chunk: &TableChunk<F>) -> Option<u32> {
         let index = self.head;
         self.head = chunk.meta(index)?.next();
         self.len -= 1;

@@ -3,8 +3,8 @@
 //! A pass over the present leaves of a range.
 
 use super::{
-    chunk::Page,
-    dma::Translator,
+    chunk::TablePage,
+    dma::DmaTranslator,
     entry::DevicePte,
     flush::FlushBatch,
     format::{shift, Format, MAX_LEVELS},
@@ -18,13 +18,13 @@ use kernel::{
     page::PAGE_SHIFT,
     sync::{
         rcu::{self, Guard},
-        Arc, //
+        Arc,
     },
 };
 
 /// Changes that a pass has made.
 #[derive(Default)]
-pub(super) struct Changes {
+pub(super) struct UpdateStats {
     /// First and last address of the entries of which the device may hold a stale translation.
     pub(super) hull: Option<(usize, usize)>,
     /// Number of pages of these entries.
@@ -33,7 +33,7 @@ pub(super) struct Changes {
     pub(super) removed: usize,
 }
 
-impl Changes {
+impl UpdateStats {
     /// Adds `pages` outdated pages from `first` to `last`. Calls are in order of ascending
     /// addresses.
     #[inline]
@@ -57,18 +57,18 @@ pub(super) trait Visitor<F: Format> {
         level: u32,
         cells: &[Cell],
         start: usize,
-        changes: &mut Changes,
-        dma: &mut Translator<'_, F>,
+        changes: &mut UpdateStats,
+        dma: &mut DmaTranslator<'_, F>,
     ) -> u32;
 }
 
 /// Visitor that calls a function for each leaf.
-pub(super) struct Each<S, C> {
+pub(super) struct ForEach<S, C> {
     pub(super) split: S,
     pub(super) f: C,
 }
 
-impl<F, S, C> Visitor<F> for Each<S, C>
+impl<F, S, C> Visitor<F> for ForEach<S, C>
 where
     F: Format,
     S: FnMut(PageRange) -> bool,
@@ -85,8 +85,8 @@ where
         level: u32,
         cells: &[Cell],
         mut start: usize,
-        changes: &mut Changes,
-        dma: &mut Translator<'_, F>,
+        changes: &mut UpdateStats,
+        dma: &mut DmaTranslator<'_, F>,
     ) -> u32 {
         let size = 1usize << shift::<F>(level);
         let mut removed = 0u32;
@@ -134,9 +134,9 @@ where
 }
 
 /// Visitor that removes each leaf and calls a function for it.
-pub(super) struct Remove<C>(pub(super) C);
+pub(super) struct Unmap<C>(pub(super) C);
 
-impl<F: Format, C: FnMut(DevicePte, usize)> Visitor<F> for Remove<C> {
+impl<F: Format, C: FnMut(DevicePte, usize)> Visitor<F> for Unmap<C> {
     fn splits(&mut self, _span: PageRange) -> bool {
         false
     }
@@ -147,8 +147,8 @@ impl<F: Format, C: FnMut(DevicePte, usize)> Visitor<F> for Remove<C> {
         level: u32,
         cells: &[Cell],
         start: usize,
-        changes: &mut Changes,
-        dma: &mut Translator<'_, F>,
+        changes: &mut UpdateStats,
+        dma: &mut DmaTranslator<'_, F>,
     ) -> u32 {
         match level {
             // The most frequent case, in which the level is a compile-time constant.
@@ -158,7 +158,7 @@ impl<F: Format, C: FnMut(DevicePte, usize)> Visitor<F> for Remove<C> {
     }
 }
 
-impl<C: FnMut(DevicePte, usize)> Remove<C> {
+impl<C: FnMut(DevicePte, usize)> Unmap<C> {
     /// See [`Visitor::leaves`].
     #[inline(always)]
     fn remove<F: Format>(
@@ -166,8 +166,8 @@ impl<C: FnMut(DevicePte, usize)> Remove<C> {
         level: u32,
         cells: &[Cell],
         start: usize,
-        changes: &mut Changes,
-        dma: &mut Translator<'_, F>,
+        changes: &mut UpdateStats,
+        dma: &mut DmaTranslator<'_, F>,
     ) -> u32 {
         let shift = shift::<F>(level);
         let pages = 1usize << (F::BITS * level);
@@ -208,15 +208,15 @@ impl<C: FnMut(DevicePte, usize)> Remove<C> {
 }
 
 /// One pass over existing entries.
-pub(super) struct Pass<'t, F: Format, V> {
+pub(super) struct Update<'t, F: Format, V> {
     pub(super) pool: &'t Arc<Pool<F>>,
     pub(super) batch: &'t mut FlushBatch<F>,
-    pub(super) changes: Changes,
+    pub(super) changes: UpdateStats,
     pub(super) visitor: V,
-    pub(super) dma: Translator<'t, F>,
+    pub(super) dma: DmaTranslator<'t, F>,
 }
 
-impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
+impl<F: Format, V: Visitor<F>> Update<'_, F, V> {
     /// Visits `first..=last` in the tree below table `root`.
     ///
     /// Most ranges lie within one table. The tables above it are only read on the way down.
@@ -354,7 +354,7 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
     }
     /// As [`Self::table`], for `page` of level 0.
     #[inline]
-    fn pages(&mut self, page: &Page<'_, F>, index: u32, first: usize, last: usize) -> bool {
+    fn pages(&mut self, page: &TablePage<'_, F>, index: u32, first: usize, last: usize) -> bool {
         let (low, high) = page.bounds();
         let from = slot_of::<F>(0, first).max(low);
         let to = slot_of::<F>(0, last).min(high) + 1;

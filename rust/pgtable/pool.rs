@@ -7,35 +7,25 @@
 //! walk then finds no translation.
 
 use super::{
-    chunk::{Chunk, Meta, Page, CHUNK, NIL},
-    directory::Directory,
+    chunk::{PageMeta, TableChunk, TablePage, CHUNK, NIL},
+    directory::ChunkDirectory,
     entry::DevicePte,
     flush::FlushBatch,
     format::{fan, Format},
     image::Images,
-    list::List,
-    sizes::Clock,
+    list::PageList,
+    sizes::FlushClock,
     table::{range_of, slot_of, span_of},
     tree::{self, Cell},
 };
 use crate::{
-    inject::{
-        fails,
-        Point, //
-    },
+    inject::{fails, FailPoint},
     kernel::{
         lock_classes,
         rcu_slot::Retired,
-        shrinker::{
-            owner::Owner,
-            Shrink, //
-        }, //
+        shrinker::{owner::ReclaimOwner, Shrink},
     },
-    mm::table_memory::{
-        self,
-        Joined,
-        TableMemory, //
-    }, //
+    mm::table_memory::{self, TableMemory, TableRegistration},
 };
 use core::{marker::PhantomData, mem::size_of};
 use kernel::{
@@ -44,8 +34,7 @@ use kernel::{
     sync::{
         atomic::{ordering::Relaxed, Atomic},
         rcu::{self, Guard},
-        Arc,
-        SpinLock, //
+        Arc, SpinLock,
     },
 };
 
@@ -64,15 +53,15 @@ const LEAVES_PER_RESERVED_PAGE: usize = 512;
 /// All table pages of one table.
 #[pin_data(PinnedDrop)]
 pub(super) struct Pool<F: Format> {
-    pub(super) chunks: Directory<Chunk<F>>,
+    pub(super) chunks: ChunkDirectory<TableChunk<F>>,
     /// Memory of the images, for a device with a hardware walker.
     pub(super) memory: TableMemory,
     /// Orders flushes and entries that change their size.
-    pub(super) clock: Clock,
+    pub(super) clock: FlushClock,
     /// Object from which reclaim requests table pages.
-    pub(super) owner: Arc<Owner>,
+    pub(super) owner: Arc<ReclaimOwner>,
     /// Lets other tables of the device request pages of this one.
-    _joined: Joined,
+    _joined: TableRegistration,
     /// Number of chunks, including those that are being added.
     pub(super) count: Atomic<usize>,
     /// Number of pages of these chunks.
@@ -84,13 +73,13 @@ pub(super) struct Pool<F: Format> {
     /// Number of huge leaves in the table. Written only with exclusive access to the table.
     huge: Atomic<usize>,
     #[pin]
-    pub(super) free: SpinLock<List>,
+    pub(super) free: SpinLock<PageList>,
 }
 
 /// Accounts `pages` added (`sign` is 1) or removed (-1) table pages, with or without images.
 pub(super) fn account<F: Format>(pages: usize, images: bool, sign: i64) {
     let image = if images { Images::<F>::bytes() } else { 0 };
-    let bytes = fan::<F>() * size_of::<Cell>() + size_of::<Meta>() + image;
+    let bytes = fan::<F>() * size_of::<Cell>() + size_of::<PageMeta>() + image;
     let signed = |value: usize| sign * i64::try_from(value).unwrap_or(0);
     table_memory::account(signed(pages), signed(pages * bytes));
 }
@@ -104,13 +93,13 @@ impl<F: Format> PinnedDrop for Pool<F> {
 
 impl<F: Format> Pool<F> {
     pub(super) fn new(memory: TableMemory) -> Result<Arc<Self>> {
-        let owner = Owner::new()?;
+        let owner = ReclaimOwner::new()?;
         let joined = memory.join(&owner)?;
         Arc::pin_init(
             pin_init!(Self {
-                chunks: Directory::new(),
+                chunks: ChunkDirectory::new(),
                 memory,
-                clock: Clock::new(),
+                clock: FlushClock::new(),
                 owner,
                 _joined: joined,
                 count: Atomic::new(0),
@@ -120,23 +109,23 @@ impl<F: Format> Pool<F> {
                 huge: Atomic::new(0),
                 free <- {
                     let (name, key) = lock_classes::table_pool();
-                    SpinLock::new(List::EMPTY, name, key)
+                    SpinLock::new(PageList::EMPTY, name, key)
                 },
             }),
             GFP_KERNEL_ACCOUNT,
         )
     }
 
-    pub(super) fn chunk<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<&'g Chunk<F>> {
+    pub(super) fn chunk<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<&'g TableChunk<F>> {
         // CAST: From 32 bits to more.
         self.chunks.get(guard, index as usize / CHUNK)
     }
 
-    pub(super) fn page<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<Page<'g, F>> {
+    pub(super) fn page<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<TablePage<'g, F>> {
         let chunk = self.chunk(guard, index)?;
         // CAST: From 32 bits to more.
         let first = index as usize % CHUNK * fan::<F>();
-        Some(Page {
+        Some(TablePage {
             cells: chunk.cells.get(first..first + fan::<F>())?,
             meta: chunk.meta(index)?,
             _format: PhantomData,
@@ -177,14 +166,14 @@ impl<F: Format> Pool<F> {
             .map_or(tree::EMPTY, tree::load)
     }
 
-    pub(super) fn push(&self, list: &mut List, index: u32) {
+    pub(super) fn push(&self, list: &mut PageList, index: u32) {
         let guard = rcu::read_lock();
         if let Some(chunk) = self.chunk(&guard, index) {
             list.push(chunk, index);
         }
     }
 
-    pub(super) fn pop(&self, list: &mut List) -> Option<u32> {
+    pub(super) fn pop(&self, list: &mut PageList) -> Option<u32> {
         if list.is_empty() {
             return None;
         }
@@ -193,7 +182,7 @@ impl<F: Format> Pool<F> {
     }
 
     /// As [`Self::push`], to the list of free pages. The caller must hold the lock of the list.
-    pub(super) fn push_free(&self, guard: &Guard, free: &mut List, index: u32) {
+    pub(super) fn push_free(&self, guard: &Guard, free: &mut PageList, index: u32) {
         if let Some(chunk) = self.chunk(guard, index) {
             if chunk.free.fetch_add(1, Relaxed) + 1 == chunk.pages() {
                 self.whole.fetch_add(chunk.pages(), Relaxed);
@@ -204,7 +193,7 @@ impl<F: Format> Pool<F> {
 
     /// Moves a page from the list of free pages to `list`. Returns `None` if there is none. The
     /// caller must hold the lock of the list of free pages.
-    fn pop_free(&self, guard: &Guard, free: &mut List, list: &mut List) -> Option<()> {
+    fn pop_free(&self, guard: &Guard, free: &mut PageList, list: &mut PageList) -> Option<()> {
         if free.is_empty() {
             return None;
         }
@@ -250,8 +239,8 @@ impl<F: Format> Pool<F> {
                     spare -= pages;
                 }
             }
-            let goes = |chunk: &Chunk<F>| chunk.going.load(Relaxed);
-            let mut rest = List::EMPTY;
+            let goes = |chunk: &TableChunk<F>| chunk.going.load(Relaxed);
+            let mut rest = PageList::EMPTY;
             while let Some(index) = self.pop(&mut free) {
                 if !self.chunk(&guard, index).is_some_and(goes) {
                     self.push(&mut rest, index);
@@ -294,7 +283,7 @@ impl<F: Format> Pool<F> {
 
     /// Takes a page that was kept for a split.
     pub(super) fn take_kept(&self) -> Option<u32> {
-        let mut list = List::EMPTY;
+        let mut list = PageList::EMPTY;
         let guard = rcu::read_lock();
         self.pop_free(&guard, &mut self.free.lock(), &mut list)?;
         Some(list.head)
@@ -304,7 +293,7 @@ impl<F: Format> Pool<F> {
     /// with the same pages.
     pub(super) fn split(
         &self,
-        page: &Page<'_, F>,
+        page: &TablePage<'_, F>,
         slot: usize,
         level: u32,
         huge: DevicePte,
@@ -358,8 +347,8 @@ impl<F: Format> Pool<F> {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn reserve(&self, list: &mut List, want: usize) -> Result {
-        if fails(Point::TablePage) {
+    pub(super) fn reserve(&self, list: &mut PageList, want: usize) -> Result {
+        if fails(FailPoint::TablePage) {
             return Err(ENOMEM);
         }
         self.make_root()?;
@@ -381,7 +370,7 @@ impl<F: Format> Pool<F> {
     }
 
     /// Frees the pages of `list`. No concurrent walk may access them.
-    pub(super) fn release(&self, list: &mut List) {
+    pub(super) fn release(&self, list: &mut PageList) {
         if list.is_empty() {
             return;
         }

@@ -5,13 +5,13 @@
 use super::{
     entry::DevicePte,
     format::{last_address, shift, Format},
-    table::{range_of, slot_of, span_of, Reader},
+    table::{range_of, slot_of, span_of, TableReader},
     tree::{self, Slot},
 };
 use crate::mm::addr::PageRange;
 use kernel::{page::PAGE_MASK, sync::rcu};
 
-impl<F: Format> Reader<F> {
+impl<F: Format> TableReader<F> {
     /// Calls `f` for the translations from `from` on, in ascending order, with the range that each
     /// covers from there on, its entry, and whether it is a huge leaf. Stops when `f` returns
     /// false, or when `tables` parts were scanned. A part is a table page or a gap. Returns the

@@ -70,9 +70,9 @@ impl<F: Format> Format for BreakBeforeMake<F> {
 ///
 /// The lowest bits are the size, the others the time at which the entry was emptied.
 #[derive(Clone, Copy)]
-struct Past(u64);
+struct WrittenSize(u64);
 
-impl Past {
+impl WrittenSize {
     /// No TLB caches an entry.
     const NONE: Self = Self(0);
     /// Bits of a size: 0 is none, [`Self::TABLE_SIZE`] that of a table, and each other one more
@@ -115,33 +115,33 @@ impl Past {
     }
 }
 
-/// Stores the [`Past`] of an entry. Changed under the table lock.
-pub(super) struct Place(Atomic<u64>);
+/// Stores the [`WrittenSize`] of an entry. Changed under the table lock.
+pub(super) struct SizeCell(Atomic<u64>);
 
-impl Place {
+impl SizeCell {
     /// Of an empty entry.
     pub(super) const fn new() -> Self {
-        Self(Atomic::new(Past::NONE.0))
+        Self(Atomic::new(WrittenSize::NONE.0))
     }
 
     /// Forgets the size of an empty entry that no TLB caches.
     pub(super) fn forget(&self) {
-        self.set(Past::NONE);
+        self.set(WrittenSize::NONE);
     }
 
-    fn get(&self) -> Past {
-        Past(self.0.load(Relaxed))
+    fn get(&self) -> WrittenSize {
+        WrittenSize(self.0.load(Relaxed))
     }
 
-    fn set(&self, past: Past) {
+    fn set(&self, past: WrittenSize) {
         self.0.store(past.0, Relaxed);
     }
 }
 
 /// Counts flushes of unwritten entries. A flush covers the entries that were emptied before it.
-pub(super) struct Clock(Atomic<u64>);
+pub(super) struct FlushClock(Atomic<u64>);
 
-impl Clock {
+impl FlushClock {
     pub(super) const fn new() -> Self {
         Self(Atomic::new(0))
     }
@@ -175,7 +175,7 @@ impl<F: Format> Publisher<'_, F> {
         let new = match tree::decode(self.page.load(slots.start)) {
             Slot::Empty => None,
             Slot::Leaf(_) => Some(u64::from(F::BITS * self.level + run) + 1),
-            Slot::Table(_) => Some(Past::TABLE_SIZE),
+            Slot::Table(_) => Some(WrittenSize::TABLE_SIZE),
         };
         let places = self.places.get(slots.clone()).unwrap_or_default();
         let permitted = new.filter(|size| places.iter().all(|place| place.get().permits(*size)));
@@ -183,7 +183,7 @@ impl<F: Format> Publisher<'_, F> {
             self.write(slots, run);
             places
                 .iter()
-                .for_each(|place| place.set(Past::written(size)));
+                .for_each(|place| place.set(WrittenSize::written(size)));
             return;
         }
         let now = self.pool.clock.now();

@@ -3,49 +3,40 @@
 //! The page table: lookups and updates of existing entries. New entries are in `install`.
 
 use super::{
-    dma::Translator,
+    dma::DmaTranslator,
     entry::{DevicePte, Leaf},
     flush::FlushBatch,
     format::{check, fan, last_address, shift, Format},
     grow::ROOT_PAGE,
-    list::List,
-    pass::{Changes, Each, Pass, Remove, Visitor},
+    list::PageList,
+    pass::{ForEach, Unmap, Update, UpdateStats, Visitor},
     pool::Pool,
     tree::{self, Slot},
-    walk::Near,
+    walk::WalkCache,
 };
 use crate::{
-    kernel::shrinker::{
-        owner::Owner,
-        Shrink, //
-    },
+    kernel::shrinker::{owner::Owner, Shrink},
     mm::{
-        addr::{
-            PageRange,
-            PMD_PAGES,
-            PMD_SIZE, //
-        },
-        dma::{
-            Owned,
-            Windows, //
-        },
-        table_memory::TableMemory, //
-    }, //
+        addr::{PageRange, PMD_PAGES, PMD_SIZE},
+        dma::{DmaWindows, OwnedWindows},
+        shrinker::owner::ReclaimOwner,
+        table_memory::TableMemory,
+    },
 };
 use core::cell::Cell;
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
-    sync::{rcu, Arc}, //
+    sync::{rcu, Arc},
 };
 
 /// Lockless walks of a table, concurrently with updates.
-pub struct Reader<F: Format> {
+pub struct TableReader<F: Format> {
     pub(super) pool: Arc<Pool<F>>,
     pub(super) root: u32,
 }
 
-impl<F: Format> Clone for Reader<F> {
+impl<F: Format> Clone for TableReader<F> {
     fn clone(&self) -> Self {
         Self {
             pool: self.pool.clone(),
@@ -73,7 +64,7 @@ pub(super) fn range_of(first: usize, last: usize) -> Option<PageRange> {
     PageRange::new(first, last.checked_add(1)?).ok()
 }
 
-impl<F: Format> Reader<F> {
+impl<F: Format> TableReader<F> {
     /// Returns the translation of the page at `addr`. Context: any.
     ///
     /// A concurrent update may make the result stale. A caller may use it only in a section that
@@ -90,7 +81,7 @@ impl<F: Format> Reader<F> {
 
     /// Returns the object from which reclaim requests table pages, if it is registered. Context:
     /// any.
-    pub(crate) fn owner(&self) -> &Arc<Owner> {
+    pub(crate) fn owner(&self) -> &Arc<ReclaimOwner> {
         &self.pool.owner
     }
 
@@ -138,24 +129,24 @@ impl<F: Format> Reader<F> {
         None
     }
 
-    /// Creates empty [`Spares`]. The caller must refill them before it takes the table lock.
-    pub fn spares(&self) -> Spares<F> {
-        Spares {
+    /// Creates empty [`Prealloc`]. The caller must refill them before it takes the table lock.
+    pub fn spares(&self) -> Prealloc<F> {
+        Prealloc {
             pool: self.pool.clone(),
-            pages: List::EMPTY,
+            pages: PageList::EMPTY,
             scratch: KVec::new(),
         }
     }
 }
 
 /// Table pages and memory reserved for one [`Table::install`].
-pub struct Spares<F: Format> {
+pub struct Prealloc<F: Format> {
     pool: Arc<Pool<F>>,
-    pub(super) pages: List,
+    pub(super) pages: PageList,
     pub(super) scratch: KVec<DevicePte>,
 }
 
-impl<F: Format> Spares<F> {
+impl<F: Format> Prealloc<F> {
     pub(super) fn is_of(&self, pool: &Arc<Pool<F>>) -> bool {
         Arc::ptr_eq(&self.pool, pool)
     }
@@ -183,7 +174,7 @@ impl<F: Format> Spares<F> {
     }
 }
 
-impl<F: Format> Drop for Spares<F> {
+impl<F: Format> Drop for Prealloc<F> {
     fn drop(&mut self) {
         self.pool.release(&mut self.pages);
     }
@@ -197,7 +188,7 @@ pub struct Table<F: Format> {
     /// Chunk at which the most recent search for cold tables ended.
     pub(super) hand: usize,
     /// DMA mappings of the pages, in a table of DMA addresses.
-    dma: Option<Owned>,
+    dma: Option<OwnedWindows>,
 }
 
 impl<F: Format> Table<F> {
@@ -228,8 +219,8 @@ impl<F: Format> Table<F> {
     /// # Context
     ///
     /// May sleep.
-    pub(crate) fn with(windows: Option<Arc<Windows>>, memory: TableMemory) -> Result<Self> {
-        let dma = windows.map(Owned);
+    pub(crate) fn with(windows: Option<Arc<DmaWindows>>, memory: TableMemory) -> Result<Self> {
+        let dma = windows.map(OwnedWindows);
         if dma.is_some() != F::DMA || memory.device_pages() % PMD_SIZE as u64 != 0 {
             return Err(EINVAL);
         }
@@ -251,13 +242,13 @@ impl<F: Format> Table<F> {
 
     /// Returns the DMA mappings of the pages, for a table of DMA addresses.
     #[inline]
-    pub(super) fn windows(&self) -> Option<&Arc<Windows>> {
+    pub(super) fn windows(&self) -> Option<&Arc<DmaWindows>> {
         self.dma.as_ref().map(|owned| &owned.0)
     }
 
     /// Returns the interface for walks.
-    pub fn reader(&self) -> Reader<F> {
-        Reader {
+    pub fn reader(&self) -> TableReader<F> {
+        TableReader {
             pool: self.pool.clone(),
             root: self.root,
         }
@@ -276,7 +267,7 @@ impl<F: Format> Table<F> {
     /// As [`Self::get`]. `near` caches the table of the previous lookup; it is valid only while the
     /// table lock is held.
     #[inline(always)]
-    pub(crate) fn get_near(&self, addr: usize, near: &Cell<Near>) -> DevicePte {
+    pub(crate) fn get_near(&self, addr: usize, near: &Cell<WalkCache>) -> DevicePte {
         let leaf = self.pool.walk_near(self.root, addr, near);
         let leaf = self.translate(addr, leaf);
         leaf.map_or(DevicePte::NONE, |leaf| leaf.entry)
@@ -373,7 +364,7 @@ impl<F: Format> Table<F> {
         split: impl FnMut(PageRange) -> bool,
         f: impl FnMut(PageRange, &mut DevicePte),
     ) {
-        self.pass(range, batch, Each { split, f });
+        self.pass(range, batch, ForEach { split, f });
     }
 
     /// Removes all leaves in `range`. Calls `f` for each leaf with the entry of its first page and
@@ -388,7 +379,7 @@ impl<F: Format> Table<F> {
         batch: &mut FlushBatch<F>,
         f: impl FnMut(DevicePte, usize),
     ) -> usize {
-        self.pass(range, batch, Remove(f))
+        self.pass(range, batch, Unmap(f))
     }
 
     /// Returns the number of pages that were removed.
@@ -407,12 +398,12 @@ impl<F: Format> Table<F> {
             return 0;
         }
         let changes = {
-            let mut pass = Pass {
+            let mut pass = Update {
                 pool: &self.pool,
                 batch: &mut *batch,
-                changes: Changes::default(),
+                changes: UpdateStats::default(),
                 visitor,
-                dma: Translator::new(self.dma.as_ref().map(|owned| &owned.0)),
+                dma: DmaTranslator::new(self.dma.as_ref().map(|owned| &owned.0)),
             };
             pass.tree(self.root, range.start(), last);
             pass.changes

@@ -16,7 +16,7 @@ use kernel::{page::PAGE_SHIFT, sync::rcu};
 /// the root. It is valid while the table lock is held, which prevents the removal of the table and
 /// of the tables above it.
 #[derive(Clone, Copy)]
-pub(crate) struct Near {
+pub(crate) struct WalkCache {
     /// Address of the table's range, shifted right by `above`.
     block: usize,
     index: u32,
@@ -26,7 +26,7 @@ pub(crate) struct Near {
     above: u32,
 }
 
-impl Near {
+impl WalkCache {
     /// The empty cache: no address has all bits set.
     pub(crate) const NONE: Self = Self {
         block: usize::MAX,
@@ -59,8 +59,8 @@ impl<F: Format> Pool<F> {
     /// As [`Self::walk`]. `near` caches the table of the previous walk; it is valid only while the
     /// table lock is held.
     #[inline(always)]
-    pub(super) fn walk_near(&self, root: u32, addr: usize, near: &Cell<Near>) -> Option<Leaf> {
-        let Near {
+    pub(super) fn walk_near(&self, root: u32, addr: usize, near: &Cell<WalkCache>) -> Option<Leaf> {
+        let WalkCache {
             block,
             index,
             shift,
@@ -79,12 +79,12 @@ impl<F: Format> Pool<F> {
 
     // Not inlined, to keep the slow path out of the callers.
     #[inline(never)]
-    fn walk_far(&self, root: u32, addr: usize, near: &Cell<Near>) -> Option<Leaf> {
+    fn walk_far(&self, root: u32, addr: usize, near: &Cell<WalkCache>) -> Option<Leaf> {
         let (leaf, index) = self.walk(root, addr);
         if let Some(leaf) = leaf {
             let shift = leaf.order + PAGE_SHIFT as u32;
             let above = shift + F::BITS;
-            near.set(Near {
+            near.set(WalkCache {
                 block: addr >> above,
                 index,
                 shift,

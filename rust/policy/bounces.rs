@@ -4,8 +4,8 @@
 
 use super::{
     density::Parameters,
-    thrash::{Detector, Verdict},
-    Mask,
+    thrash::{ThrashDetector, ThrashHint},
+    PageSet,
 };
 use crate::{kernel::lock_classes, mm::addr::PageRange};
 use kernel::{prelude::*, sync::Mutex};
@@ -22,7 +22,7 @@ use kernel::{prelude::*, sync::Mutex};
 #[pin_data]
 pub struct Bounces {
     #[pin]
-    detector: Mutex<Detector>,
+    detector: Mutex<ThrashDetector>,
 }
 
 impl Bounces {
@@ -30,32 +30,32 @@ impl Bounces {
     pub(crate) fn new() -> impl PinInit<Self> {
         let (name, key) = lock_classes::bounces();
         pin_init!(Self {
-            detector <- Mutex::new(Detector::new(), name, key),
+            detector <- Mutex::new(ThrashDetector::new(), name, key),
         })
     }
 
-    /// See [`Detector::has_moved`].
+    /// See [`ThrashDetector::has_moved`].
     pub(super) fn has_moved(&self, range: PageRange) -> bool {
         self.detector.lock().has_moved(range)
     }
 
-    /// See [`Detector::fault`].
+    /// See [`ThrashDetector::fault`].
     pub(super) fn fault(
         &self,
         range: PageRange,
-        resident: &Mask,
+        resident: &PageSet,
         full: bool,
         now: u64,
         by: &Parameters,
-    ) -> Verdict {
+    ) -> ThrashHint {
         self.detector.lock().fault(range, resident, full, now, by)
     }
 
-    /// See [`Detector::comes_along`].
+    /// See [`ThrashDetector::comes_along`].
     pub(super) fn comes_along(
         &self,
         range: PageRange,
-        resident: &Mask,
+        resident: &PageSet,
         now: u64,
         by: &Parameters,
     ) -> bool {

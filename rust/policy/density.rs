@@ -5,10 +5,12 @@
 //! It uses a tree over the pages of a 2 MiB block, as UVM does. The leaves are regions of 64 KiB. A
 //! fault migrates the largest subtree around it of which more than a threshold is resident or
 //! touched. A device that accesses memory sequentially gets whole blocks, and more of them ahead of
-//! its accesses ([`Stream`]). Memory that was migrated and faults again stays in place for some
+//! its accesses ([`Streams`]). Memory that was migrated and faults again stays in place for some
 //! time ([`Bounces`](super::Bounces)).
 
-use super::{block, block_start, stream::Stream, thrash::Verdict, Mask, Placement, Policy, Wanted};
+use super::{
+    block, block_start, stream::Streams, thrash::ThrashHint, Decision, FaultInfo, PageSet, Policy,
+};
 use crate::{
     kernel::lock_classes,
     mm::addr::{PageRange, PMD_PAGES},
@@ -55,7 +57,7 @@ const AHEAD_SHARE: usize = 4;
 
 /// Returns the pages to migrate for a fault on `touched`: the largest subtree of which more than
 /// `threshold` per cent are resident or touched, and at least the touched leaves.
-pub(super) fn region(resident: &Mask, touched: Range<usize>, threshold: usize) -> Range<usize> {
+pub(super) fn region(resident: &PageSet, touched: Range<usize>, threshold: usize) -> Range<usize> {
     let leaves = touched.start / LEAF_PAGES * LEAF_PAGES..touched.end.next_multiple_of(LEAF_PAGES);
     let mut used = *resident;
     used.add(leaves.clone());
@@ -77,7 +79,7 @@ pub(super) fn region(resident: &Mask, touched: Range<usize>, threshold: usize) -
 pub struct Density {
     parameters: Parameters,
     #[pin]
-    stream: Mutex<Stream>,
+    stream: Mutex<Streams>,
 }
 
 impl Density {
@@ -95,7 +97,7 @@ impl Density {
         KBox::pin_init(
             pin_init!(Self {
                 parameters,
-                stream <- Mutex::new(Stream::new(), name, key),
+                stream <- Mutex::new(Streams::new(), name, key),
             }),
             GFP_KERNEL,
         )
@@ -105,9 +107,9 @@ impl Density {
     /// of its block that are on the device.
     fn window(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &FaultInfo<'_>,
         blocks: usize,
-        resident: impl FnOnce() -> Mask,
+        resident: impl FnOnce() -> PageSet,
     ) -> PageRange {
         let start = block_start(wanted.range.start());
         let page = |addr: usize| (addr - start) / PAGE_SIZE;
@@ -143,16 +145,16 @@ impl Density {
     /// these pages. `resident` returns the pages of a block that are on the device.
     fn calm(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &FaultInfo<'_>,
         range: PageRange,
-        resident: impl Fn(usize) -> Mask,
+        resident: impl Fn(usize) -> PageSet,
     ) -> PageRange {
         let mut calm = wanted.range;
         for piece in range.pmd_pieces() {
             let there = if wanted.bounces.has_moved(piece) {
                 resident(block_start(piece.start()))
             } else {
-                Mask::EMPTY
+                PageSet::EMPTY
             };
             let now = wanted.now;
             let by = &self.parameters;
@@ -175,13 +177,13 @@ impl Density {
 }
 
 impl Policy for Density {
-    fn place(&self, wanted: &Wanted<'_>) -> Placement {
+    fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
         let first = block_start(wanted.range.start());
         let in_first = LazyCell::new(|| (wanted.resident)(first));
         let there = if wanted.bounces.has_moved(wanted.range) {
             *in_first
         } else {
-            Mask::EMPTY
+            PageSet::EMPTY
         };
         let full = wanted.free < PMD_PAGES;
         let by = &self.parameters;
@@ -190,13 +192,13 @@ impl Policy for Density {
         let stay = || {
             let around =
                 block(wanted.range.start()).and_then(|block| block.intersect(&wanted.limits));
-            Placement::Stay(around.map_or(wanted.range, |all| all.hull(&wanted.range)))
+            Decision::Stay(around.map_or(wanted.range, |all| all.hull(&wanted.range)))
         };
-        if verdict == Verdict::Stay {
+        if verdict == ThrashHint::Stay {
             return stay();
         }
-        if let Verdict::Wait(ms) = verdict {
-            return Placement::Later(ms);
+        if let ThrashHint::Wait(ms) = verdict {
+            return Decision::Later(ms);
         }
         let ahead = self.parameters.ahead;
         let blocks = self.stream.lock().fault(wanted.range, ahead);
@@ -213,7 +215,7 @@ impl Policy for Density {
         if calm != range && wanted.attributes.granularity().is_some() {
             return stay();
         }
-        Placement::Move {
+        Decision::Move {
             range: calm,
             evict: true,
         }
@@ -233,19 +235,19 @@ mod tests {
         KBox::pin_init(Bounces::new(), GFP_KERNEL)
     }
 
-    fn mask(pages: Range<usize>) -> Mask {
-        let mut mask = Mask::EMPTY;
+    fn mask(pages: Range<usize>) -> PageSet {
+        let mut mask = PageSet::EMPTY;
         mask.add(pages);
         mask
     }
 
     #[test]
     fn a_touch_brings_its_leaf() {
-        assert_eq!(region(&Mask::EMPTY, 0..1, 51), 0..16);
-        assert_eq!(region(&Mask::EMPTY, 100..101, 51), 96..112);
-        assert_eq!(region(&Mask::EMPTY, 511..512, 51), 496..512);
+        assert_eq!(region(&PageSet::EMPTY, 0..1, 51), 0..16);
+        assert_eq!(region(&PageSet::EMPTY, 100..101, 51), 96..112);
+        assert_eq!(region(&PageSet::EMPTY, 511..512, 51), 496..512);
         // A range that crosses the border of two leaves.
-        assert_eq!(region(&Mask::EMPTY, 10..20, 51), 0..32);
+        assert_eq!(region(&PageSet::EMPTY, 10..20, 51), 0..32);
     }
 
     #[test]
@@ -261,7 +263,7 @@ mod tests {
         // Distant pages do not matter.
         assert_eq!(region(&mask(256..384), 0..1, 51), 0..16);
         // Thresholds for always and for never.
-        assert_eq!(region(&Mask::EMPTY, 77..78, 1), 0..512);
+        assert_eq!(region(&PageSet::EMPTY, 77..78, 1), 0..512);
         assert_eq!(region(&mask(0..511), 511..512, 101), 496..512);
     }
 
@@ -269,7 +271,7 @@ mod tests {
     fn the_tree_agrees_with_a_plain_count() {
         let mut random = 1u64;
         for _ in 0..60 {
-            let mut used = Mask::EMPTY;
+            let mut used = PageSet::EMPTY;
             let mut plain = [false; PMD_PAGES];
             for _ in 0..20 {
                 random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
@@ -308,10 +310,10 @@ mod tests {
 
     fn wanted<'a>(
         range: PageRange,
-        resident: &'a dyn Fn(usize) -> Mask,
+        resident: &'a dyn Fn(usize) -> PageSet,
         bounces: &'a Bounces,
-    ) -> Wanted<'a> {
-        Wanted {
+    ) -> FaultInfo<'a> {
+        FaultInfo {
             range,
             write: false,
             limits: range,
@@ -332,11 +334,11 @@ mod tests {
         let all = PageRange::from_pages(0x4000_0000, BLOCKS * PMD_PAGES)?;
         let mut faults = 0;
         let mut next = all.start();
-        let none = |_| Mask::EMPTY;
+        let none = |_| PageSet::EMPTY;
         while next < all.end() {
             let mut wanted = wanted(PageRange::from_pages(next, 1)?, &none, &bounces);
             wanted.limits = all;
-            let Placement::Move { range, .. } = policy.place(&wanted) else {
+            let Decision::Move { range, .. } = policy.place(&wanted) else {
                 return Err(EINVAL);
             };
             assert!(range.start() <= next && range.end() <= all.end());
@@ -350,7 +352,7 @@ mod tests {
         let mut last = wanted(PageRange::from_pages(all.end(), 1)?, &none, &bounces);
         last.limits = PageRange::from_pages(all.end(), BLOCKS * PMD_PAGES)?;
         last.total = 8 * PMD_PAGES;
-        let Placement::Move { range, .. } = policy.place(&last) else {
+        let Decision::Move { range, .. } = policy.place(&last) else {
             return Err(EINVAL);
         };
         assert!(range.pages() <= 2 * PMD_PAGES);
@@ -364,13 +366,13 @@ mod tests {
         all: PageRange,
         faults: &[usize],
     ) -> Result<KVec<Range<usize>>> {
-        let none = |_| Mask::EMPTY;
+        let none = |_| PageSet::EMPTY;
         let mut moves = KVec::new();
         for number in faults {
             let touched = PageRange::from_pages(all.address(*number), 1)?;
             let mut wanted = wanted(touched, &none, bounces);
             wanted.limits = all;
-            if let Placement::Move { range, .. } = policy.place(&wanted) {
+            if let Decision::Move { range, .. } = policy.place(&wanted) {
                 bounces.moved(range, 0);
                 policy.moved(range, 0);
                 let first = all.index_of(range.start()).ok_or(EINVAL)?;
@@ -414,11 +416,11 @@ mod tests {
     fn limits_and_granularity_hold() -> Result {
         let policy = Density::new(Parameters::DEFAULT)?;
         let bounces = bounces()?;
-        let none = |_| Mask::EMPTY;
+        let none = |_| PageSet::EMPTY;
         let mut fault = wanted(PageRange::from_pages(0x4000_5000, 1)?, &none, &bounces);
         fault.limits = PageRange::from_pages(0x4000_3000, 4)?;
-        let placed = |fault: &Wanted<'_>| match policy.place(fault) {
-            Placement::Move { range, .. } => Ok(range),
+        let placed = |fault: &FaultInfo<'_>| match policy.place(fault) {
+            Decision::Move { range, .. } => Ok(range),
             _ => Err(EINVAL),
         };
         assert_eq!(placed(&fault)?, PageRange::from_pages(0x4000_3000, 4)?);

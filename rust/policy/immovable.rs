@@ -19,7 +19,7 @@ const PART_SIZE: usize = PMD_SIZE / PARTS_PER_BLOCK;
 const LIFETIME_MS: u64 = 500;
 
 #[derive(Clone, Copy)]
-struct Place {
+struct ImmovableBlock {
     block: usize,
     /// Parts in which no page can move to the device. A page that is there already counts as such a
     /// page.
@@ -27,7 +27,7 @@ struct Place {
     until: u64,
 }
 
-impl Place {
+impl ImmovableBlock {
     const EMPTY: Self = Self {
         block: 0,
         parts: 0,
@@ -39,7 +39,7 @@ impl Place {
 /// limited time, and until a notifier event in its range. The cache has [`CACHE_SLOTS`] entries.
 pub(crate) struct Immovable {
     /// Empty until the first entry is added.
-    places: KVec<Place>,
+    places: KVec<ImmovableBlock>,
     /// Whether an entry was added since the cache was empty.
     any: bool,
 }
@@ -65,7 +65,7 @@ impl Immovable {
         }
     }
 
-    fn place(&mut self, block: usize) -> Option<&mut Place> {
+    fn place(&mut self, block: usize) -> Option<&mut ImmovableBlock> {
         self.places.get_mut(block / PMD_SIZE % CACHE_SLOTS)
     }
 
@@ -90,7 +90,7 @@ impl Immovable {
         if self.places.is_empty()
             && self
                 .places
-                .resize(CACHE_SLOTS, Place::EMPTY, GFP_NOWAIT)
+                .resize(CACHE_SLOTS, ImmovableBlock::EMPTY, GFP_NOWAIT)
                 .is_err()
         {
             return;
@@ -103,7 +103,7 @@ impl Immovable {
                 continue;
             };
             if place.block != block || place.until <= now {
-                *place = Place {
+                *place = ImmovableBlock {
                     block,
                     parts: 0,
                     until: now.saturating_add(LIFETIME_MS),
@@ -152,7 +152,7 @@ impl Immovable {
             if place.block < range.end()
                 && range.start() - place.block.min(range.start()) < PMD_SIZE
             {
-                *place = Place::EMPTY;
+                *place = ImmovableBlock::EMPTY;
             } else {
                 self.any = true;
             }

@@ -14,7 +14,7 @@ const MAX_GAP_BYTES: usize = 128 << 10;
 
 /// A sequential stream.
 #[derive(Clone, Copy)]
-struct Place {
+struct Stream {
     /// Expected address of the next fault: the end of the last migrated range.
     next: usize,
     /// Number of consecutive faults at the expected address.
@@ -24,14 +24,14 @@ struct Place {
 }
 
 /// Streams of a mirror.
-pub(super) struct Stream {
-    places: [Option<Place>; MAX_STREAMS],
+pub(super) struct Streams {
+    places: [Option<Stream>; MAX_STREAMS],
     faults: u64,
     /// Index of the stream of the last fault.
     last: Option<usize>,
 }
 
-impl Stream {
+impl Streams {
     pub(super) const fn new() -> Self {
         Self {
             places: [None; MAX_STREAMS],
@@ -46,7 +46,7 @@ impl Stream {
         self.faults += 1;
         let faults = self.faults;
         // Faults come in batches, and a batch may skip resident pages.
-        let goes_on = |place: &Place| {
+        let goes_on = |place: &Stream| {
             range.start() >= place.next && range.start() - place.next <= MAX_GAP_BYTES
         };
         let found = self
@@ -54,7 +54,7 @@ impl Stream {
             .iter()
             .position(|place| place.as_ref().is_some_and(goes_on));
         let oldest = || {
-            let used = |place: &Option<Place>| place.map_or(0, |place| place.used);
+            let used = |place: &Option<Stream>| place.map_or(0, |place| place.used);
             let least = self
                 .places
                 .iter()
@@ -71,7 +71,7 @@ impl Stream {
             (Some(_), Some(place)) => place.length.saturating_add(1),
             _ => 0,
         };
-        *slot = Some(Place {
+        *slot = Some(Stream {
             next: range.end(),
             length,
             used: faults,
@@ -87,7 +87,7 @@ impl Stream {
     pub(super) fn moved(&mut self, range: PageRange) {
         let last = self.last.and_then(|at| self.places.get_mut(at)?.as_mut());
         let adjoins =
-            |place: &&mut Place| range.start().saturating_sub(place.next) <= MAX_GAP_BYTES;
+            |place: &&mut Stream| range.start().saturating_sub(place.next) <= MAX_GAP_BYTES;
         if let Some(place) = last.filter(adjoins) {
             place.next = place.next.max(range.end());
         }
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_stream_grows_and_a_random_walk_does_not() -> Result {
-        let mut stream = Stream::new();
+        let mut stream = Streams::new();
         let mut next = 0;
         let mut brought = KVec::new();
         for _ in 0..8 {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn several_streams_at_once() -> Result {
-        let mut stream = Stream::new();
+        let mut stream = Streams::new();
         for step in 0..4 {
             for number in 0..4 {
                 let start = page(number * 1_000_000 + step * 512)?;

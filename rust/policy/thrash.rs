@@ -25,7 +25,7 @@
 //! When device memory is full, an evicted page that faults again is pinned immediately. Otherwise
 //! it would replace memory that is used as much.
 
-use super::{block_start, density::Parameters, Mask};
+use super::{block_start, density::Parameters, PageSet};
 use crate::mm::addr::{PageRange, PMD_PAGES, PMD_SIZE};
 use core::ops::Range;
 use kernel::{
@@ -43,7 +43,7 @@ const EXPIRY_CHECKS: usize = 2;
 
 /// Decision for a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum ThrashHint {
     /// Migrate the range.
     Move,
     /// Leave the range in place.
@@ -54,9 +54,9 @@ pub(super) enum Verdict {
 
 /// History of a block.
 #[derive(Clone, Copy)]
-struct Past {
+struct BlockHistory {
     /// Pages that were migrated to the device.
-    moved: Mask,
+    moved: PageSet,
     /// Time of the last migration.
     when: u64,
     /// Number of faults on pages that were migrated and have left.
@@ -70,8 +70,8 @@ struct Past {
     rests: u64,
 }
 
-const NONE: Past = Past {
-    moved: Mask::EMPTY,
+const NONE: BlockHistory = BlockHistory {
+    moved: PageSet::EMPTY,
     when: 0,
     bounces: 0,
     is_counted: false,
@@ -79,7 +79,7 @@ const NONE: Past = Past {
     rests: 0,
 };
 
-impl Past {
+impl BlockHistory {
     /// Resets the history after the block was pinned.
     fn begin_anew(&mut self) {
         *self = NONE;
@@ -91,7 +91,7 @@ impl Past {
     }
 
     /// Returns the pages of `range` that were migrated to the device and are not in `resident`.
-    fn left(&self, range: PageRange, resident: &Mask) -> Mask {
+    fn left(&self, range: PageRange, resident: &PageSet) -> PageSet {
         let mut left = self.moved;
         left.remove(0..pages(range).start);
         left.remove(pages(range).end..PMD_PAGES);
@@ -108,11 +108,11 @@ impl Past {
 }
 
 /// Thrashing detector. Times are in ms.
-pub(super) struct Detector {
+pub(super) struct ThrashDetector {
     /// Maximum of [`Parameters::thrash_lapse`] of all callers. A history expires after this time.
     lapse: u64,
     /// Histories by address of the block.
-    pasts: RBTree<usize, Past>,
+    pasts: RBTree<usize, BlockHistory>,
     /// Number of histories in the tree.
     count: usize,
     /// Number of histories that are kept regardless of their age.
@@ -126,7 +126,7 @@ fn pages(range: PageRange) -> Range<usize> {
     start..start + range.pages()
 }
 
-impl Detector {
+impl ThrashDetector {
     /// Creates an empty detector.
     pub(super) fn new() -> Self {
         Self::with_kept(MIN_KEPT_HISTORIES)
@@ -144,17 +144,17 @@ impl Detector {
     }
 
     /// Returns the history of the block of `range`, if there is one.
-    fn known(&mut self, range: PageRange) -> Option<&mut Past> {
+    fn known(&mut self, range: PageRange) -> Option<&mut BlockHistory> {
         self.pasts.get_mut(&block_start(range.start()))
     }
 
     /// Returns the history of the block of `range`, and creates it if there is none. Returns `None`
     /// if there is no memory for it.
-    fn past(&mut self, range: PageRange, now: u64) -> Option<&mut Past> {
+    fn past(&mut self, range: PageRange, now: u64) -> Option<&mut BlockHistory> {
         let block = block_start(range.start());
         if self.pasts.get(&block).is_none() {
             self.forget(now);
-            let past = Past { when: now, ..NONE };
+            let past = BlockHistory { when: now, ..NONE };
             self.pasts
                 .insert(RBTreeNode::new(block, past, GFP_KERNEL).ok()?);
             self.count += 1;
@@ -193,12 +193,12 @@ impl Detector {
     }
 
     /// Returns whether `range`, which lies within a block, may be migrated with a page for which
-    /// [`Self::fault`] returned [`Verdict::Move`]. `resident` are the pages of the block that are
-    /// on the device.
+    /// [`Self::fault`] returned [`ThrashHint::Move`]. `resident` are the pages of the block that
+    /// are on the device.
     pub(super) fn comes_along(
         &mut self,
         range: PageRange,
-        resident: &Mask,
+        resident: &PageSet,
         now: u64,
         by: &Parameters,
     ) -> bool {
@@ -236,11 +236,11 @@ impl Detector {
     pub(super) fn fault(
         &mut self,
         range: PageRange,
-        resident: &Mask,
+        resident: &PageSet,
         full: bool,
         now: u64,
         by: &Parameters,
-    ) -> Verdict {
+    ) -> ThrashHint {
         let Parameters {
             thrash_count,
             thrash_lapse,
@@ -250,19 +250,19 @@ impl Detector {
         } = *by;
         self.lapse = self.lapse.max(thrash_lapse);
         let Some(past) = self.past(range, now) else {
-            return Verdict::Stay;
+            return ThrashHint::Stay;
         };
         if now < past.pinned {
-            return Verdict::Stay;
+            return ThrashHint::Stay;
         }
         if past.pinned != 0 {
             past.begin_anew();
         }
         if now < past.rests {
-            return Verdict::Wait(past.rests - now);
+            return ThrashHint::Wait(past.rests - now);
         }
         if past.left(range, resident).is_empty() {
-            return Verdict::Move;
+            return ThrashHint::Move;
         }
         past.moved.remove(pages(range));
         past.lapse(now, thrash_lapse);
@@ -270,13 +270,13 @@ impl Detector {
         past.is_counted = true;
         if full || past.bounces >= thrash_count {
             past.pinned = now + thrash_pin;
-            return Verdict::Stay;
+            return ThrashHint::Stay;
         }
         if thrash_nap != 0 {
             past.rests = now + thrash_nap;
-            return Verdict::Wait(thrash_nap);
+            return ThrashHint::Wait(thrash_nap);
         }
-        Verdict::Move
+        ThrashHint::Move
     }
 
     /// Records that the pages of `range`, which lies within a block, have moved to the device.
@@ -306,11 +306,13 @@ mod tests {
 
     #[test]
     fn a_page_that_bounces_stays_for_a_while() -> Result {
-        let mut detector = Detector::new();
+        let mut detector = ThrashDetector::new();
         let mut moves = 0;
         // A page that leaves the device immediately, with a fault each ms for 10 s of a fake clock.
         for now in 0..10_000u64 {
-            if detector.fault(page(5)?, &Mask::EMPTY, false, now, &PARAMETERS) == Verdict::Move {
+            if detector.fault(page(5)?, &PageSet::EMPTY, false, now, &PARAMETERS)
+                == ThrashHint::Move
+            {
                 detector.moved(page(5)?, now);
                 moves += 1;
             }
@@ -323,16 +325,16 @@ mod tests {
 
     #[test]
     fn what_comes_along_counts_as_what_is_wanted() -> Result {
-        let mut detector = Detector::new();
+        let mut detector = ThrashDetector::new();
         // A fault on a new page, with which all pages before it would be migrated. Returns whether
         // they are.
         let mut fault = |number, resident: Range<usize>, now| {
             let part = PageRange::from_pages(page(0)?.start(), number + 1)?;
-            let mut mask = Mask::EMPTY;
+            let mut mask = PageSet::EMPTY;
             mask.add(resident);
             assert_eq!(
-                detector.fault(page(number)?, &Mask::EMPTY, false, now, &PARAMETERS),
-                Verdict::Move
+                detector.fault(page(number)?, &PageSet::EMPTY, false, now, &PARAMETERS),
+                ThrashHint::Move
             );
             let comes = detector.comes_along(part, &mask, now, &PARAMETERS);
             detector.moved(if comes { part } else { page(number)? }, now);
@@ -353,7 +355,7 @@ mod tests {
 
     #[test]
     fn what_was_wanted_and_what_comes_along_with_it_count_once() -> Result {
-        let mut detector = Detector::new();
+        let mut detector = ThrashDetector::new();
         let napping = Parameters {
             thrash_nap: 5,
             ..PARAMETERS
@@ -362,90 +364,90 @@ mod tests {
         detector.moved(part, 0);
         for now in [0, 10] {
             assert_eq!(
-                detector.fault(page(5)?, &Mask::EMPTY, false, now, &napping),
-                Verdict::Wait(5)
+                detector.fault(page(5)?, &PageSet::EMPTY, false, now, &napping),
+                ThrashHint::Wait(5)
             );
-            assert!(!detector.comes_along(part, &Mask::EMPTY, now, &napping));
+            assert!(!detector.comes_along(part, &PageSet::EMPTY, now, &napping));
             assert_eq!(
-                detector.fault(page(5)?, &Mask::EMPTY, false, now + 5, &napping),
-                Verdict::Move
+                detector.fault(page(5)?, &PageSet::EMPTY, false, now + 5, &napping),
+                ThrashHint::Move
             );
-            assert!(detector.comes_along(part, &Mask::EMPTY, now + 5, &napping));
+            assert!(detector.comes_along(part, &PageSet::EMPTY, now + 5, &napping));
             detector.moved(part, now + 5);
         }
         assert_eq!(
-            detector.fault(page(5)?, &Mask::EMPTY, false, 20, &napping),
-            Verdict::Stay
+            detector.fault(page(5)?, &PageSet::EMPTY, false, 20, &napping),
+            ThrashHint::Stay
         );
-        assert!(!detector.comes_along(part, &Mask::EMPTY, 1019, &napping));
+        assert!(!detector.comes_along(part, &PageSet::EMPTY, 1019, &napping));
         // After the pin has expired, the history begins anew.
-        assert!(detector.comes_along(part, &Mask::EMPTY, 1020, &napping));
+        assert!(detector.comes_along(part, &PageSet::EMPTY, 1020, &napping));
         detector.moved(part, 1020);
         assert_eq!(
-            detector.fault(page(5)?, &Mask::EMPTY, false, 1021, &napping),
-            Verdict::Wait(5)
+            detector.fault(page(5)?, &PageSet::EMPTY, false, 1021, &napping),
+            ThrashHint::Wait(5)
         );
         Ok(())
     }
 
     #[test]
     fn others_get_a_page_that_bounces_for_a_moment() -> Result {
-        let mut detector = Detector::new();
+        let mut detector = ThrashDetector::new();
         let napping = Parameters {
             thrash_nap: 5,
             ..PARAMETERS
         };
         detector.moved(page(5)?, 10);
         assert_eq!(
-            detector.fault(page(5)?, &Mask::EMPTY, false, 12, &napping),
-            Verdict::Wait(5)
+            detector.fault(page(5)?, &PageSet::EMPTY, false, 12, &napping),
+            ThrashHint::Wait(5)
         );
         // All faults on the block sleep until the same time, and they count as one.
         assert_eq!(
-            detector.fault(page(5)?, &Mask::EMPTY, false, 14, &napping),
-            Verdict::Wait(3)
+            detector.fault(page(5)?, &PageSet::EMPTY, false, 14, &napping),
+            ThrashHint::Wait(3)
         );
         assert_eq!(
-            detector.fault(page(6)?, &Mask::EMPTY, false, 16, &napping),
-            Verdict::Wait(1)
+            detector.fault(page(6)?, &PageSet::EMPTY, false, 16, &napping),
+            ThrashHint::Wait(1)
         );
         assert_eq!(
-            detector.fault(page(5)?, &Mask::EMPTY, false, 17, &napping),
-            Verdict::Move
+            detector.fault(page(5)?, &PageSet::EMPTY, false, 17, &napping),
+            ThrashHint::Move
         );
         detector.moved(page(5)?, 17);
         assert_eq!(
-            detector.fault(page(5)?, &Mask::EMPTY, false, 18, &napping),
-            Verdict::Wait(5)
+            detector.fault(page(5)?, &PageSet::EMPTY, false, 18, &napping),
+            ThrashHint::Wait(5)
         );
         assert_eq!(
-            detector.fault(page(5)?, &Mask::EMPTY, false, 23, &napping),
-            Verdict::Move
+            detector.fault(page(5)?, &PageSet::EMPTY, false, 23, &napping),
+            ThrashHint::Move
         );
         detector.moved(page(5)?, 23);
         assert_eq!(
-            detector.fault(page(5)?, &Mask::EMPTY, false, 24, &napping),
-            Verdict::Stay
+            detector.fault(page(5)?, &PageSet::EMPTY, false, 24, &napping),
+            ThrashHint::Stay
         );
         Ok(())
     }
 
     #[test]
     fn what_another_mirror_has_there_does_not_bounce() -> Result {
-        let mut detector = Detector::new();
-        let mut there = Mask::EMPTY;
+        let mut detector = ThrashDetector::new();
+        let mut there = PageSet::EMPTY;
         there.add(5..6);
         detector.moved(page(5)?, 0);
         for now in 0..10 {
             let verdict = detector.fault(page(5)?, &there, false, now, &PARAMETERS);
-            assert_eq!(verdict, Verdict::Move);
+            assert_eq!(verdict, ThrashHint::Move);
         }
         // Now the page has left, and faults of any mirror count.
-        for (now, expected) in [Verdict::Move, Verdict::Move, Verdict::Stay]
+        for (now, expected) in [ThrashHint::Move, ThrashHint::Move, ThrashHint::Stay]
             .into_iter()
             .enumerate()
         {
-            let verdict = detector.fault(page(5)?, &Mask::EMPTY, false, now as u64, &PARAMETERS);
+            let verdict = detector.fault(page(5)?, &PageSet::EMPTY, false, now as u64, &PARAMETERS);
             assert_eq!(verdict, expected);
             detector.moved(page(5)?, now as u64);
         }
@@ -454,12 +456,12 @@ mod tests {
 
     #[test]
     fn slow_bounces_are_none() -> Result {
-        let mut detector = Detector::new();
+        let mut detector = ThrashDetector::new();
         for round in 0..100 {
             let now = round * 101;
             assert_eq!(
-                detector.fault(page(5)?, &Mask::EMPTY, false, now, &PARAMETERS),
-                Verdict::Move
+                detector.fault(page(5)?, &PageSet::EMPTY, false, now, &PARAMETERS),
+                ThrashHint::Move
             );
             detector.moved(page(5)?, now);
         }
@@ -468,11 +470,11 @@ mod tests {
 
     #[test]
     fn other_pages_of_a_block_are_no_bounce() -> Result {
-        let mut detector = Detector::new();
+        let mut detector = ThrashDetector::new();
         for number in 0..512 {
             assert_eq!(
-                detector.fault(page(number)?, &Mask::EMPTY, true, 0, &PARAMETERS),
-                Verdict::Move
+                detector.fault(page(number)?, &PageSet::EMPTY, true, 0, &PARAMETERS),
+                ThrashHint::Move
             );
             detector.moved(page(number)?, 0);
         }
@@ -481,26 +483,26 @@ mod tests {
 
     #[test]
     fn what_was_evicted_from_full_memory_stays_at_once() -> Result {
-        let mut detector = Detector::new();
+        let mut detector = ThrashDetector::new();
         detector.moved(PageRange::from_pages(0x4000_0000, 512)?, 0);
         assert_eq!(
-            detector.fault(page(7)?, &Mask::EMPTY, true, 50, &PARAMETERS),
-            Verdict::Stay
+            detector.fault(page(7)?, &PageSet::EMPTY, true, 50, &PARAMETERS),
+            ThrashHint::Stay
         );
         // The whole block stays until the pin expires.
         assert_eq!(
-            detector.fault(page(8)?, &Mask::EMPTY, false, 1049, &PARAMETERS),
-            Verdict::Stay
+            detector.fault(page(8)?, &PageSet::EMPTY, false, 1049, &PARAMETERS),
+            ThrashHint::Stay
         );
         assert_eq!(
-            detector.fault(page(8)?, &Mask::EMPTY, false, 1050, &PARAMETERS),
-            Verdict::Move
+            detector.fault(page(8)?, &PageSet::EMPTY, false, 1050, &PARAMETERS),
+            ThrashHint::Move
         );
         // With free memory, the page is migrated again.
         detector.moved(page(8)?, 1050);
         assert_eq!(
-            detector.fault(page(8)?, &Mask::EMPTY, false, 1051, &PARAMETERS),
-            Verdict::Move
+            detector.fault(page(8)?, &PageSet::EMPTY, false, 1051, &PARAMETERS),
+            ThrashHint::Move
         );
         Ok(())
     }
@@ -508,22 +510,22 @@ mod tests {
     #[test]
     fn each_block_has_a_past_of_its_own() -> Result {
         const BLOCKS: usize = 3 * MIN_KEPT_HISTORIES;
-        let mut detector = Detector::new();
+        let mut detector = ThrashDetector::new();
         // The blocks are 2 GiB apart.
         let far = |block| page(block * 1024 * PMD_PAGES + 5);
         for now in [0, 1] {
             for block in 0..BLOCKS {
                 assert_eq!(
-                    detector.fault(far(block)?, &Mask::EMPTY, false, now, &PARAMETERS),
-                    Verdict::Move
+                    detector.fault(far(block)?, &PageSet::EMPTY, false, now, &PARAMETERS),
+                    ThrashHint::Move
                 );
                 detector.moved(far(block)?, now);
             }
         }
         for block in 0..BLOCKS {
             assert_eq!(
-                detector.fault(far(block)?, &Mask::EMPTY, true, 2, &PARAMETERS),
-                Verdict::Stay
+                detector.fault(far(block)?, &PageSet::EMPTY, true, 2, &PARAMETERS),
+                ThrashHint::Stay
             );
         }
         assert_eq!(detector.count, BLOCKS);
@@ -532,14 +534,14 @@ mod tests {
 
     #[test]
     fn what_was_long_ago_is_forgotten() -> Result {
-        let mut detector = Detector::new();
+        let mut detector = ThrashDetector::new();
         for now in 0..20 * MIN_KEPT_HISTORIES {
             let range = page(now * PMD_PAGES)?;
             // 10 blocks are migrated each ms.
             let now = now as u64 / 10;
             assert_eq!(
-                detector.fault(range, &Mask::EMPTY, false, now, &PARAMETERS),
-                Verdict::Move
+                detector.fault(range, &PageSet::EMPTY, false, now, &PARAMETERS),
+                ThrashHint::Move
             );
             detector.moved(range, now);
             assert!(detector.count <= 3 * MIN_KEPT_HISTORIES);

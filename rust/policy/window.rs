@@ -25,9 +25,9 @@ const ORDER_BITS: u32 = 4;
 
 /// The last window: the page behind it, and its order. 0 if there was none.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Past(u64);
+struct LastWindow(u64);
 
-impl Past {
+impl LastWindow {
     fn new(next: usize, order: u32) -> Self {
         Self(((next as u64) << ORDER_BITS) | u64::from(order))
     }
@@ -66,9 +66,9 @@ impl Past {
 }
 
 /// Histories of the CPU faults on one device memory.
-pub(crate) struct Windows(KVec<Atomic<u64>>);
+pub(crate) struct FaultWindows(KVec<Atomic<u64>>);
 
-impl Windows {
+impl FaultWindows {
     /// Allocates an empty table.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl Windows {
         let Some(place) = self.place(space) else {
             return PAGE_SIZE << FIRST_WINDOW_ORDER;
         };
-        let (order, past) = Past(place.load(Relaxed)).touch(addr >> PAGE_SHIFT);
+        let (order, past) = LastWindow(place.load(Relaxed)).touch(addr >> PAGE_SHIFT);
         // If a concurrent fault has updated the slot, its history is overwritten.
         place.store(past.0, Relaxed);
         (PAGE_SIZE << order).min(PMD_SIZE)
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn streams_grow_and_jumps_shrink() -> Result {
-        let windows = Windows::new()?;
+        let windows = FaultWindows::new()?;
         let base = 1 << 40;
         let mut at = base;
         for expected in [64, 128, 256, 512, 1024, 2048, 2048] {
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn address_spaces_do_not_disturb_each_other() -> Result {
-        let windows = Windows::new()?;
+        let windows = FaultWindows::new()?;
         assert_eq!(windows.touch(1, 1 << 40), 64 << 10);
         assert_eq!(windows.touch(2, 1 << 41), 64 << 10);
         assert_eq!(windows.touch(1, (1 << 40) + (64 << 10)), 128 << 10);
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_window_holds_the_page() -> Result {
-        let windows = Windows::new()?;
+        let windows = FaultWindows::new()?;
         let mut random = 7u64;
         for _ in 0..1000 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);

@@ -7,20 +7,15 @@
 //! all workers are busy. When the operation ends, no worker holds a reference to it.
 
 use crate::kernel::{
-    deferred::{
-        Deferred,
-        DropWaits, //
-    },
+    deferred::{Deferred, DropWaits},
     kthread::Thread,
-    lock_classes, //
+    lock_classes,
 };
 use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc,
-        CondVar,
-        Mutex, //
+        Arc, CondVar, Mutex,
     },
 };
 
@@ -28,7 +23,7 @@ use kernel::{
 const MAX_HELP_REQUESTS: usize = 64;
 
 /// An operation that consists of parts.
-pub(super) trait Parts: Send + Sync + 'static {
+pub(super) trait ParallelJob: Send + Sync + 'static {
     /// Returns the number of parts.
     fn count(&self) -> usize;
 
@@ -38,14 +33,14 @@ pub(super) trait Parts: Send + Sync + 'static {
 
 /// Progress of an operation.
 #[pin_data]
-pub(super) struct Shares<P: Parts> {
+pub(super) struct JobProgress<P: ParallelJob> {
     parts: P,
     next: Atomic<usize>,
     #[pin]
     result: Mutex<Result>,
 }
 
-impl<P: Parts> Shares<P> {
+impl<P: ParallelJob> JobProgress<P> {
     /// Starts with no part executed.
     ///
     /// # Errors
@@ -69,12 +64,12 @@ impl<P: Parts> Shares<P> {
     }
 }
 
-trait Help: Send + Sync {
+trait JobHelp: Send + Sync {
     /// Executes parts until none is left.
     fn take_part(&self);
 }
 
-impl<P: Parts> Help for Shares<P> {
+impl<P: ParallelJob> JobHelp for JobProgress<P> {
     fn take_part(&self) {
         loop {
             let index = self.next.fetch_add(1, Relaxed);
@@ -91,14 +86,14 @@ impl<P: Parts> Help for Shares<P> {
 }
 
 /// A request for help with an operation.
-struct Call {
+struct HelpRequest {
     number: u64,
-    work: Arc<dyn Help>,
+    work: Arc<dyn JobHelp>,
 }
 
-struct State {
+struct PoolState {
     /// At most [`MAX_HELP_REQUESTS`] requests.
-    waiting: KVec<Call>,
+    waiting: KVec<HelpRequest>,
     /// Numbers of the requests that are being handled, at most one per thread.
     running: KVec<u64>,
     last: u64,
@@ -106,16 +101,16 @@ struct State {
 }
 
 #[pin_data]
-struct Shared {
+struct PoolShared {
     #[pin]
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     #[pin]
     called: CondVar,
     #[pin]
     left: CondVar,
 }
 
-impl Shared {
+impl PoolShared {
     fn work(&self) {
         let mut state = self.state.lock();
         while !state.stop {
@@ -127,7 +122,7 @@ impl Shared {
             // Cannot fail, because there is room for one request per thread.
             let _full = state.running.push_within_capacity(call.number);
             drop(state);
-            let Call { number, work } = call;
+            let HelpRequest { number, work } = call;
             work.take_part();
             drop(work);
             state = self.state.lock();
@@ -145,21 +140,21 @@ impl Shared {
 ///
 /// Dropping it may sleep. In a callback, in atomic context, and in a thread of the pool, the drop
 /// returns immediately, and a work item waits for the threads.
-pub struct Crew(Deferred<Members>);
+pub struct WorkerPool(Deferred<PoolThreads>);
 
 /// Threads of a pool and their shared state.
-struct Members {
-    shared: Arc<Shared>,
+struct PoolThreads {
+    shared: Arc<PoolShared>,
     threads: KVec<Thread>,
 }
 
-impl DropWaits for Members {
+impl DropWaits for PoolThreads {
     fn waits_for_current(&self) -> bool {
         self.threads.iter().any(Thread::is_current)
     }
 }
 
-impl Crew {
+impl WorkerPool {
     /// Starts a pool of `count` threads.
     ///
     /// # Errors
@@ -173,14 +168,14 @@ impl Crew {
     pub fn new(count: usize) -> Result<Self> {
         let (name, key) = lock_classes::crew();
         let (wake_name, wake_key) = lock_classes::crew_wake();
-        let state = State {
+        let state = PoolState {
             waiting: KVec::with_capacity(MAX_HELP_REQUESTS, GFP_KERNEL)?,
             running: KVec::with_capacity(count, GFP_KERNEL)?,
             last: 0,
             stop: false,
         };
         let shared = Arc::pin_init(
-            pin_init!(Shared {
+            pin_init!(PoolShared {
                 state <- Mutex::new(state, name, key),
                 called <- CondVar::new(wake_name, wake_key),
                 left <- CondVar::new(wake_name, wake_key),
@@ -188,7 +183,7 @@ impl Crew {
             GFP_KERNEL,
         )?;
         let start = || {
-            let mut members = Members {
+            let mut members = PoolThreads {
                 shared,
                 threads: KVec::with_capacity(count, GFP_KERNEL)?,
             };
@@ -204,7 +199,7 @@ impl Crew {
 
     /// Executes all parts of `work`, with the help of idle workers. After an error, no further part
     /// is begun. Returns the first error.
-    pub(super) fn run<P: Parts>(crew: Option<&Self>, work: &Arc<Shares<P>>) -> Result {
+    pub(super) fn run<P: ParallelJob>(crew: Option<&Self>, work: &Arc<JobProgress<P>>) -> Result {
         match crew {
             Some(crew) => crew.share(work.clone(), work.parts.count().saturating_sub(1)),
             None => work.take_part(),
@@ -212,14 +207,14 @@ impl Crew {
         *work.result.lock()
     }
 
-    fn share(&self, work: Arc<dyn Help>, most: usize) {
+    fn share(&self, work: Arc<dyn JobHelp>, most: usize) {
         let members = &*self.0;
         let shared = &*members.shared;
         let mut state = shared.state.lock();
         state.last += 1;
         let number = state.last;
         for _ in 0..most.min(members.threads.len()) {
-            let call = Call {
+            let call = HelpRequest {
                 number,
                 work: work.clone(),
             };
@@ -242,7 +237,7 @@ impl Crew {
     }
 }
 
-impl Drop for Members {
+impl Drop for PoolThreads {
     fn drop(&mut self) {
         self.shared.state.lock().stop = true;
         self.shared.called.notify_all();
@@ -263,7 +258,7 @@ mod tests {
         most: Atomic<usize>,
     }
 
-    impl Parts for Count {
+    impl ParallelJob for Count {
         fn count(&self) -> usize {
             self.parts
         }
@@ -283,8 +278,8 @@ mod tests {
         }
     }
 
-    fn work(parts: usize, fails: usize) -> Result<Arc<Shares<Count>>> {
-        Shares::new(Count {
+    fn work(parts: usize, fails: usize) -> Result<Arc<JobProgress<Count>>> {
+        JobProgress::new(Count {
             parts,
             fails,
             done: Atomic::new(0),
@@ -295,13 +290,13 @@ mod tests {
 
     #[test]
     fn all_parts_are_done_once_and_several_at_once() -> Result {
-        let crew = Crew::new(3)?;
+        let crew = WorkerPool::new(3)?;
         let alone = work(5, usize::MAX)?;
-        assert_eq!(Crew::run(None, &alone), Ok(()));
+        assert_eq!(WorkerPool::run(None, &alone), Ok(()));
         assert_eq!(alone.parts.done.load(Relaxed), 5);
         assert_eq!(alone.parts.most.load(Relaxed), 1);
         let shared = work(40, usize::MAX)?;
-        assert_eq!(Crew::run(Some(&crew), &shared), Ok(()));
+        assert_eq!(WorkerPool::run(Some(&crew), &shared), Ok(()));
         assert_eq!(shared.parts.done.load(Relaxed), 40);
         let most = shared.parts.most.load(Relaxed);
         assert!((2..=4).contains(&most));
@@ -310,9 +305,9 @@ mod tests {
 
     #[test]
     fn a_failure_ends_it_and_nobody_keeps_it() -> Result {
-        let crew = Crew::new(2)?;
+        let crew = WorkerPool::new(2)?;
         let shared = work(100, 3)?;
-        assert_eq!(Crew::run(Some(&crew), &shared), Err(EIO));
+        assert_eq!(WorkerPool::run(Some(&crew), &shared), Err(EIO));
         // Parts that were begun before the failure.
         assert!(shared.parts.done.load(Relaxed) < 20);
         assert!(Arc::into_unique_or_drop(shared).is_some());

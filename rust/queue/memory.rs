@@ -3,8 +3,8 @@
 //! Memory operations of queues: migrate, prefetch, evict, copy.
 
 use super::{
-    crew::{Parts, Shares},
-    Crew, Queue, Stop,
+    crew::{JobProgress, ParallelJob},
+    CancelToken, Queue, WorkerPool,
 };
 use crate::{
     kernel::{completion::monotonic_ns, fence::Fence},
@@ -32,7 +32,7 @@ pub trait HasMirror: Send + Sync + Sized + 'static {
 
     /// Returns the worker pool that helps with operations, so that copies overlap with the CPU's
     /// work.
-    fn crew(&self) -> Option<&Crew> {
+    fn crew(&self) -> Option<&WorkerPool> {
         None
     }
 
@@ -46,7 +46,7 @@ pub trait HasMirror: Send + Sync + Sized + 'static {
     /// # Context
     ///
     /// A kernel thread. Must return soon after `stop` is set.
-    fn copy(self: &Arc<Self>, to: PageRange, from: PageRange, stop: &Stop) -> Result {
+    fn copy(self: &Arc<Self>, to: PageRange, from: PageRange, stop: &CancelToken) -> Result {
         let _ = (to, from, stop);
         Err(EINVAL)
     }
@@ -65,14 +65,14 @@ pub enum Transfer {
 
 /// Result of an operation, and its times. It is final when the fence of the operation has
 /// signalled.
-pub struct Report {
+pub struct TransferReport {
     moved: Atomic<usize>,
     stayed: Atomic<usize>,
     began: Atomic<u64>,
     ended: Atomic<u64>,
 }
 
-impl Report {
+impl TransferReport {
     /// Creates an empty report.
     pub const fn new() -> Self {
         Self {
@@ -108,28 +108,28 @@ impl Report {
     }
 }
 
-impl Default for Report {
+impl Default for TransferReport {
     fn default() -> Self {
         Self::new()
     }
 }
 
 /// A transfer, in blocks of 2 MiB.
-struct Blocks<H: HasMirror> {
+struct TransferBlocks<H: HasMirror> {
     owner: Arc<H>,
     range: PageRange,
     transfer: Transfer,
-    report: Arc<Report>,
-    stop: Stop,
+    report: Arc<TransferReport>,
+    stop: CancelToken,
 }
 
-impl<H: HasMirror> Blocks<H> {
+impl<H: HasMirror> TransferBlocks<H> {
     fn first(&self) -> usize {
         self.range.start() / PMD_SIZE
     }
 }
 
-impl<H: HasMirror> Parts for Blocks<H> {
+impl<H: HasMirror> ParallelJob for TransferBlocks<H> {
     fn count(&self) -> usize {
         (self.range.end() - 1) / PMD_SIZE - self.first() + 1
     }
@@ -165,11 +165,11 @@ impl Queue {
         owner: Arc<H>,
         range: PageRange,
         transfer: Transfer,
-        report: &Arc<Report>,
+        report: &Arc<TransferReport>,
     ) -> Result<Fence> {
         let report = report.clone();
         self.submit(after, move |stop| {
-            let blocks = Shares::new(Blocks {
+            let blocks = JobProgress::new(TransferBlocks {
                 owner,
                 range,
                 transfer,
@@ -177,7 +177,7 @@ impl Queue {
                 stop: stop.clone(),
             })?;
             let parts = blocks.parts();
-            let run = || Crew::run(parts.owner.crew(), &blocks);
+            let run = || WorkerPool::run(parts.owner.crew(), &blocks);
             parts.report.during(run)
         })
     }
@@ -195,7 +195,7 @@ impl Queue {
         after: KVec<Fence>,
         owner: Arc<H>,
         range: PageRange,
-        report: &Arc<Report>,
+        report: &Arc<TransferReport>,
     ) -> Result<Fence> {
         self.transfer(after, owner, range, Transfer::ToDevice, report)
     }
@@ -212,7 +212,7 @@ impl Queue {
         after: KVec<Fence>,
         owner: Arc<H>,
         range: PageRange,
-        report: &Arc<Report>,
+        report: &Arc<TransferReport>,
     ) -> Result<Fence> {
         self.transfer(after, owner, range, Transfer::Prefetch, report)
     }
@@ -227,7 +227,7 @@ impl Queue {
         after: KVec<Fence>,
         owner: Arc<H>,
         range: PageRange,
-        report: &Arc<Report>,
+        report: &Arc<TransferReport>,
     ) -> Result<Fence> {
         self.transfer(after, owner, range, Transfer::ToSystem, report)
     }
@@ -245,7 +245,7 @@ impl Queue {
         owner: Arc<H>,
         to: PageRange,
         from: PageRange,
-        report: &Arc<Report>,
+        report: &Arc<TransferReport>,
     ) -> Result<Fence> {
         if to.pages() != from.pages() || to.intersect(&from).is_some() {
             return Err(EINVAL);

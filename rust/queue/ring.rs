@@ -5,19 +5,19 @@
 use kernel::prelude::*;
 
 /// A FIFO of fixed size.
-pub(super) struct Ring<T> {
+pub(super) struct Fifo<T> {
     places: KVVec<Option<T>>,
     first: usize,
     len: usize,
 }
 
 /// A free slot at the end of the FIFO.
-pub(super) struct Room<'a, T> {
+pub(super) struct VacantSlot<'a, T> {
     place: &'a mut Option<T>,
     len: &'a mut usize,
 }
 
-impl<T> Room<'_, T> {
+impl<T> VacantSlot<'_, T> {
     /// Stores `value` in the slot.
     pub(super) fn put(self, value: T) {
         *self.place = Some(value);
@@ -25,7 +25,7 @@ impl<T> Room<'_, T> {
     }
 }
 
-impl<T> Ring<T> {
+impl<T> Fifo<T> {
     /// Creates a FIFO with `depth` slots.
     ///
     /// # Errors
@@ -52,13 +52,13 @@ impl<T> Ring<T> {
     }
 
     /// Returns the free slot at the end, if there is one.
-    pub(super) fn room(&mut self) -> Option<Room<'_, T>> {
+    pub(super) fn room(&mut self) -> Option<VacantSlot<'_, T>> {
         let depth = self.places.len();
         if self.len >= depth {
             return None;
         }
         let place = self.places.get_mut((self.first + self.len) % depth)?;
-        Some(Room {
+        Some(VacantSlot {
             place,
             len: &mut self.len,
         })
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn first_in_first_out() -> Result {
-        assert!(Ring::<u32>::new(0).is_err());
-        let mut ring = Ring::new(3)?;
+        assert!(Fifo::<u32>::new(0).is_err());
+        let mut ring = Fifo::new(3)?;
         for round in 0..4u32 {
             for value in 0..3 {
                 ring.room().ok_or(EBUSY)?.put(10 * round + value);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 use super::*;
-use crate::kernel::fence::Status;
+use crate::kernel::fence::FenceStatus;
 use kernel::time::{delay::fsleep, Delta};
 
 const SECOND: Option<Delta> = Some(Delta::from_secs(10));
@@ -23,7 +23,7 @@ impl Log {
     }
 
     /// Returns an operation that appends `value` to the record.
-    fn note(self: &Arc<Self>, value: u32) -> impl FnOnce(&Stop) -> Result + Send + 'static {
+    fn note(self: &Arc<Self>, value: u32) -> impl FnOnce(&CancelToken) -> Result + Send + 'static {
         let log = self.clone();
         move |_| Ok(log.ran.lock().push(value, GFP_KERNEL)?)
     }
@@ -39,8 +39,8 @@ fn of(fence: &Fence) -> Result<KVec<Fence>> {
     Ok(after)
 }
 
-fn gate(kind: FenceType) -> Result<Pending> {
-    Pending::new(kind)
+fn gate(kind: FenceType) -> Result<DriverFence> {
+    DriverFence::new(kind)
 }
 
 #[kunit_tests(rust_hmm_queue)]
@@ -64,12 +64,12 @@ mod suite {
         let all = two.record()?;
         fsleep(Delta::from_millis(20));
         assert!(log.is(&[]));
-        assert_eq!(all.check(), Status::NotDone);
+        assert_eq!(all.check(), FenceStatus::NotDone);
         gate.signal(Ok(()));
         assert_eq!(all.synchronize(SECOND), Ok(()));
         assert!(log.is(&[1, 2, 3]));
         for fence in [first, second, third] {
-            assert_eq!(fence.check(), Status::Done);
+            assert_eq!(fence.check(), FenceStatus::Done);
         }
         Ok(())
     }
@@ -84,9 +84,9 @@ mod suite {
         let indirectly = queue.submit(of(&depends)?, log.note(3))?;
         let record = queue.record()?;
         assert_eq!(record.synchronize(SECOND), Err(EIO));
-        assert_eq!(other.check(), Status::Done);
-        assert_eq!(depends.check(), Status::Failed(EIO));
-        assert_eq!(indirectly.check(), Status::Failed(EIO));
+        assert_eq!(other.check(), FenceStatus::Done);
+        assert_eq!(depends.check(), FenceStatus::Failed(EIO));
+        assert_eq!(indirectly.check(), FenceStatus::Failed(EIO));
         // After a record, the queue's error is cleared.
         let record = queue.record()?;
         assert_eq!(record.synchronize(SECOND), Ok(()));
@@ -96,8 +96,8 @@ mod suite {
         let record = queue.record()?;
         let later = queue.submit(KVec::new(), log.note(5))?;
         assert_eq!(later.synchronize(SECOND), Ok(()));
-        assert_eq!(follows.check(), Status::Failed(EIO));
-        assert_eq!(record.check(), Status::Failed(EIO));
+        assert_eq!(follows.check(), FenceStatus::Failed(EIO));
+        assert_eq!(record.check(), FenceStatus::Failed(EIO));
         assert!(log.is(&[1, 5]));
         Ok(())
     }
@@ -124,7 +124,7 @@ mod suite {
         assert_eq!(fences.len(), 2);
         drop(queue);
         for fence in &fences {
-            assert_eq!(fence.check(), Status::Failed(cancelled()));
+            assert_eq!(fence.check(), FenceStatus::Failed(cancelled()));
         }
         Ok(())
     }
@@ -137,14 +137,14 @@ mod suite {
         for (from, expected) in [
             (
                 kind,
-                Waits {
+                WaitStats {
                     on_device: 1,
-                    ..Waits::default()
+                    ..WaitStats::default()
                 },
             ),
             (
                 FenceType::of(&other),
-                Waits {
+                WaitStats {
                     on_device: 1,
                     on_host: 1,
                     looks: LOOKS as u64,
@@ -161,7 +161,7 @@ mod suite {
                     break;
                 }
             }
-            assert_eq!(done.check(), Status::NotDone);
+            assert_eq!(done.check(), FenceStatus::NotDone);
             assert_eq!(queue.waits(), expected);
             gate.signal(Ok(()));
             assert_eq!(done.synchronize(SECOND), Ok(()));

@@ -10,7 +10,7 @@ use crate::{
     kernel::{lock_classes, rcu_map::RcuArc},
     mm::{
         addr::PageRange,
-        notifier::{IntervalNotifier, NotifierEvent, NotifierRange, Subscriber},
+        notifier::{IntervalNotifier, NotifierEvent, NotifierOps, NotifierRange},
         range_fault::AddressSpace,
     },
 };
@@ -24,9 +24,9 @@ use kernel::{
 const SPAN_ALIGN_BYTES: usize = 64 << 20;
 
 /// Subscriber that reports unmap events to the attributes of a space.
-struct Hull(RcuArc<Space>);
+struct UnmapNotifier(RcuArc<Space>);
 
-impl Subscriber for Hull {
+impl NotifierOps for UnmapNotifier {
     type Pending = ();
 
     fn invalidate(&self, event: &NotifierRange<'_>, _pending: &mut Option<()>) -> ControlFlow<()> {
@@ -43,7 +43,7 @@ impl Subscriber for Hull {
 #[pin_data]
 pub(super) struct AttributeWatch {
     #[pin]
-    notifier: Mutex<Option<Arc<IntervalNotifier<Hull>>>>,
+    notifier: Mutex<Option<Arc<IntervalNotifier<UnmapNotifier>>>>,
 }
 
 impl AttributeWatch {
@@ -97,7 +97,7 @@ impl Space {
             end.unwrap_or(range.end()),
         )?;
         let hull = hull.map_or(range, |hull| hull.hull(&range));
-        let larger = IntervalNotifier::new(registered, hull, Hull(space.clone()));
+        let larger = IntervalNotifier::new(registered, hull, UnmapNotifier(space.clone()));
         let larger = Arc::pin_init(larger, GFP_KERNEL_ACCOUNT)?;
         // The former notifier is removed after the larger one was inserted, so that no event is
         // missed, and without the mutex, because the removal waits for callbacks.

@@ -6,15 +6,15 @@
 //! user count of the place under a spinlock, and decrements it when it leaves. A mirror that is
 //! closed removes its place, so that no other task can enter, and waits until the count is 0.
 
-use super::Request;
+use super::MigrationDesc;
 use crate::{
-    debug::events::Need,
+    debug::events::EvictReason,
     kernel::{
         identity::{DeviceId, MemoryId, MigrationId},
         lock_classes,
         word::peek_usize,
     },
-    mm::{addr::PageRange, mask::Mask, migrate::Moved, notifier::NotifierRange},
+    mm::{addr::PageRange, mask::PageSet, migrate::Moved, notifier::NotifierRange},
     pgtable::Flushed,
     policy::Bounces,
 };
@@ -48,8 +48,8 @@ pub(crate) trait MirrorOps: Send + Sync {
     ///
     /// # Context
     ///
-    /// As [`Subscriber::invalidate`](crate::mm::notifier::Subscriber::invalidate). Takes the table
-    /// lock.
+    /// As [`NotifierOps::invalidate`](crate::mm::notifier::NotifierOps::invalidate). Takes the
+    /// table lock.
     fn invalidate(&self, event: &NotifierRange<'_>, alone: bool) -> ControlFlow<(), Invalidated>;
 
     /// Waits for the flush in place `flush`.
@@ -61,7 +61,7 @@ pub(crate) trait MirrorOps: Send + Sync {
     fn leave_window(&self, range: PageRange) -> bool;
 
     /// Reports the end of an eviction for `need`. Context: may sleep.
-    fn evicted(&self, need: Need);
+    fn evicted(&self, need: EvictReason);
 
     /// Identifies the mirror's device, for attributes. The same for all open mirrors of the device.
     fn device_name(&self) -> DeviceId;
@@ -72,7 +72,7 @@ pub(crate) trait MirrorOps: Send + Sync {
     /// Adds to `mask` the pages of `range` that are in the memory `home`, as far as the device has
     /// PTEs for them. Adds none if `home` is not the device's own. `range` has at most 2 MiB.
     /// Context: any but NMI.
-    fn add_at_home(&self, home: Home, range: PageRange, mask: &mut Mask);
+    fn add_at_home(&self, home: Home, range: PageRange, mask: &mut PageSet);
 
     /// Maps memory with the attribute `accessed_by` for the device again: ranges whose device PTEs
     /// were lost, and `range`. Context: may sleep; no lock may be held.
@@ -82,7 +82,7 @@ pub(crate) trait MirrorOps: Send + Sync {
     /// Only pages with a device PTE join, because an invalidation that began before has already
     /// removed its PTEs (H4). Therefore the call waits for no invalidation (H14). Returns `false`
     /// if there are no such pages, or if memory cannot be allocated.
-    fn join(&self, request: Request) -> bool;
+    fn join(&self, request: MigrationDesc) -> bool;
 
     /// Replaces the device PTEs of the pages that have moved. The new PTEs are read-only, because a
     /// concurrent event may take write access away.
@@ -106,7 +106,7 @@ pub(crate) enum Home {
 
 /// User count of a place: twice the number of users, plus one if the place is closed.
 #[pin_data]
-struct Users {
+struct UserCount {
     word: Atomic<usize>,
     /// Completed when the place is closed and has no user.
     #[pin]
@@ -117,9 +117,9 @@ const USERS_CLOSED: usize = 1;
 const USERS_ONE: usize = 2;
 
 /// A counted user of a place.
-struct User(Arc<Users>);
+struct UserRef(Arc<UserCount>);
 
-impl Drop for User {
+impl Drop for UserRef {
     fn drop(&mut self) {
         // Release: orders the accesses of this user to the mirror before the end of the mirror.
         if self.0.word.fetch_sub(USERS_ONE, Release) == USERS_ONE + USERS_CLOSED {
@@ -128,9 +128,9 @@ impl Drop for User {
     }
 }
 
-struct Place {
+struct MirrorEntry {
     mirror: Arc<dyn MirrorOps>,
-    users: Arc<Users>,
+    users: Arc<UserCount>,
     /// See [`MirrorOps::device_name`].
     device: DeviceId,
     /// See [`MirrorOps::home`].
@@ -140,13 +140,13 @@ struct Place {
 }
 
 /// A mirror of another task. It is not closed as long as this exists.
-pub(crate) struct Entered {
+pub(crate) struct EnteredMirror {
     // Dropped before `_user`, so that this is never the last reference of the mirror.
     mirror: Arc<dyn MirrorOps>,
-    _user: User,
+    _user: UserRef,
 }
 
-impl core::ops::Deref for Entered {
+impl core::ops::Deref for EnteredMirror {
     type Target = dyn MirrorOps;
 
     #[inline]
@@ -157,16 +157,16 @@ impl core::ops::Deref for Entered {
 
 /// The mirrors of a space.
 #[pin_data]
-pub(crate) struct Mirrors {
+pub(crate) struct SpaceMirrors {
     /// A list, because a process has few mirrors, and iterating it for each event is faster than
     /// iterating a tree. The last place is always in use.
     #[pin]
-    places: SpinLock<KVec<Option<Place>>>,
+    places: SpinLock<KVec<Option<MirrorEntry>>>,
     /// The length of `places`. Changed under the lock of `places`, and read without it.
     end: Atomic<usize>,
 }
 
-impl Mirrors {
+impl SpaceMirrors {
     pub(super) fn new() -> impl PinInit<Self> {
         let (name, key) = lock_classes::mirrors();
         pin_init!(Self {
@@ -235,9 +235,9 @@ impl Mirrors {
     /// # Context
     ///
     /// May sleep. The caller serializes calls.
-    fn add(&self, mirror: Arc<dyn MirrorOps>) -> Result<(usize, Arc<Users>, Arc<Bounces>)> {
+    fn add(&self, mirror: Arc<dyn MirrorOps>) -> Result<(usize, Arc<UserCount>, Arc<Bounces>)> {
         let users = Arc::pin_init(
-            pin_init!(Users {
+            pin_init!(UserCount {
                 word: Atomic::new(0),
                 gone <- Completion::new(),
             }),
@@ -247,7 +247,7 @@ impl Mirrors {
         let device = mirror.device_name();
         let home = mirror.home();
         let bounces = self.bounces(home)?;
-        let place = Some(Place {
+        let place = Some(MirrorEntry {
             device,
             home,
             mirror,
@@ -277,7 +277,7 @@ impl Mirrors {
     }
 
     /// Removes place `number`. The caller must not hold a lock when it drops the returned place.
-    fn remove(&self, number: usize) -> Option<Place> {
+    fn remove(&self, number: usize) -> Option<MirrorEntry> {
         let mut places = self.places.lock();
         let place = places.get_mut(number)?.take();
         while places.last().is_some_and(Option::is_none) {
@@ -296,7 +296,7 @@ impl Mirrors {
     /// Enters place `number`. Returns `None` if it has no mirror, or none of `device` if one is
     /// given. Context: any but interrupts.
     #[inline]
-    fn enter(&self, number: usize, device: Option<DeviceId>) -> Option<Entered> {
+    fn enter(&self, number: usize, device: Option<DeviceId>) -> Option<EnteredMirror> {
         let places = self.places.lock();
         let place = places.get(number)?.as_ref()?;
         if device.is_some_and(|device| device != place.device) {
@@ -304,8 +304,8 @@ impl Mirrors {
         }
         // Under the lock, so that a task that removes the place afterwards waits for this user.
         place.users.word.fetch_add(USERS_ONE, Relaxed);
-        let _user = User(place.users.clone());
-        Some(Entered {
+        let _user = UserRef(place.users.clone());
+        Some(EnteredMirror {
             mirror: place.mirror.clone(),
             _user,
         })
@@ -313,7 +313,10 @@ impl Mirrors {
 
     /// Returns an iterator that enters all places one after the other, except `except`. It may omit
     /// a mirror that is opened concurrently. Context: any but interrupts.
-    pub(crate) fn entered(&self, except: Option<usize>) -> impl Iterator<Item = Entered> + '_ {
+    pub(crate) fn entered(
+        &self,
+        except: Option<usize>,
+    ) -> impl Iterator<Item = EnteredMirror> + '_ {
         self.entered_of(None, except)
     }
 
@@ -322,7 +325,7 @@ impl Mirrors {
         &self,
         device: Option<DeviceId>,
         except: Option<usize>,
-    ) -> impl Iterator<Item = Entered> + '_ {
+    ) -> impl Iterator<Item = EnteredMirror> + '_ {
         let mut next = 0;
         core::iter::from_fn(move || {
             while next < peek_usize(&self.end) {
@@ -347,9 +350,9 @@ impl Mirrors {
 ///
 /// The drop may sleep.
 pub(crate) struct Membership {
-    space: super::Handle,
+    space: super::SpaceHandle,
     number: usize,
-    users: Arc<Users>,
+    users: Arc<UserCount>,
     bounces: Arc<Bounces>,
 }
 
@@ -364,7 +367,7 @@ impl Membership {
     ///
     /// May sleep.
     #[inline(never)]
-    pub(crate) fn new(space: super::Handle, mirror: Arc<dyn MirrorOps>) -> Result<Self> {
+    pub(crate) fn new(space: super::SpaceHandle, mirror: Arc<dyn MirrorOps>) -> Result<Self> {
         let opening = super::OPENING.lock();
         let (number, users, bounces) = space.mirrors.add(mirror)?;
         drop(opening);
@@ -407,7 +410,7 @@ impl Drop for Membership {
         if self.users.word.fetch_add(USERS_CLOSED, Full) != 0 {
             self.users.gone.wait_for_completion();
         }
-        // Acquire: pairs with the release in `User::drop`. Accesses of other users are ordered
+        // Acquire: pairs with the release in `UserRef::drop`. Accesses of other users are ordered
         // before the end of the mirror.
         self.users.word.load(Acquire);
     }

@@ -2,13 +2,13 @@
 
 //! Mirrors whose devices keep reading pages while these migrate.
 
-use super::{find, Entered, Request};
+use super::{find, EnteredMirror, MigrationDesc};
 use crate::{
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
     kernel::identity::{MigrationId, MmId},
     mm::{
         addr::PageRange,
-        migrate::{Moved, Reader},
+        migrate::{MigrationReader, Moved},
     },
     pgtable::Flushed,
 };
@@ -21,14 +21,14 @@ const INLINE_MIRRORS: usize = 4;
 ///
 /// The owner keeps it until the migration has ended. A caller with two migrations in flight has
 /// two.
-pub(crate) struct Joined {
+pub(crate) struct JoinedMirrors {
     /// Name and range of the migration. `None` if no mirror has joined.
     step: Option<(MigrationId, PageRange)>,
-    few: [Option<Entered>; INLINE_MIRRORS],
-    more: KVec<Entered>,
+    few: [Option<EnteredMirror>; INLINE_MIRRORS],
+    more: KVec<EnteredMirror>,
 }
 
-impl Joined {
+impl JoinedMirrors {
     /// Creates an empty set.
     pub(crate) const fn new() -> Self {
         Self {
@@ -51,14 +51,14 @@ impl Joined {
     pub(crate) fn join(
         &mut self,
         mm: MmId,
-        request: Request,
+        request: MigrationDesc,
         except: Option<usize>,
     ) -> Readers<'_> {
         // Mirrors are left here only if the readers of a previous migration were leaked.
         self.leave();
         if let Some(space) = find(mm).filter(|_| request.faultless) {
             for mirror in space.mirrors().entered(except) {
-                if !fails(Point::Peer) && self.has_room() && mirror.join(request) {
+                if !fails(FailPoint::Peer) && self.has_room() && mirror.join(request) {
                     self.step = Some((request.name, request.range));
                     self.add(mirror);
                 }
@@ -89,7 +89,7 @@ impl Joined {
     }
 
     /// Adds a mirror. [`Self::has_room`] must have returned `true`.
-    fn add(&mut self, mirror: Entered) {
+    fn add(&mut self, mirror: EnteredMirror) {
         let rest = match self.few.iter_mut().find(|place| place.is_none()) {
             Some(place) => {
                 *place = Some(mirror);
@@ -101,12 +101,12 @@ impl Joined {
         let _ = self.more.push_within_capacity(rest);
     }
 
-    fn each(&self) -> impl Iterator<Item = &Entered> {
+    fn each(&self) -> impl Iterator<Item = &EnteredMirror> {
         Iterator::chain(self.few.iter().flatten(), &self.more)
     }
 }
 
-impl Drop for Joined {
+impl Drop for JoinedMirrors {
     fn drop(&mut self) {
         self.leave();
     }
@@ -117,18 +117,18 @@ impl Drop for Joined {
 #[must_use = "dropping it ends the step"]
 // Holds a reference, because a migration moves this from state to state, each of which has a stack
 // slot.
-pub(crate) struct Readers<'p>(&'p mut Joined);
+pub(crate) struct Readers<'p>(&'p mut JoinedMirrors);
 
 impl<'p> Readers<'p> {
     /// Replaces the entries of pages that have moved in each mirror. A mirror that cannot use the
     /// new page loses its entry.
-    pub(crate) fn switch(self, moved: &Moved<'_>) -> Settled<'p> {
+    pub(crate) fn switch(self, moved: &Moved<'_>) -> FlushedReaders<'p> {
         if let Some((name, _)) = self.0.step {
             for mirror in self.0.each() {
                 let _flushed: Flushed = mirror.switch(name, moved);
             }
         }
-        Settled { _readers: self }
+        FlushedReaders { _readers: self }
     }
 }
 
@@ -139,17 +139,17 @@ impl Drop for Readers<'_> {
 }
 
 /// Proof that no mirror uses the source of a page that has moved.
-pub(crate) struct Settled<'p> {
+pub(crate) struct FlushedReaders<'p> {
     _readers: Readers<'p>,
 }
 
-impl<'p> Reader for Readers<'p> {
-    type Done = Settled<'p>;
+impl<'p> MigrationReader for Readers<'p> {
+    type Done = FlushedReaders<'p>;
 
-    fn forget(self, moved: &Moved<'_>) -> Settled<'p> {
+    fn forget(self, moved: &Moved<'_>) -> FlushedReaders<'p> {
         for mirror in self.0.each() {
             let _flushed: Flushed = mirror.forget_moved(moved);
         }
-        Settled { _readers: self }
+        FlushedReaders { _readers: self }
     }
 }

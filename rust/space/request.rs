@@ -13,7 +13,7 @@ use kernel::{prelude::*, task::Pid};
 
 /// How a migration recognises the notifier events that it causes itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Identity {
+pub(crate) enum EventMatch {
     /// By name: its events carry the name of the migration, which is unique.
     Name,
     /// By task and range. Its events carry the owner of the device memory, as do events of other
@@ -26,7 +26,7 @@ pub(crate) enum Identity {
     },
 }
 
-impl Identity {
+impl EventMatch {
     /// Matches events of the current task with pages of `owner`.
     pub(crate) fn current(owner: PgmapOwner) -> Self {
         Self::Task {
@@ -52,9 +52,9 @@ pub(crate) enum Destination {
 
 /// Description of a migration.
 #[derive(Clone, Copy)]
-pub(crate) struct Request {
+pub(crate) struct MigrationDesc {
     pub(crate) name: MigrationId,
-    pub(crate) identity: Identity,
+    pub(crate) identity: EventMatch,
     /// Must not exceed 2 MiB.
     pub(crate) range: PageRange,
     /// Whether devices keep reading: own events leave marked entries alone.
@@ -64,12 +64,12 @@ pub(crate) struct Request {
     pub(crate) destination: Destination,
 }
 
-impl Request {
+impl MigrationDesc {
     /// Returns whether the migration caused `event`.
     pub(crate) fn has_caused(&self, event: &NotifierRange<'_>) -> bool {
         match self.identity {
-            Identity::Name => event.is_from(self.name),
-            Identity::Task { pid, owner } => {
+            EventMatch::Name => event.is_from(self.name),
+            EventMatch::Task { pid, owner } => {
                 event.is_from(owner)
                     && event.reason == NotifierEvent::Migrate
                     && current!().pid() == pid

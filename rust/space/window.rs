@@ -3,12 +3,12 @@
 //! Notifier windows: blocks of 2 MiB of a space in which devices use memory. The interval notifier
 //! of a window invalidates all mirrors of the space.
 
-use super::{Entered, Space};
+use super::{EnteredMirror, Space};
 use crate::{
     kernel::{rcu_map::RcuArc, word::peek_u32},
     mm::{
         addr::{PageRange, PMD_SIZE},
-        notifier::{IntervalNotifier, NotifierEvent, NotifierRange, Subscriber},
+        notifier::{IntervalNotifier, NotifierEvent, NotifierOps, NotifierRange},
     },
 };
 use core::ops::ControlFlow;
@@ -16,7 +16,7 @@ use kernel::{
     prelude::*,
     sync::atomic::{
         ordering::{Relaxed, Release},
-        Atomic, //
+        Atomic,
     },
 };
 
@@ -29,7 +29,7 @@ const OVERLAPPED_FLUSHES: usize = 4;
 const IDLE_EVENTS: u32 = 16;
 
 /// A block of 2 MiB with an interval notifier.
-pub(crate) struct Window {
+pub(crate) struct NotifierWindow {
     space: RcuArc<Space>,
     range: PageRange,
     /// Number of faults and migrations that use the window. Incremented only under the lock of the
@@ -43,14 +43,14 @@ pub(crate) struct Window {
 }
 
 /// The interval notifier of a window.
-pub(crate) type WindowNotifier = IntervalNotifier<Window>;
+pub(crate) type WindowNotifier = IntervalNotifier<NotifierWindow>;
 
 /// Returns the number of the window that contains `addr`.
 pub(super) fn index_of(addr: usize) -> usize {
     addr / PMD_SIZE
 }
 
-impl Window {
+impl NotifierWindow {
     /// Creates the window of `space` that contains `addr`, with one user.
     ///
     /// # Errors
@@ -131,9 +131,9 @@ impl Window {
 }
 
 /// Mirrors with started flushes, and the places of the flushes.
-pub(crate) struct Flushes([Option<(Entered, usize)>; OVERLAPPED_FLUSHES]);
+pub(crate) struct StartedFlushes([Option<(EnteredMirror, usize)>; OVERLAPPED_FLUSHES]);
 
-impl Flushes {
+impl StartedFlushes {
     fn wait(self) {
         for (mirror, place) in self.0.into_iter().flatten() {
             mirror.finish(place);
@@ -141,7 +141,7 @@ impl Flushes {
     }
 
     /// Adds a started flush, or waits for it if there is no room.
-    fn add(&mut self, mirror: Entered, flush: usize) {
+    fn add(&mut self, mirror: EnteredMirror, flush: usize) {
         match self.0.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some((mirror, flush)),
             None => mirror.finish(flush),
@@ -149,13 +149,13 @@ impl Flushes {
     }
 }
 
-impl Subscriber for Window {
-    type Pending = Flushes;
+impl NotifierOps for NotifierWindow {
+    type Pending = StartedFlushes;
 
     fn invalidate(
         &self,
         event: &NotifierRange<'_>,
-        pending: &mut Option<Flushes>,
+        pending: &mut Option<StartedFlushes>,
     ) -> ControlFlow<()> {
         let own = event.range.intersect(&self.range);
         let Some(own) = own else {
@@ -188,8 +188,9 @@ impl Subscriber for Window {
                 ControlFlow::Continue(told) => {
                     changed |= told.changed;
                     if let Some(flush) = told.flush {
-                        let flushes = pending
-                            .get_or_insert_with(|| Flushes([const { None }; OVERLAPPED_FLUSHES]));
+                        let flushes = pending.get_or_insert_with(|| {
+                            StartedFlushes([const { None }; OVERLAPPED_FLUSHES])
+                        });
                         flushes.add(mirror, flush);
                     }
                 }
@@ -199,7 +200,7 @@ impl Subscriber for Window {
         ControlFlow::Continue(())
     }
 
-    fn finish(&self, flushes: Flushes) {
+    fn finish(&self, flushes: StartedFlushes) {
         flushes.wait();
     }
 }

@@ -10,12 +10,12 @@
 
 use super::{
     find,
-    window::{index_of, Window, WindowNotifier},
+    window::{index_of, NotifierWindow, WindowNotifier},
     Space,
 };
 use crate::{
     kernel::{
-        deferred::{Recurring, Work},
+        deferred::{Recurring, RecurringWork},
         identity::MmId,
         lock_classes,
         rcu_map::RcuArc,
@@ -34,13 +34,13 @@ use kernel::{
 const MAX_DOUBTFUL_WINDOWS: usize = 16;
 
 /// Windows by index.
-type Tree = RBTree<usize, Arc<WindowNotifier>>;
+type WindowIndex = RBTree<usize, Arc<WindowNotifier>>;
 
 /// Notifier windows of a space.
 #[pin_data]
-pub(crate) struct Windows {
+pub(crate) struct NotifierWindows {
     #[pin]
-    all: SpinLock<Tree>,
+    all: SpinLock<WindowIndex>,
     sweeper: Arc<Recurring<Sweep>>,
 }
 
@@ -63,7 +63,7 @@ impl Drop for WindowUser {
     }
 }
 
-impl Windows {
+impl NotifierWindows {
     /// Creates an empty set for the space `name`.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Windows {
     pub(super) fn new(name: MmId) -> impl PinInit<Self, Error> {
         let (lock_name, key) = lock_classes::windows();
         try_pin_init!(Self {
-            all <- SpinLock::new(Tree::new(), lock_name, key),
+            all <- SpinLock::new(WindowIndex::new(), lock_name, key),
             sweeper: Sweep::new(name)?,
         }? Error)
     }
@@ -102,7 +102,7 @@ impl Windows {
         window.map_or(0, |window| window.subscriber().users())
     }
 
-    fn enter_in(all: &Tree, index: usize) -> Option<WindowUser> {
+    fn enter_in(all: &WindowIndex, index: usize) -> Option<WindowUser> {
         let window = all.get(&index)?;
         window.subscriber().enter();
         Some(WindowUser(window.clone()))
@@ -230,7 +230,7 @@ impl Space {
     #[inline(never)]
     fn new_window(space: &RcuArc<Self>, mm: &AddressSpace, addr: usize) -> Result<WindowUser> {
         let index = index_of(addr);
-        let window = Window::new(space.clone(), addr)?;
+        let window = NotifierWindow::new(space.clone(), addr)?;
         let range = window.range();
         let notifier = WindowNotifier::new(space.registration.of(mm.mm())?, range, window);
         let new = Arc::pin_init(notifier, GFP_KERNEL_ACCOUNT)?;
@@ -238,7 +238,7 @@ impl Space {
         let mut all = space.windows.all.lock();
         // A concurrent task may have created the window. This one is then dropped after the lock
         // was released.
-        if let Some(user) = Windows::enter_in(&all, index) {
+        if let Some(user) = NotifierWindows::enter_in(&all, index) {
             drop(all);
             return Ok(user);
         }
@@ -250,14 +250,14 @@ impl Space {
 
 /// Windows to be checked by the worker, because they may not be needed.
 #[derive(Default)]
-struct Doubts {
+struct DoubtfulWindows {
     some: [Option<usize>; MAX_DOUBTFUL_WINDOWS],
     all: bool,
     /// Whether mirrors have lost entries of memory that they must always have mapped.
     restore: bool,
 }
 
-impl Doubts {
+impl DoubtfulWindows {
     /// Adds a window. Returns whether the list is full now.
     fn add(&mut self, index: usize) -> bool {
         if self.all || self.some.contains(&Some(index)) {
@@ -282,19 +282,19 @@ impl Doubts {
 struct Sweep {
     /// The space. The space may have been freed when the work item runs.
     name: MmId,
-    doubts: Pin<KBox<SpinLock<Doubts>>>,
+    doubts: Pin<KBox<SpinLock<DoubtfulWindows>>>,
 }
 
 impl Sweep {
     fn new(name: MmId) -> Result<Arc<Recurring<Self>>> {
         let (lock_name, key) = lock_classes::doubts();
-        let doubts = SpinLock::new(Doubts::default(), lock_name, key);
+        let doubts = SpinLock::new(DoubtfulWindows::default(), lock_name, key);
         let doubts = KBox::pin_init(doubts, GFP_KERNEL_ACCOUNT)?;
         Recurring::new(Self { name, doubts })
     }
 }
 
-impl Work for Sweep {
+impl RecurringWork for Sweep {
     fn run(&self) {
         let doubts = core::mem::take(&mut *self.doubts.lock());
         let Some(space) = find(self.name) else {

@@ -25,7 +25,7 @@ use kernel::{
 };
 use rust_hmm::{
     alarm,
-    mirror::{Place, PlaceMut, Section, Seen, Unresolved},
+    mirror::{AccessSection, PageMemory, PageMemoryMut, TableTranslation, TranslateError},
 };
 
 /// Maximum number of page table walks of one access. A concurrent table change may invalidate the
@@ -86,7 +86,7 @@ impl Port for Client {
 /// The bus during one access of an engine. Holds an access section of the mirror.
 pub(crate) struct Bus<'c> {
     client: &'c Client,
-    section: Section<'c, View>,
+    section: AccessSection<'c, View>,
 }
 
 impl Lane for Bus<'_> {
@@ -97,8 +97,8 @@ impl Lane for Bus<'_> {
     fn table_word(&self, addr: usize, address: u64) -> Result<u64, Miss> {
         let word = self.section.table_word(addr, address);
         word.map_err(|why| match why {
-            Unresolved::Changing => Miss::Superseded,
-            Unresolved::Stale | Unresolved::ReadOnly => Miss::Bus(address),
+            TranslateError::Changing => Miss::Superseded,
+            TranslateError::Stale | TranslateError::ReadOnly => Miss::Bus(address),
         })
     }
 
@@ -113,7 +113,7 @@ impl Lane for Bus<'_> {
     }
 
     fn access(&self, addr: usize, found: Translation, action: &mut Action<'_>) -> Result<Answer> {
-        let seen = Seen {
+        let seen = TableTranslation {
             address: found.address,
             writable: found.writable,
         };
@@ -135,9 +135,9 @@ impl Lane for Bus<'_> {
             }
         };
         Ok(match wrong {
-            Unresolved::Changing => Answer::Superseded,
-            Unresolved::Stale => Answer::Stale,
-            Unresolved::ReadOnly => Answer::ReadOnly,
+            TranslateError::Changing => Answer::Superseded,
+            TranslateError::Stale => Answer::Stale,
+            TranslateError::ReadOnly => Answer::ReadOnly,
         })
     }
 
@@ -163,7 +163,7 @@ impl Lane for Bus<'_> {
                     Err(wrong) => wrong,
                 }
             };
-            if wrong == Unresolved::ReadOnly {
+            if wrong == TranslateError::ReadOnly {
                 break;
             }
         }
@@ -186,12 +186,12 @@ impl Lane for Bus<'_> {
 
 impl Bus<'_> {
     /// Reads from `place`. `EIO` if device memory was never written there.
-    fn read(&self, place: Place<'_>, addr: usize, action: &mut Action<'_>) -> Result {
+    fn read(&self, place: PageMemory<'_>, addr: usize, action: &mut Action<'_>) -> Result {
         let at = addr % PAGE_SIZE;
         if let Action::Read(buffer) = action {
             match place {
-                Place::Cpu(pages) => pages.read(at, buffer)?,
-                Place::Device(range) => {
+                PageMemory::Cpu(pages) => pages.read(at, buffer)?,
+                PageMemory::Device(range) => {
                     let (vram, range) = self.client.device().vram(range)?;
                     vram.read(range, at, buffer)?;
                 }
@@ -202,20 +202,20 @@ impl Bus<'_> {
 
     /// Writes to `place`, or adds to the word there. `EIO` if device memory was never written
     /// there.
-    fn write(&self, place: PlaceMut<'_>, addr: usize, action: &mut Action<'_>) -> Result {
+    fn write(&self, place: PageMemoryMut<'_>, addr: usize, action: &mut Action<'_>) -> Result {
         let at = addr % PAGE_SIZE;
         match action {
             Action::Write(buffer) => match place {
-                PlaceMut::Cpu(pages) => pages.write(at, buffer)?,
-                PlaceMut::Device(range) => {
+                PageMemoryMut::Cpu(pages) => pages.write(at, buffer)?,
+                PageMemoryMut::Device(range) => {
                     let (vram, range) = self.client.device().vram(range)?;
                     vram.write(range, at, buffer)?;
                 }
             },
             Action::Add(value) => {
                 **value = match place {
-                    PlaceMut::Cpu(pages) => pages.fetch_add_u64(at, **value)?,
-                    PlaceMut::Device(range) => {
+                    PageMemoryMut::Cpu(pages) => pages.fetch_add_u64(at, **value)?,
+                    PageMemoryMut::Device(range) => {
                         let (vram, range) = self.client.device().vram(range)?;
                         vram.fetch_add(range, at, **value)?
                     }

@@ -10,10 +10,10 @@ use crate::hardware::bus::Action;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::{Arc, Mutex}, //
+    sync::{Arc, Mutex},
 };
 use rust_hmm::{
-    host_lock::{Grain, PinnedRange, APERTURE},
+    host_lock::{Coherence, PinnedRange, APERTURE},
     mirror::Mirror,
     mm::dma::DmaDevice,
 };
@@ -142,7 +142,7 @@ impl Aperture {
         let at = addr % PAGE_SIZE;
         let region = mirror.locked(address).ok_or(EFAULT)?;
         region.dma(&self.device, address).ok_or(EFAULT)?;
-        if region.grain() == Grain::Fine {
+        if region.grain() == Coherence::Fine {
             let page = region.page(address).ok_or(EFAULT)?;
             match action {
                 Action::Read(buffer) => page.read(at, buffer)?,

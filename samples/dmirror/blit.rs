@@ -22,11 +22,11 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic},
 };
 use rust_hmm::{
-    host_lock::{Grain, PinnedRange},
+    host_lock::{Coherence, PinnedRange},
     kernel::{
-        completion::Bell,
-        dma_fence::{DmaFence, DmaFenceRoom, DmaPending, Signalling, Timeline},
-        fence::{cancelled, Fence, FenceRoom},
+        completion::TimedCompletion,
+        dma_fence::{DmaDriverFence, DmaFence, DmaFenceAlloc, FenceContext, SignallingSection},
+        fence::{cancelled, Fence, FenceAlloc},
         identity::FenceType,
         kthread::Thread,
     },
@@ -72,7 +72,7 @@ impl Locked {
                 return Err(EFAULT);
             }
         }
-        if region.grain() != Grain::Fine {
+        if region.grain() != Coherence::Fine {
             return Err(Error::from_errno(uapi::EOPNOTSUPP));
         }
         Ok(Self { region, address })
@@ -90,7 +90,7 @@ struct Blit {
     from: Locked,
     pages: usize,
     after: KVec<Fence>,
-    end: DmaPending,
+    end: DmaDriverFence,
 }
 
 /// Memory to unpin and fences to release after a blit.
@@ -113,9 +113,9 @@ struct Shared {
     #[pin]
     lists: Mutex<Lists>,
     #[pin]
-    submitted: Bell,
+    submitted: TimedCompletion,
     #[pin]
-    ended: Bell,
+    ended: TimedCompletion,
 }
 
 impl Shared {
@@ -154,7 +154,7 @@ impl Shared {
 
     /// Waits for the dependencies, copies, and signals the fence.
     fn carry_out(&self, blit: Blit) -> Remains {
-        let _signalling = Signalling::begin();
+        let _signalling = SignallingSection::begin();
         let mut result = self.wait(&blit.after);
         let since = Instant::<Monotonic>::now();
         if result.is_ok() {
@@ -231,8 +231,8 @@ impl BlitEngine {
                 settings,
                 stop: AtomicFlag::new(false),
                 lists <- kernel::new_mutex!(lists, "dmirror::blits"),
-                submitted <- Bell::new(),
-                ended <- Bell::new(),
+                submitted <- TimedCompletion::new(),
+                ended <- TimedCompletion::new(),
             }),
             GFP_KERNEL,
         )?;
@@ -273,9 +273,9 @@ impl BlitEngine {
             fences.push(Fence::of(fence)?, GFP_KERNEL_ACCOUNT)?;
         }
         // Each blit has a fence context of its own, because blits need not signal in order.
-        let room = DmaFenceRoom::new()?;
-        let fence = FenceRoom::new()?;
-        let end = room.make(&Timeline::new(), kind);
+        let room = DmaFenceAlloc::new()?;
+        let fence = FenceAlloc::new()?;
+        let end = room.make(&FenceContext::new(), kind);
         let dma = end.fence();
         let fence = fence.follow(&dma);
         let blit = Blit {

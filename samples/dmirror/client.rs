@@ -28,7 +28,7 @@ use kernel::{
 };
 use rust_hmm::{
     memory::Memory,
-    mirror::{Mirror, Place},
+    mirror::{Mirror, PageMemory},
     mm::addr::PageRange,
 };
 
@@ -137,7 +137,7 @@ impl Client {
         for index in 0..range.pages() {
             let table = self.mirror.lock_table()?;
             let place = match table.readable(range.address(index)) {
-                Some(Place::Device(range)) => Some(range),
+                Some(PageMemory::Device(range)) => Some(range),
                 _ => None,
             };
             drop(table);

@@ -16,8 +16,11 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Full, ordering::Relaxed, Atomic},
-        Arc, //
+        atomic::{
+            ordering::{Full, Relaxed},
+            Atomic,
+        },
+        Arc,
     },
     time::delay::fsleep,
 };
@@ -28,11 +31,11 @@ use rust_hmm::{
     mirror::{Device, Walkers},
     mm::{
         addr::PageRange,
-        device_pages::{DeviceRange, Kind, Owner},
+        device_pages::{DeviceRange, MemoryKind, Owner},
         dma::DmaDevice,
         table_memory::TableMemory,
     },
-    queue::Crew,
+    queue::WorkerPool,
 };
 
 const MIB_PAGES: u64 = 256;
@@ -54,7 +57,7 @@ pub(crate) struct MockDevice {
     /// Event streams of open files.
     pub(crate) streams: Arc<Streams>,
     /// Worker pool for queue operations.
-    pub(crate) crew: Crew,
+    pub(crate) crew: WorkerPool,
     /// Devices that can access locked memory.
     pub(crate) agents: Agents,
     /// TLBs of the engines.
@@ -105,7 +108,7 @@ impl MockDevice {
                 blits,
                 faults,
                 streams,
-                crew: Crew::new(POOL_THREADS)?,
+                crew: WorkerPool::new(POOL_THREADS)?,
                 agents,
                 walkers,
                 open_files: Atomic::new(0),
@@ -155,14 +158,14 @@ impl Tile {
     /// Creates a memory of at most `mib` MiB. `owner` is set if the device has several tiles.
     pub(crate) fn new(
         owner: Option<&Arc<Owner>>,
-        kind: Kind,
+        kind: MemoryKind,
         mib: u64,
         fixed: &Fixed,
     ) -> Result<Self> {
         let pages = usize::try_from(mib.checked_mul(MIB_PAGES).ok_or(EINVAL)?)?;
         let contents = match kind {
-            Kind::Private => pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?,
-            Kind::Coherent { .. } => 0,
+            MemoryKind::Private => pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?,
+            MemoryKind::Coherent { .. } => 0,
         };
         let settings = Arc::new(Settings::new(fixed), GFP_KERNEL)?;
         let streams = Streams::new()?;

@@ -65,7 +65,7 @@ use kernel::{prelude::*, sync::Arc};
 use rust_hmm::{
     kernel::miscdevice::{FileOps, Node},
     mm::{
-        device_pages::{Kind, Owner},
+        device_pages::{MemoryKind, Owner},
         dma::DmaDevice,
     },
 };
@@ -222,23 +222,24 @@ impl kernel::Module for Dmirror {
             return Err(EINVAL);
         }
         // Add two devices, or two tiles of one device.
-        let mut add_pair = |names: [&'static CStr; 2], kinds: [Kind; 2], mib: u64| -> Result {
-            let owner = match tiles {
-                1 => None,
-                _ => Some(Owner::new()?),
+        let mut add_pair =
+            |names: [&'static CStr; 2], kinds: [MemoryKind; 2], mib: u64| -> Result {
+                let owner = match tiles {
+                    1 => None,
+                    _ => Some(Owner::new()?),
+                };
+                let one = Tile::new(owner.as_ref(), kinds[0], mib, &fixed)?;
+                let two = Tile::new(owner.as_ref(), kinds[1], mib, &fixed)?;
+                if owner.is_none() {
+                    add(names[0], one, &[])?;
+                    return add(names[1], two, &[]);
+                }
+                add(names[0], one.clone(), &[&two])?;
+                add(names[1], two, &[&one])
             };
-            let one = Tile::new(owner.as_ref(), kinds[0], mib, &fixed)?;
-            let two = Tile::new(owner.as_ref(), kinds[1], mib, &fixed)?;
-            if owner.is_none() {
-                add(names[0], one, &[])?;
-                return add(names[1], two, &[]);
-            }
-            add(names[0], one.clone(), &[&two])?;
-            add(names[1], two, &[&one])
-        };
-        add_pair([private.0, private.1], [Kind::Private; 2], vram)?;
+        add_pair([private.0, private.1], [MemoryKind::Private; 2], vram)?;
         if spm[0] != 0 && spm[1] != 0 {
-            let kinds = coherent.map(|(_, start)| Kind::Coherent { start });
+            let kinds = coherent.map(|(_, start)| MemoryKind::Coherent { start });
             add_pair(coherent.map(|(name, _)| name), kinds, 256)?;
         }
         Ok(Self { _nodes: nodes })

@@ -19,7 +19,7 @@ use rust_hmm::{
     debug::stats::Counter,
     memory::Memory,
     migrate::{Outcome, PageOutcome},
-    mm::{addr::PageRange, device_pages::Kind},
+    mm::{addr::PageRange, device_pages::MemoryKind},
 };
 
 /// `DMIRROR_ABI_VERSION`.
@@ -101,7 +101,7 @@ fn info(client: &Client, user: usize) -> Result {
     raw.engines = u32::try_from(device.fixed.engines)?;
     raw.tlb_entries = u32::try_from(device.fixed.tlb_entries)?;
     raw.copy_threads = u32::try_from(device.fixed.copy_threads)?;
-    let coherent = device.memory.kind() != Kind::Private;
+    let coherent = device.memory.kind() != MemoryKind::Private;
     raw.coherent = u32::from(coherent);
     let bytes = device
         .memory

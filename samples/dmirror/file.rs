@@ -26,7 +26,8 @@ use rust_hmm::{
     managed,
     memory::Memory,
     mirror::{PageLocation, Snapshot},
-    mm::{addr::PageRange, device_pages::Kind, range_fault::Access},
+    mm::{addr::PageRange, device_pages::MemoryKind, range_fault::Access},
+    node::{PollFlags, Poller},
 };
 
 /// An open file. Closing it stops its commands.
@@ -63,11 +64,11 @@ impl OpenFile for MirrorFile {
         self.0.events().ok_or(EINVAL)?.read(to, wait)
     }
 
-    fn poll(&self, waiter: &Waiter<'_>) -> Ready {
+    fn poll(&self, waiter: &Poller<'_>) -> PollFlags {
         let events = self.0.events().map(|events| events.poll(waiter));
         match (events, self.0.queues.poll(waiter)) {
             (Some(events), Some(fences)) => events | fences,
-            (events, fences) => events.or(fences).unwrap_or(Ready::ERROR),
+            (events, fences) => events.or(fences).unwrap_or(PollFlags::ERROR),
         }
     }
 
@@ -213,7 +214,7 @@ impl MirrorFile {
     }
 
     fn snapshot(&self, request: &mut Command) -> Result {
-        let private = self.memory().kind() == Kind::Private;
+        let private = self.memory().kind() == MemoryKind::Private;
         let mut user =
             UserSlice::new(UserPtr::from_addr(request.ptr), request.range.pages()).writer();
         for piece in request.range.pmd_pieces() {

@@ -11,10 +11,10 @@ use crate::{
 use kernel::{
     page::{PAGE_MASK, PAGE_SIZE},
     prelude::*,
-    sync::Arc, //
+    sync::Arc,
 };
 use rust_hmm::{
-    host_lock::{Grain, Refused},
+    host_lock::{Coherence, LockError},
     kernel::completion::monotonic_ns,
     mm::{addr::PageRange, dma::DmaDevice},
 };
@@ -72,21 +72,21 @@ fn lock(client: &Client, user: usize) -> Result {
         return Err(ENODEV);
     }
     let grain = if flags & FINE != 0 {
-        Grain::Fine
+        Coherence::Fine
     } else {
-        Grain::Coarse
+        Coherence::Coarse
     };
     let mirror = client.mirror();
     let locked = mirror
         .lock(range, &agents, grain)
         .map_err(|why| match why {
-            Refused::Extends => EEXIST,
-            Refused::Remapped => Error::from_errno(uapi::ESTALE),
-            Refused::Grain => Error::from_errno(uapi::EOPNOTSUPP),
-            Refused::Error(error) => error,
+            LockError::Extends => EEXIST,
+            LockError::Remapped => Error::from_errno(uapi::ESTALE),
+            LockError::Coherence => Error::from_errno(uapi::EOPNOTSUPP),
+            LockError::Error(error) => error,
         })?;
     raw.device_addr = (locked.device_address + addr % PAGE_SIZE) as u64;
-    raw.fine = u64::from(locked.grain == Grain::Fine);
+    raw.fine = u64::from(locked.grain == Coherence::Fine);
     raw.write().inspect_err(|_| {
         // User space did not receive the address.
         let _gone = mirror.unlock(locked.device_address);
@@ -113,7 +113,7 @@ fn locked(client: &Client, user: usize) -> Result {
     raw.bytes = (range.end() - range.start()) as u64;
     raw.agents = 0;
     raw.device_addr = 0;
-    raw.fine = u64::from(region.grain() == Grain::Fine);
+    raw.fine = u64::from(region.grain() == Coherence::Fine);
     raw.users = region.users() as u64;
     raw.write()
 }

@@ -13,10 +13,10 @@ use kernel::{
     sync::atomic::{ordering::Relaxed, Atomic},
 };
 use rust_hmm::{
-    attributes::{Change, PreferredLocation},
+    attributes::{AttributeUpdate, PreferredLocation},
     debug::stats::Counter,
     mm::{addr::PageRange, device_pages::DeviceRange, range_fault::Access},
-    policy::{Density, InPlace, OnePage, Parameters, Policy},
+    policy::{Density, NoMigration, Parameters, Policy, SinglePage},
 };
 
 const SET_ATTRIBUTES: u32 = 0x50;
@@ -72,9 +72,9 @@ impl Decider {
 
     fn serve_piece(&self, client: &Client, range: PageRange, access: Access) -> Result {
         let policy: &dyn Policy = match self.which.load(Relaxed) {
-            NONE => &InPlace,
+            NONE => &NoMigration,
             DEFAULT => &*self.density,
-            _ => &OnePage,
+            _ => &SinglePage,
         };
         let served = client.mirror().serve(range, access, policy)?;
         self.faults.add(1, Relaxed);
@@ -117,7 +117,7 @@ fn set_attributes(client: &Client, user: usize) -> Result {
         _ => return Err(EINVAL),
     };
     let flag = |bit| (what & bit != 0).then_some(values & bit != 0);
-    let change = Change {
+    let change = AttributeUpdate {
         preferred: (what & PREFERRED != 0).then_some(preferred),
         accessed_by: flag(ACCESSED_BY),
         read_mostly: flag(READ_MOSTLY),

@@ -12,19 +12,10 @@ use crate::{
     queues::Work,
     FILE_OPS,
 };
-use kernel::{
-    page::PAGE_MASK,
-    prelude::*,
-    sync::Arc,
-    time::Delta,
-    uaccess::UserSlice, //
-};
+use kernel::{page::PAGE_MASK, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{
-    kernel::{
-        fence::Status,
-        sync_file::SyncFile, //
-    },
-    mm::addr::PageRange, //
+    kernel::{fence::Status, sync_file::SyncFile},
+    mm::{addr::PageRange, fence::FenceStatus},
 };
 
 const QUEUE_CREATE: u32 = 0x60;
@@ -238,7 +229,7 @@ fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
                 ns => Some(Delta::from_nanos(i64::try_from(ns).unwrap_or(i64::MAX))),
             };
             let waited = fence.synchronize(timeout);
-            if fence.check() == Status::NotDone {
+            if fence.check() == FenceStatus::NotDone {
                 return waited;
             }
         }
@@ -269,9 +260,9 @@ fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
     }
     let (fence, findings) = queues.fence(id)?;
     let (state, error) = match fence.check() {
-        Status::NotDone => (0, 0),
-        Status::Done => (1, 0),
-        Status::Failed(error) => (2, error.to_errno()),
+        FenceStatus::NotDone => (0, 0),
+        FenceStatus::Done => (1, 0),
+        FenceStatus::Failed(error) => (2, error.to_errno()),
     };
     let (began, ended) = findings.report.times();
     if state != 0 {

@@ -20,8 +20,8 @@ use kernel::{
 use rust_hmm::{
     kernel::{
         dma_fence::DmaFence,
-        fence::{Fence, Pending},
-        fence_watch::{Watch, Watched},
+        fence::{DriverFence, Fence},
+        fence_watch::{FenceWatch, WatchedFence},
         identity::FenceType,
         miscdevice::{Ready, Waiter},
     },
@@ -50,7 +50,7 @@ static KIND: u8 = 0;
 #[derive(Clone)]
 pub(crate) struct Findings {
     /// Numbers of migrated pages, and timestamps.
-    pub(crate) report: Arc<Report>,
+    pub(crate) report: Arc<TransferReport>,
     /// Result of an engine's command.
     value: Arc<Atomic<u64>>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Findings {
 impl Findings {
     fn new() -> Result<Self> {
         Ok(Self {
-            report: Arc::new(Report::new(), GFP_KERNEL_ACCOUNT)?,
+            report: Arc::new(TransferReport::new(), GFP_KERNEL_ACCOUNT)?,
             value: Arc::new(Atomic::new(0), GFP_KERNEL_ACCOUNT)?,
         })
     }
@@ -84,7 +84,7 @@ struct Side {
     /// The DMA fence that `fence` wraps. Only this one can be exported as a sync file.
     dma: Option<DmaFence>,
     /// The signalling side of a fence that the host signals.
-    host: Option<Pending>,
+    host: Option<DriverFence>,
 }
 
 impl From<Fence> for Side {
@@ -103,7 +103,7 @@ struct Named {
     side: Side,
     findings: Findings,
     /// Set while `poll()` reports the end of the fence.
-    watched: Option<Pin<KBox<Watched>>>,
+    watched: Option<Pin<KBox<WatchedFence>>>,
 }
 
 struct Tables {
@@ -135,7 +135,7 @@ pub(crate) struct Queues {
     #[pin]
     tables: Mutex<Tables>,
     /// Set by the first call of [`Self::watch`].
-    watch: SetOnce<Arc<Watch>>,
+    watch: SetOnce<Arc<FenceWatch>>,
 }
 
 impl Queues {
@@ -242,7 +242,7 @@ impl Queues {
 
     /// Creates a fence that the host signals.
     pub(crate) fn create_fence(&self) -> Result<u64> {
-        let pending = Pending::new(FenceType::NONE)?;
+        let pending = DriverFence::new(FenceType::NONE)?;
         let side = Side {
             fence: pending.fence(),
             dma: None,
@@ -284,11 +284,11 @@ impl Queues {
     pub(crate) fn watch(&self, id: u64) -> Result {
         if self.watch.as_ref().is_none() {
             // If a concurrent task has populated it, this one is dropped.
-            self.watch.populate(Watch::new()?);
+            self.watch.populate(FenceWatch::new()?);
         }
         let watch = self.watch.as_ref().ok_or(EBUSY)?;
         let (fence, _) = self.fence(id)?;
-        let watched = Watched::new(fence, watch.clone())?;
+        let watched = WatchedFence::new(fence, watch.clone())?;
         // Dropped without the lock.
         let _before = self.tables.lock().named(id)?.watched.replace(watched);
         Ok(())
@@ -304,13 +304,13 @@ impl Queues {
     }
 
     /// Whether a fence of [`Self::watch`] has ended; `None` if `watch()` was never called.
-    pub(crate) fn poll(&self, waiter: &Waiter<'_>) -> Option<Ready> {
+    pub(crate) fn poll(&self, waiter: &Poller<'_>) -> Option<PollFlags> {
         let watch = self.watch.as_ref()?;
         waiter.add(watch.changed());
         Some(if watch.is_ready() {
-            Ready::PRIORITY
+            PollFlags::PRIORITY
         } else {
-            Ready::NOTHING
+            PollFlags::NOTHING
         })
     }
 
@@ -447,18 +447,18 @@ impl HasMirror for Client {
         Self::mirror(self)
     }
 
-    fn crew(&self) -> Option<&Crew> {
+    fn crew(&self) -> Option<&WorkerPool> {
         Some(&self.device().crew)
     }
 
-    fn copy(self: &Arc<Self>, to: PageRange, from: PageRange, stop: &Stop) -> Result {
+    fn copy(self: &Arc<Self>, to: PageRange, from: PageRange, stop: &CancelToken) -> Result {
         self.run(Spec::copy(to, from)?, stop).map(|_| ())
     }
 }
 
 impl Client {
     /// Runs a command on any engine and waits until it has ended. Returns its result.
-    fn run(self: &Arc<Self>, spec: Spec, stop: &Stop) -> Result<u64> {
+    fn run(self: &Arc<Self>, spec: Spec, stop: &CancelToken) -> Result<u64> {
         let id = loop {
             stop.check()?;
             match self.submit(None, spec) {

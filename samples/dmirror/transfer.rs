@@ -9,7 +9,7 @@
 use crate::{client::Client, device::View, uapi::Command};
 use kernel::{page::PAGE_SIZE, prelude::*};
 use rust_hmm::{
-    mirror::{Mirror, Place, PlaceMut, TableGuard},
+    mirror::{Mirror, PageMemory, PageMemoryMut, TableGuard},
     mm::{
         addr::PageRange,
         range_fault::Access,
@@ -78,8 +78,8 @@ fn read_page(
 ) -> Result<Option<usize>> {
     Ok(match table.readable(addr) {
         None => None,
-        Some(Place::Cpu(pages)) => Some(pages.read_to_user(0, to)?),
-        Some(Place::Device(range)) => {
+        Some(PageMemory::Cpu(pages)) => Some(pages.read_to_user(0, to)?),
+        Some(PageMemory::Device(range)) => {
             let (vram, range) = engine.vram(range)?;
             Some(vram.read_to_user(range, to)?)
         }
@@ -96,8 +96,8 @@ fn write_page(
 ) -> Result<Option<usize>> {
     Ok(match table.writable(addr) {
         None => None,
-        Some(PlaceMut::Cpu(pages)) => Some(pages.write_from_user(0, from)?),
-        Some(PlaceMut::Device(range)) => {
+        Some(PageMemoryMut::Cpu(pages)) => Some(pages.write_from_user(0, from)?),
+        Some(PageMemoryMut::Device(range)) => {
             let (vram, range) = engine.vram(range)?;
             Some(vram.write_from_user(range, from)?)
         }

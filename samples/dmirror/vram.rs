@@ -9,19 +9,15 @@ use crate::{
     settings::{Fixed, Setting, Settings},
     streams::Streams,
 };
-use kernel::{
-    page::PAGE_SIZE,
-    prelude::*,
-    sync::Arc, //
-};
+use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 use rust_hmm::{
     connection::Connection,
     debug::events::Event,
     kernel::identity::MmId,
     memory::{CopyDesc, CopyJob, MemoryOps},
-    mirror::{Place, PlaceMut},
+    mirror::{PageMemory, PageMemoryMut},
     mm::{
-        device_pages::{DeviceRange, Kind},
+        device_pages::{DeviceRange, MemoryKind},
         user::UserSpan,
     },
 };
@@ -30,25 +26,25 @@ use rust_hmm::{
 /// which may belong to another device.
 pub(crate) fn copy(here: &Store, copy: &CopyDesc<'_>, there: &Store) -> Result {
     match (&copy.source, &copy.destination) {
-        (None, PlaceMut::Cpu(to)) => {
+        (None, PageMemoryMut::Cpu(to)) => {
             to.clear();
             Ok(())
         }
-        (None, PlaceMut::Device(to)) => {
+        (None, PageMemoryMut::Device(to)) => {
             let (bytes, offset) = there.find_or_make(*to)?;
             bytes.clear(offset, to.count * PAGE_SIZE)
         }
-        (Some(Place::Cpu(from)), PlaceMut::Cpu(to)) => to.copy_from(from),
-        (Some(Place::Cpu(from)), PlaceMut::Device(to)) => {
+        (Some(PageMemory::Cpu(from)), PageMemoryMut::Cpu(to)) => to.copy_from(from),
+        (Some(PageMemory::Cpu(from)), PageMemoryMut::Device(to)) => {
             let (bytes, offset) = there.find_or_make(*to)?;
             bytes.load(offset, from)
         }
-        (Some(Place::Device(from)), PlaceMut::Cpu(_)) if here.is_lost(*from) => Err(EIO),
-        (Some(Place::Device(from)), PlaceMut::Cpu(to)) => {
+        (Some(PageMemory::Device(from)), PageMemoryMut::Cpu(_)) if here.is_lost(*from) => Err(EIO),
+        (Some(PageMemory::Device(from)), PageMemoryMut::Cpu(to)) => {
             let (bytes, offset) = here.find(*from)?;
             bytes.store(offset, to)
         }
-        (Some(Place::Device(from)), PlaceMut::Device(to)) => {
+        (Some(PageMemory::Device(from)), PageMemoryMut::Device(to)) => {
             let (bytes, offset) = here.find(*from)?;
             let (destination, at) = there.find_or_make(*to)?;
             destination.copy_from(at, bytes, offset, from.count * PAGE_SIZE)
@@ -134,7 +130,7 @@ impl MemoryOps for Vram {
         self.copy_engine.submit(job, None);
     }
 
-    fn connection(&self, _other: &Self, _kind: Kind) -> Connection {
+    fn connection(&self, _other: &Self, _kind: MemoryKind) -> Connection {
         // The library takes the lesser of the connections that both devices report.
         match self.settings.get(Setting::Connection) {
             0 => Connection::None,

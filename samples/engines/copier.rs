@@ -6,16 +6,12 @@ use crate::MEMORY_PAGES;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::{
-        Arc,
-        CondVar,
-        Mutex, //
-    },
+    sync::{Arc, CondVar, Mutex},
 };
 use rust_hmm::{
     kernel::kthread::Thread,
     memory::{CopyDesc, CopyJob, MemoryOps},
-    mirror::{Place, PlaceMut},
+    mirror::{PageMemory, PageMemoryMut},
     mm::page::SharedBytes,
 };
 
@@ -43,13 +39,13 @@ impl Shared {
     fn transfer(&self, copy: &CopyDesc<'_>) -> Result {
         match (&copy.source, &copy.destination) {
             // A hole: the page must read as zeros.
-            (None, PlaceMut::Device(to)) => {
+            (None, PageMemoryMut::Device(to)) => {
                 self.vram.clear(to.first * PAGE_SIZE, to.count * PAGE_SIZE)
             }
-            (Some(Place::Cpu(from)), PlaceMut::Device(to)) => {
+            (Some(PageMemory::Cpu(from)), PageMemoryMut::Device(to)) => {
                 self.vram.load(to.first * PAGE_SIZE, from)
             }
-            (Some(Place::Device(from)), PlaceMut::Cpu(to)) => {
+            (Some(PageMemory::Device(from)), PageMemoryMut::Cpu(to)) => {
                 self.vram.store(from.first * PAGE_SIZE, to)
             }
             _ => Err(EINVAL),

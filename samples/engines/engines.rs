@@ -29,13 +29,13 @@ use rust_hmm::{
     mirror::{
         Device,
         Mirror,
-        PlaceMut,
-        Unresolved,
+        PageMemoryMut,
+        TranslateError,
         Walkers, //
     },
     mm::{
         addr::PageRange,
-        device_pages::Kind,
+        device_pages::MemoryKind,
         range_fault::Access, //
     },
     pgtable::FormatOf, //
@@ -63,7 +63,7 @@ impl Card {
         let copier = Copier::new()?;
         Arc::pin_init(
             try_pin_init!(Self {
-                memory <- Memory::new(copier, Kind::Private, MEMORY_PAGES),
+                memory <- Memory::new(copier, MemoryKind::Private, MEMORY_PAGES),
             }? Error),
             GFP_KERNEL,
         )
@@ -124,15 +124,15 @@ fn try_add(mirror: &Mirror<View>, engine: usize, addr: usize, value: u64) -> Res
         }
     };
     let why = match section.resolve_mut(page, &leaf) {
-        Ok(PlaceMut::Cpu(memory)) => return memory.fetch_add_u64(offset, value).map(Some),
-        Ok(PlaceMut::Device(memory)) => {
+        Ok(PageMemoryMut::Cpu(memory)) => return memory.fetch_add_u64(offset, value).map(Some),
+        Ok(PageMemoryMut::Device(memory)) => {
             let vram = mirror.device().card.memory.driver().vram();
             let at = memory.first * PAGE_SIZE + offset;
             return vram.fetch_add_u64(at, value).map(Some);
         }
         Err(why) => why,
     };
-    if why == Unresolved::Stale {
+    if why == TranslateError::Stale {
         rust_hmm::alarm!(StaleTranslation, "address {addr:#x} after its flush");
     }
     section.data().flush(PageRange::from_pages(page, 1)?);

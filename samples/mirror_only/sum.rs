@@ -15,9 +15,9 @@ use kernel::{
 };
 use rust_hmm::{
     kernel::{fence::Fence, identity::FenceType, sync_file::SyncFile},
-    mirror::{Device, Mirror, Place},
+    mirror::{Device, Mirror, PageMemory},
     mm::{addr::PageRange, range_fault::Access},
-    queue::{HasMirror, Queue, Stop},
+    queue::{CancelToken, HasMirror, Queue},
 };
 
 /// Ioctl: sum of the 64-bit words of a range.
@@ -61,7 +61,7 @@ impl<D: Hardware> Client<D> {
         let mut sum = 0u64;
         let table = self.mirror.lock_table()?;
         while pages < range.pages() {
-            let Some(Place::Cpu(contents)) = table.readable(range.address(pages)) else {
+            let Some(PageMemory::Cpu(contents)) = table.readable(range.address(pages)) else {
                 break;
             };
             contents.read(0, page)?;
@@ -76,7 +76,7 @@ impl<D: Hardware> Client<D> {
     }
 
     /// Returns the sum of the words of `range`, as the device reads them.
-    fn sum(&self, range: PageRange, stop: &Stop) -> Result<u64> {
+    fn sum(&self, range: PageRange, stop: &CancelToken) -> Result<u64> {
         let mut page = KVec::from_elem(0, PAGE_SIZE, GFP_KERNEL)?;
         let mut total = 0u64;
         let mut tries = 0;

@@ -6,7 +6,7 @@
 use crate::{
     file::Client,
     gpu::{View, VRAM},
-    walk::{self, Miss, Translation}, //
+    walk::{self, Miss, Translation},
 };
 use kernel::{
     device::Core,
@@ -17,12 +17,9 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Acquire, Relaxed, Release},
-            Atomic, //
+            Atomic,
         },
-        Arc,
-        Completion,
-        CondVar,
-        Mutex, //
+        Arc, Completion, CondVar, Mutex,
     },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
@@ -34,8 +31,9 @@ use rust_hmm::{
     mm::{
         addr::PageRange,
         bar_tables::BarTables,
+        bell::TimedCompletion,
         dma::{DeviceAddress, DmaBuffer, DmaDevice},
-        pci::{Interrupt, Interrupted, PciMemory, PeerMemory},
+        pci::{Interrupt, IrqHandler, PciMemory, PeerMemory},
     },
 };
 
@@ -105,7 +103,7 @@ pub(crate) struct Engine {
     /// Number of completed transfers. Incremented by the interrupt handler.
     finished: Atomic<u64>,
     #[pin]
-    bell: Bell,
+    bell: TimedCompletion,
     /// The access that is in progress: tag of the mirror and address of the page. Flushes wait for
     /// it.
     #[pin]
@@ -119,7 +117,7 @@ pub(crate) struct Engine {
     skip: Atomic<u64>,
 }
 
-impl Interrupted for Engine {
+impl IrqHandler for Engine {
     fn interrupted(&self) {
         if let Some(registers) = self.registers.try_access() {
             registers.write32(registers.read32(STATUS), ACKNOWLEDGE);
@@ -184,7 +182,7 @@ impl Engine {
                 }, "qemu_gpu::work"),
                 wake <- kernel::new_condvar!("qemu_gpu::wake"),
                 finished: Atomic::new(0),
-                bell <- Bell::new(),
+                bell <- TimedCompletion::new(),
                 in_flight <- kernel::new_mutex!(None, "qemu_gpu::in_flight"),
                 landed <- kernel::new_condvar!("qemu_gpu::landed"),
                 peers <- kernel::new_mutex!(KVec::new(), "qemu_gpu::peers"),

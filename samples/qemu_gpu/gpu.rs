@@ -11,10 +11,9 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Full, Relaxed},
-            Atomic, //
+            Atomic,
         },
-        Arc,
-        Mutex, //
+        Arc, Mutex,
     },
 };
 use rust_hmm::{
@@ -22,10 +21,10 @@ use rust_hmm::{
     memory::{CopyJob, Memory, MemoryOps},
     mirror::Device,
     mm::{
-        addr::PageRange, bar_tables::BarTables, device_pages::Kind, dma::DmaDevice, pci::PciMemory,
-        table_memory::TableMemory,
+        addr::PageRange, bar_tables::BarTables, device_pages::MemoryKind, dma::DmaDevice,
+        pci::PciMemory, table_memory::TableMemory,
     },
-    pgtable::{OfDma, Radix4},
+    pgtable::{DmaFormat, Radix4},
 };
 
 /// Bus address of device memory as seen by the GPU. DMA addresses of system memory have 32 bits, so
@@ -51,7 +50,7 @@ impl MemoryOps for Vram {
         self.engine.drop_cancelled();
     }
 
-    fn connection(&self, other: &Self, _kind: Kind) -> Connection {
+    fn connection(&self, other: &Self, _kind: MemoryKind) -> Connection {
         if self.engine.reaches(&other.memory) {
             Connection::Migratable
         } else {
@@ -107,7 +106,7 @@ impl Gpu {
         };
         Arc::pin_init(
             try_pin_init!(Self {
-                memory <- Memory::new(vram, Kind::Private, pages),
+                memory <- Memory::new(vram, MemoryKind::Private, pages),
                 engine,
                 agents: Agents { all },
                 bar,
@@ -165,7 +164,7 @@ impl View {
 impl Device for View {
     type Memory = Vram;
     // The GPU walks its page tables in device memory.
-    type Format = OfDma<Radix4>;
+    type Format = DmaFormat<Radix4>;
     type Walker = ();
     // Whether an access is in progress that the flush must wait for.
     type Flush = bool;

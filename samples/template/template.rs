@@ -13,15 +13,15 @@ use kernel::{
     page::{PAGE_MASK, PAGE_SIZE},
     prelude::*,
     sync::Arc,
-    uaccess::UserSlice, //
+    uaccess::UserSlice,
 };
 use rust_hmm::{
     kernel::miscdevice::{FileOps, Node, OpenFile},
     memory::{CopyDesc, CopyJob, Memory, MemoryOps},
-    mirror::{Device, Mirror, Place, PlaceMut},
+    mirror::{Device, Mirror, PageMemory, PageMemoryMut},
     mm::{
         addr::PageRange,
-        device_pages::{DeviceRange, Kind},
+        device_pages::{DeviceRange, MemoryKind},
         page::SharedBytes,
         range_fault::Access,
     },
@@ -46,10 +46,14 @@ impl Vram {
     fn transfer(&self, copy: &CopyDesc<'_>) -> Result {
         match (&copy.source, &copy.destination) {
             // To the device. A hole has no source: the device page must read as zeros.
-            (None, PlaceMut::Device(to)) => self.0.clear(offset(to), to.count * PAGE_SIZE),
-            (Some(Place::Cpu(from)), PlaceMut::Device(to)) => self.0.load(offset(to), from),
+            (None, PageMemoryMut::Device(to)) => self.0.clear(offset(to), to.count * PAGE_SIZE),
+            (Some(PageMemory::Cpu(from)), PageMemoryMut::Device(to)) => {
+                self.0.load(offset(to), from)
+            }
             // To system memory.
-            (Some(Place::Device(from)), PlaceMut::Cpu(to)) => self.0.store(offset(from), to),
+            (Some(PageMemory::Device(from)), PageMemoryMut::Cpu(to)) => {
+                self.0.store(offset(from), to)
+            }
             // Does not occur: the device has one memory, which the CPU cannot address.
             _ => Err(EINVAL),
         }
@@ -82,7 +86,7 @@ impl Card {
         let vram = Vram(SharedBytes::new(MEMORY_PAGES * PAGE_SIZE)?);
         Arc::pin_init(
             try_pin_init!(Self {
-                memory <- Memory::new(vram, Kind::Private, MEMORY_PAGES),
+                memory <- Memory::new(vram, MemoryKind::Private, MEMORY_PAGES),
             }? Error),
             GFP_KERNEL,
         )
@@ -141,8 +145,8 @@ fn add(mirror: &Mirror<View>, addr: usize, value: u64) -> Result<u64> {
             // with it held.
             let table = mirror.lock_table()?;
             match table.writable(page.start()) {
-                Some(PlaceMut::Cpu(memory)) => return memory.fetch_add_u64(within, value),
-                Some(PlaceMut::Device(memory)) => {
+                Some(PageMemoryMut::Cpu(memory)) => return memory.fetch_add_u64(within, value),
+                Some(PageMemoryMut::Device(memory)) => {
                     let vram = &mirror.device().0.memory.driver().0;
                     return vram.fetch_add_u64(offset(&memory) + within, value);
                 }

@@ -29,7 +29,7 @@ use kernel::{
 };
 use rust_hmm::{
     mm::addr::PageRange,
-    pgtable::{DevicePte, FlushBatch, Flusher, Radix4, Reader, Spares, Table},
+    pgtable::{DevicePte, FlushBatch, Flusher, Prealloc, Radix4, Table, TableReader},
 };
 
 module! {
@@ -264,8 +264,8 @@ struct Radix {
     blocks: usize,
     last: Option<usize>,
     table: Table<Radix4>,
-    reader: Reader<Radix4>,
-    spares: Spares<Radix4>,
+    reader: TableReader<Radix4>,
+    spares: Prealloc<Radix4>,
 }
 
 struct NoFlush;

@@ -7,12 +7,12 @@ use rust_hmm::{
     kernel::identity::PgmapOwner,
     mm::{
         addr::PageRange,
-        notifier::{IntervalNotifier, Member, Subscriber},
+        notifier::{IntervalNotifier, NotifierOps, NotifierTable},
         range_fault::{Access, AddressSpace, PfnBuffer},
     },
 };
 
-pub fn reuse<S: Subscriber, M: Member<S>>(
+pub fn reuse<S: NotifierOps, M: NotifierTable<S>>(
     space: &AddressSpace,
     notifier: &IntervalNotifier<S>,
     member: &M,

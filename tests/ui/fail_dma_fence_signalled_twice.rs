@@ -2,9 +2,9 @@
 //~ PASS pass_fence
 //! A DMA fence can be signalled only once.
 
-use rust_hmm::kernel::dma_fence::DmaPending;
+use rust_hmm::kernel::dma_fence::DmaDriverFence;
 
-pub fn twice(pending: DmaPending) {
+pub fn twice(pending: DmaDriverFence) {
     pending.signal(Ok(()));
     pending.signal(Ok(()));
     //~^ ERROR E0382: use of moved value: `pending`: value used here after move

@@ -3,11 +3,11 @@
 //! A preallocated fence can be used only once.
 
 use rust_hmm::kernel::{
-    dma_fence::{DmaFenceRoom, Timeline},
+    dma_fence::{DmaFenceAlloc, FenceContext},
     identity::FenceType,
 };
 
-pub fn twice(room: DmaFenceRoom, timeline: &Timeline) {
+pub fn twice(room: DmaFenceAlloc, timeline: &FenceContext) {
     let one = room.make(timeline, FenceType::NONE);
     let two = room.make(timeline, FenceType::NONE);
     //~^ ERROR E0382: use of moved value: `room`: value used here after move

@@ -2,13 +2,13 @@
 //~ PASS pass_flush
 //! Source pages are not freed without the flush proofs of all readers.
 
-use rust_hmm::mm::migrate::{Migrated, Moved, Reader};
+use rust_hmm::mm::migrate::{Migrated, MigrationReader, Moved};
 
 pub struct Table;
 
 pub struct Proof(());
 
-impl Reader for Table {
+impl MigrationReader for Table {
     type Done = Proof;
 
     fn forget(self, _moved: &Moved<'_>) -> Proof {

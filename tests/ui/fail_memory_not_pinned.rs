@@ -4,10 +4,10 @@
 
 use rust_hmm::{
     memory::{Memory, MemoryOps},
-    mm::device_pages::Kind,
+    mm::device_pages::MemoryKind,
 };
 
 pub fn movable<M: MemoryOps>(driver: M) -> Memory<M> {
-    Memory::new(driver, Kind::Private, 512)
+    Memory::new(driver, MemoryKind::Private, 512)
     //~^ ERROR E0308: mismatched types: expected `Memory<M>`, found opaque type
 }

@@ -3,11 +3,11 @@
 //! A migration must own the readers of its pages, because with borrowed ones it could not free the
 //! sources.
 
-use rust_hmm::mm::migrate::{Isolated, Moved, Reader};
+use rust_hmm::mm::migrate::{Isolated, MigrationReader, Moved};
 
 pub struct Table;
 
-impl Reader for Table {
+impl MigrationReader for Table {
     type Done = ();
 
     fn forget(self, _moved: &Moved<'_>) {}

@@ -5,13 +5,13 @@
 use kernel::{device::Bound, pci, prelude::*, sync::Arc};
 use rust_hmm::mm::{
     dma::DmaDevice,
-    pci::{Interrupt, Interrupted, PciMemory},
+    pci::{Interrupt, IrqHandler, PciMemory},
 };
 
 /// An interrupt handler that does nothing.
 pub struct Handler;
 
-impl Interrupted for Handler {
+impl IrqHandler for Handler {
     fn interrupted(&self) {}
 }
 

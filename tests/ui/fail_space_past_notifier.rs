@@ -7,12 +7,12 @@ use rust_hmm::{
     kernel::identity::PgmapOwner,
     mm::{
         addr::PageRange,
-        notifier::{IntervalNotifier, Subscriber},
+        notifier::{IntervalNotifier, NotifierOps},
         range_fault::{Access, AddressSpace, PfnBuffer},
     },
 };
 
-pub fn late<S: Subscriber>(
+pub fn late<S: NotifierOps>(
     space: &AddressSpace,
     notifier: Arc<IntervalNotifier<S>>,
     range: PageRange,

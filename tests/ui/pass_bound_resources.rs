@@ -7,13 +7,13 @@
 use kernel::{device::Core, pci, prelude::*, sync::Arc};
 use rust_hmm::mm::{
     dma::{DmaBuffer, DmaDevice},
-    pci::{Interrupt, Interrupted, PciMemory, PeerMemory},
+    pci::{Interrupt, IrqHandler, PciMemory, PeerMemory},
 };
 
 /// An interrupt handler that does nothing.
 pub struct Handler;
 
-impl Interrupted for Handler {
+impl IrqHandler for Handler {
     fn interrupted(&self) {}
 }
 

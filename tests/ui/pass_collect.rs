@@ -7,12 +7,12 @@ use rust_hmm::{
     kernel::identity::PgmapOwner,
     mm::{
         addr::PageRange,
-        notifier::{IntervalNotifier, Member, Subscriber},
+        notifier::{IntervalNotifier, NotifierOps, NotifierTable},
         range_fault::{Access, AddressSpace, Collected, PfnBuffer},
     },
 };
 
-pub fn collect<S: Subscriber, M: Member<S>>(
+pub fn collect<S: NotifierOps, M: NotifierTable<S>>(
     space: &AddressSpace,
     notifier: &IntervalNotifier<S>,
     member: &M,
@@ -31,7 +31,7 @@ where
     Ok(())
 }
 
-fn commit<S: Subscriber, M: Member<S>>(collected: Collected<'_, S>, member: &M)
+fn commit<S: NotifierOps, M: NotifierTable<S>>(collected: Collected<'_, S>, member: &M)
 where
     M::Protected: Unpin,
 {

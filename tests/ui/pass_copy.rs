@@ -7,11 +7,11 @@ use rust_hmm::{
         CopyJob,
         DmaCopy, //
     },
-    mirror::PlaceMut,
+    mirror::PageMemoryMut,
 };
 
 pub fn copy(job: CopyJob) {
-    if let PlaceMut::Cpu(pages) = job.copy().destination {
+    if let PageMemoryMut::Cpu(pages) = job.copy().destination {
         pages.clear();
     }
     job.complete(Ok(()));

@@ -8,32 +8,33 @@
 use kernel::prelude::*;
 use rust_hmm::{
     kernel::{
-        dma_fence::{DmaFenceRoom, DmaPending, Timeline},
-        fence::{Fence, Pending},
-        fence_watch::{Watch, Watched},
+        dma_fence::{DmaFenceAlloc, FenceContext},
+        fence::{DriverFence, Fence},
+        fence_watch::{FenceWatch, WatchedFence},
         identity::FenceType,
         sync_file::SyncFile,
     },
+    mm::dma_fence::DmaDriverFence,
     queue::Queue,
 };
 
 /// Creates a pending DMA fence for an interrupt to signal, and a sync file for it.
-pub fn export(timeline: &Timeline) -> Result<(DmaPending, SyncFile)> {
-    let pending = DmaFenceRoom::new()?.make(timeline, FenceType::NONE);
+pub fn export(timeline: &FenceContext) -> Result<(DmaDriverFence, SyncFile)> {
+    let pending = DmaFenceAlloc::new()?.make(timeline, FenceType::NONE);
     let file = SyncFile::new(&pending.fence())?;
     Ok((pending, file))
 }
 
 /// Makes an operation depend on a host fence and on a sync file of any driver.
-pub fn depends(queue: &Queue, fd: i32) -> Result<(Pending, Fence)> {
-    let host = Pending::new(FenceType::NONE)?;
+pub fn depends(queue: &Queue, fd: i32) -> Result<(DriverFence, Fence)> {
+    let host = DriverFence::new(FenceType::NONE)?;
     queue.wait(host.fence())?;
     queue.wait(Fence::of(&SyncFile::fence(fd)?)?)?;
     Ok((host, queue.record()?))
 }
 
 /// Reports the end by an eventfd, and by the `poll` of a file.
-pub fn observe(fence: Fence, fd: i32) -> Result<Pin<KBox<Watched>>> {
+pub fn observe(fence: Fence, fd: i32) -> Result<Pin<KBox<WatchedFence>>> {
     fence.eventfd(fd)?;
-    Watched::new(fence, Watch::new()?)
+    WatchedFence::new(fence, FenceWatch::new()?)
 }

@@ -7,8 +7,8 @@ use rust_hmm::{
         addr::PageRange,
         migrate::{
             Migrated,
+            MigrationReader, //
             Moved,
-            Reader, //
         },
     },
     pgtable::{
@@ -38,7 +38,7 @@ pub fn flush(batch: FlushBatch<Radix4>) -> Flushed {
 /// A reader of the pages that has removed its entries.
 pub struct Table(FlushBatch<Radix4>);
 
-impl Reader for Table {
+impl MigrationReader for Table {
     type Done = Flushed;
 
     fn forget(self, _moved: &Moved<'_>) -> Flushed {

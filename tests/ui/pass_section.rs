@@ -7,22 +7,26 @@ use rust_hmm::{
     mirror::{
         Device,
         Mirror,
-        Place, //
+        PageMemory, //
     },
     mm::addr::PageRange,
 };
 
-pub fn access<D: Device<Walker = u64>>(mirror: Mirror<D>, range: PageRange, to: &mut [u8]) -> Result<u64> {
+pub fn access<D: Device<Walker = u64>>(
+    mirror: Mirror<D>,
+    range: PageRange,
+    to: &mut [u8],
+) -> Result<u64> {
     let mut section = mirror.enter(0)?;
     if let Some(leaf) = section.walk(0x1000) {
-        if let Ok(Place::Cpu(page)) = section.resolve(0x1000, &leaf) {
+        if let Ok(PageMemory::Cpu(page)) = section.resolve(0x1000, &leaf) {
             let _read = page.read(0, to);
         }
     }
     let data = *section.data();
     drop(section);
     let table = mirror.lock_table()?;
-    if let Some(Place::Cpu(pages)) = table.readable(0x1000) {
+    if let Some(PageMemory::Cpu(pages)) = table.readable(0x1000) {
         let _read = pages.read(0, to);
     }
     let present = table.present(range) as u64;

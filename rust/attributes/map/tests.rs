@@ -24,8 +24,8 @@ fn new() -> Result<Pin<KBox<Map>>> {
     KBox::pin_init(Map::new(), GFP_KERNEL)
 }
 
-fn home(first: usize) -> Home {
-    Home::new(first, first, 0x1234_5678)
+fn home(first: usize) -> VmaAnchor {
+    VmaAnchor::new(first, first, 0x1234_5678)
 }
 
 fn range(first: usize, pages: usize) -> Result<PageRange> {
@@ -37,17 +37,17 @@ fn settled(result: Result<(), PageRange>) -> Result {
     result.map_err(|_| EBUSY)
 }
 
-fn access(yes: bool) -> Change {
-    Change {
+fn access(yes: bool) -> AttributeUpdate {
+    AttributeUpdate {
         accessed_by: Some(yes),
-        ..Change::default()
+        ..AttributeUpdate::default()
     }
 }
 
-fn prefer(location: To) -> Change {
-    Change {
+fn prefer(location: To) -> AttributeUpdate {
+    AttributeUpdate {
         preferred: Some(location),
-        ..Change::default()
+        ..AttributeUpdate::default()
     }
 }
 
@@ -72,21 +72,21 @@ mod suite {
             let change = match bits(52, 6) {
                 0 => prefer(if flag { To::Device } else { To::System }),
                 1 => prefer(To::Any),
-                2 => Change {
+                2 => AttributeUpdate {
                     accessed_by: Some(flag),
-                    ..Change::default()
+                    ..AttributeUpdate::default()
                 },
-                3 => Change {
+                3 => AttributeUpdate {
                     read_mostly: Some(flag),
-                    ..Change::default()
+                    ..AttributeUpdate::default()
                 },
-                4 => Change {
+                4 => AttributeUpdate {
                     never_migrate: Some(flag),
-                    ..Change::default()
+                    ..AttributeUpdate::default()
                 },
-                _ => Change {
+                _ => AttributeUpdate {
                     granularity: Some(flag.then_some(bits(55, 10) as u32)),
-                    ..Change::default()
+                    ..AttributeUpdate::default()
                 },
             };
             if bits(58, 8) == 0 {
@@ -107,7 +107,9 @@ mod suite {
             // The attributes of a range, and of each of its pages.
             let mut all = model.iter().skip(first).take(pages);
             let one = all.next().ok_or(EINVAL)?;
-            let expected = all.fold(Common::of(*one), |common, other| common.and(*other));
+            let expected = all.fold(CommonAttributes::of(*one), |common, other| {
+                common.and(*other)
+            });
             assert_eq!(map.common(part, device(FIRST)), expected);
             let limits = range(BASE, LEN)?;
             let (found, same) = map.at(part.start(), limits, device(FIRST));
@@ -159,13 +161,13 @@ mod suite {
         assert!(map.is_unsettled());
         assert_eq!(
             map.common(range(1000, 10)?, device(FIRST)),
-            Common::of(Attributes::DEFAULT)
+            CommonAttributes::of(Attributes::DEFAULT)
         );
-        let moved = Found {
+        let moved = Relocated {
             first: 5000,
             pages: 10,
             offset: 1000,
-            home: Home::new(5000, 1000, 0x1234_5678),
+            home: VmaAnchor::new(5000, 1000, 0x1234_5678),
         };
         let find = |offset: usize, from: usize| {
             (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
@@ -180,11 +182,11 @@ mod suite {
         assert_eq!(preferred(1000, 10)?, Some(To::Any));
         // Moved again, in part. The part that was unmapped loses its attributes.
         map.lose(range(5000, 5)?);
-        let again = Found {
+        let again = Relocated {
             first: 7000,
             pages: 3,
             offset: 1000,
-            home: Home::new(7000, 1000, 0x1234_5678),
+            home: VmaAnchor::new(7000, 1000, 0x1234_5678),
         };
         settled(map.settle(ALL, |offset, from| {
             (from < 7003 && offset < 1003).then_some(again)
@@ -207,17 +209,17 @@ mod suite {
         map.lose(range(1000, 10)?);
         // A new VMA at the old address, and another one that was moved from there, with other
         // pages.
-        let anew = Found {
+        let anew = Relocated {
             first: 1000,
             pages: 10,
             offset: 1000,
             home: home(1000),
         };
-        let other = Found {
+        let other = Relocated {
             first: 9000,
             pages: 10,
             offset: 1000,
-            home: Home::new(9000, 1000, 0x9999_0000),
+            home: VmaAnchor::new(9000, 1000, 0x9999_0000),
         };
         assert_ne!(other.home.tag, home(1000).tag);
         settled(map.settle(ALL, |_, from| match from {
@@ -227,11 +229,11 @@ mod suite {
         }))?;
         assert_eq!(
             map.common(range(1000, 10)?, device(FIRST)),
-            Common::of(Attributes::DEFAULT)
+            CommonAttributes::of(Attributes::DEFAULT)
         );
         assert_eq!(
             map.common(range(9000, 10)?, device(FIRST)),
-            Common::of(Attributes::DEFAULT)
+            CommonAttributes::of(Attributes::DEFAULT)
         );
         Ok(())
     }
@@ -241,7 +243,7 @@ mod suite {
         let map = new()?;
         map.change(
             range(1000, 10)?,
-            Home::new(1000, 1000, 0),
+            VmaAnchor::new(1000, 1000, 0),
             &prefer(To::Device),
             device(FIRST),
         )?;
@@ -260,9 +262,9 @@ mod suite {
     #[test]
     fn bad_orders_are_refused_and_change_nothing() -> Result {
         let map = new()?;
-        let bad = Change {
+        let bad = AttributeUpdate {
             granularity: Some(Some(10)),
-            ..Change::default()
+            ..AttributeUpdate::default()
         };
         assert_eq!(
             map.change(range(5, 5)?, home(5), &bad, device(FIRST)),
@@ -286,11 +288,11 @@ mod suite {
         map.lose(range(1000, 2 * (MAX_ORPHANS + 10))?);
         let mut found = 0;
         let count = |_, from| {
-            (from == 0).then_some(Found {
+            (from == 0).then_some(Relocated {
                 first: 50_000,
                 pages: 1000,
                 offset: 1000,
-                home: Home::new(50_000, 1000, 0x1234_5678),
+                home: VmaAnchor::new(50_000, 1000, 0x1234_5678),
             })
         };
         settled(map.settle(ALL, count))?;
@@ -353,11 +355,11 @@ mod suite {
         )?;
         map.change(range(1005, 5)?, home(1000), &access(true), device(SECOND))?;
         map.lose(range(1000, 10)?);
-        let moved = Found {
+        let moved = Relocated {
             first: 5000,
             pages: 10,
             offset: 1000,
-            home: Home::new(5000, 1000, 0x1234_5678),
+            home: VmaAnchor::new(5000, 1000, 0x1234_5678),
         };
         let find = |offset: usize, from: usize| {
             (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
@@ -386,11 +388,11 @@ mod suite {
         )?;
         let watched = Some(range(0, 4096)?);
         map.lose(range(1000, 10)?);
-        let moved = Found {
+        let moved = Relocated {
             first: 5000,
             pages: 10,
             offset: 1000,
-            home: Home::new(5000, 1000, 0x1234_5678),
+            home: VmaAnchor::new(5000, 1000, 0x1234_5678),
         };
         let find = |offset: usize, from: usize| {
             (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
@@ -399,7 +401,7 @@ mod suite {
             assert_eq!(map.settle(watched, find), Err(range(5000, 10)?));
             assert!(map.is_unsettled() && map.any(range(5000, 10)?));
             let common = map.common(range(5000, 10)?, device(FIRST));
-            assert_eq!(common, Common::of(Attributes::DEFAULT));
+            assert_eq!(common, CommonAttributes::of(Attributes::DEFAULT));
         }
         settled(map.settle(ALL, find))?;
         let common = map.common(range(5000, 10)?, device(FIRST));
@@ -419,20 +421,20 @@ mod suite {
         map.change(all, home, &prefer(To::Device), device(FIRST))?;
         map.change(all, home, &access(true), device(FIRST))?;
         map.change(all, home, &access(true), device(SECOND))?;
-        let set = Change {
+        let set = AttributeUpdate {
             read_mostly: Some(true),
-            ..Change::default()
+            ..AttributeUpdate::default()
         };
         map.change(range(1000, 5)?, home, &set, device(FIRST))?;
         // This includes ranges that are set aside.
         map.lose(range(1005, 5)?);
         map.forget(device(FIRST));
         let find = |offset: usize, from: usize| {
-            (from == 0).then_some(Found {
+            (from == 0).then_some(Relocated {
                 first: 5000 + (offset - 1000),
                 pages: 1,
                 offset,
-                home: Home::new(5000, 1000, 0x1234_5678),
+                home: VmaAnchor::new(5000, 1000, 0x1234_5678),
             })
         };
         settled(map.settle(ALL, find))?;
@@ -457,9 +459,9 @@ mod suite {
 
     /// Returns a change that is distinct for numbers from 8 to 87, and never results in the
     /// default.
-    fn distinct(number: usize) -> Change {
+    fn distinct(number: usize) -> AttributeUpdate {
         let bit = |bit: usize| Some(number >> bit & 1 != 0);
-        Change {
+        AttributeUpdate {
             preferred: Some(if number & 1 == 0 { To::Any } else { To::System }),
             accessed_by: None,
             read_mostly: bit(1),

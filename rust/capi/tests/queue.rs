@@ -8,8 +8,8 @@ use super::*;
 mod tests {
     use super::*;
     use crate::kernel::{
-        dma_fence::{DmaFenceRoom, Timeline},
-        fence::Pending,
+        dma_fence::{DmaFenceAlloc, FenceContext},
+        fence::DriverFence,
         identity::FenceType,
     };
     use bindings::{
@@ -173,8 +173,8 @@ mod tests {
     fn only_its_creator_signals_a_fence() -> Result {
         let (_range, driver) = attached(1)?;
         let refused = EPERM.to_errno();
-        let room = DmaFenceRoom::new()?;
-        let dma = room.make(&Timeline::new(), FenceType::NONE);
+        let room = DmaFenceAlloc::new()?;
+        let dma = room.make(&FenceContext::new(), FenceType::NONE);
         // SAFETY: The objects are valid until they are destroyed here or in `detach`. The test has
         // the references to the fences, and drops each once.
         unsafe {
@@ -191,7 +191,7 @@ mod tests {
             assert_eq!(rust_hmm_fence_wait_for(imported, 10), ETIMEDOUT.to_errno());
             dma.signal(Err(EIO));
             assert_eq!(rust_hmm_fence_wait_for(imported, -1), EIO.to_errno());
-            let rust = Pending::new(FenceType::NONE)?;
+            let rust = DriverFence::new(FenceType::NONE)?;
             let theirs = rust.fence().into_raw();
             assert_eq!(rust_hmm_fence_signal_once(theirs, 0), refused);
             for fence in [gate, queued, imported, theirs] {

@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn memory_is_busy_until_its_mirror_has_dropped_it() -> Result {
         let (_, driver) = attached(1)?;
-        let armed = Armed::new(Point::Window, 1, false)?;
+        let armed = ArmedPoint::new(FailPoint::Window, 1, false)?;
         let destroyer = driver.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
             // SAFETY: No other code uses the mirror.

@@ -2,7 +2,7 @@
 
 //! List of all mirrors and all device memories, in the order of their numbers.
 
-use super::{Kind, Place, Watched};
+use super::{DebugObject, ObjectKind, RegistryEntry};
 use crate::kernel::lock_classes;
 use kernel::{
     prelude::*,
@@ -32,14 +32,14 @@ pub(super) fn position(number: u32) -> u64 {
 /// Sort key of an object. The address distinguishes objects with the same number, after a
 /// wrap-around.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    kind: Kind,
+struct ObjectKey {
+    kind: ObjectKind,
     position: u64,
     address: usize,
 }
 
-impl Key {
-    fn of(place: &Arc<Place>) -> Self {
+impl ObjectKey {
+    fn of(place: &Arc<RegistryEntry>) -> Self {
         Self {
             kind: place.kind,
             position: position(place.number),
@@ -49,27 +49,27 @@ impl Key {
 }
 
 /// Preallocated tree node for an object.
-type Node = RBTreeNode<Key, Arc<Place>>;
+type ObjectNode = RBTreeNode<ObjectKey, Arc<RegistryEntry>>;
 
 /// Objects in order. `None` while there is none.
-struct List(Option<RBTree<Key, Arc<Place>>>);
+struct ObjectList(Option<RBTree<ObjectKey, Arc<RegistryEntry>>>);
 
-impl List {
-    fn add(&mut self, node: Node) {
+impl ObjectList {
+    fn add(&mut self, node: ObjectNode) {
         // Keys are unique, because the addresses are.
         let _none = self.0.get_or_insert_with(RBTree::new).insert(node);
     }
 
-    fn remove(&mut self, place: &Arc<Place>) {
+    fn remove(&mut self, place: &Arc<RegistryEntry>) {
         if let Some(tree) = &mut self.0 {
-            tree.remove(&Key::of(place));
+            tree.remove(&ObjectKey::of(place));
         }
     }
 
     /// Returns the first object whose position is not below `position`. Takes logarithmic time, so
     /// that a walk over all objects does not take quadratic time.
-    fn next(&self, kind: Kind, position: u64) -> Option<Arc<Place>> {
-        let first = Key {
+    fn next(&self, kind: ObjectKind, position: u64) -> Option<Arc<RegistryEntry>> {
+        let first = ObjectKey {
             kind,
             position,
             address: 0,
@@ -82,14 +82,14 @@ impl List {
 
 kernel::sync::global_lock! {
     // SAFETY: `init` is called when the module is loaded, before anything is added to the list.
-    unsafe(uninit) static ALL: Mutex<List> = List(None);
+    unsafe(uninit) static ALL: Mutex<ObjectList> = ObjectList(None);
 }
 
 /// Registration of an object for debugfs. Dropping it waits for a concurrent reader of the object,
 /// for a bounded part of its work.
-pub(crate) struct Seat(Arc<Place>);
+pub(crate) struct DebugEntry(Arc<RegistryEntry>);
 
-impl Seat {
+impl DebugEntry {
     /// Adds `subject` to the list.
     ///
     /// # Errors
@@ -102,10 +102,10 @@ impl Seat {
     // Not inlined, so that all modules share one list.
     #[inline(never)]
     pub(crate) fn new(
-        kind: Kind,
+        kind: ObjectKind,
         number: u32,
         pid: i32,
-        subject: Arc<dyn Watched>,
+        subject: Arc<dyn DebugObject>,
     ) -> Result<Self> {
         let (place, node) = make(kind, number, pid, subject)?;
         ALL.lock().add(node);
@@ -115,14 +115,14 @@ impl Seat {
 
 /// Creates the list entry of an object, and the tree node for it.
 fn make(
-    kind: Kind,
+    kind: ObjectKind,
     number: u32,
     pid: i32,
-    subject: Arc<dyn Watched>,
-) -> Result<(Arc<Place>, Node)> {
+    subject: Arc<dyn DebugObject>,
+) -> Result<(Arc<RegistryEntry>, ObjectNode)> {
     let (name, class) = lock_classes::watched();
     let place = Arc::pin_init(
-        pin_init!(Place {
+        pin_init!(RegistryEntry {
             kind,
             number,
             pid,
@@ -130,11 +130,11 @@ fn make(
         }),
         GFP_KERNEL,
     )?;
-    let node = Node::new(Key::of(&place), place.clone(), GFP_KERNEL)?;
+    let node = ObjectNode::new(ObjectKey::of(&place), place.clone(), GFP_KERNEL)?;
     Ok((place, node))
 }
 
-impl Drop for Seat {
+impl Drop for DebugEntry {
     #[inline(never)]
     fn drop(&mut self) {
         leave(&self.0);
@@ -148,7 +148,7 @@ impl Drop for Seat {
 /// not be opened. Dropping a mirror waits for notifier callbacks, and a debugfs reader may wait for
 /// locks of these callbacks while it holds the lock of the entry. Therefore the object is dropped
 /// after that lock was released.
-fn leave(place: &Place) {
+fn leave(place: &RegistryEntry) {
     let subject = place.subject.lock().take();
     drop(subject);
 }
@@ -169,7 +169,7 @@ pub(crate) fn exit() {
 }
 
 /// Returns the first object in the list whose position is not below `position`.
-pub(super) fn next(kind: Kind, position: u64) -> Option<Arc<Place>> {
+pub(super) fn next(kind: ObjectKind, position: u64) -> Option<Arc<RegistryEntry>> {
     ALL.lock().next(kind, position)
 }
 
@@ -184,13 +184,13 @@ mod tests {
 
     struct Nothing;
 
-    impl Watched for Nothing {
+    impl DebugObject for Nothing {
         fn columns(&self, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
             Ok(())
         }
     }
 
-    fn add(list: &mut List, kind: Kind, number: u32) -> Result<Arc<Place>> {
+    fn add(list: &mut ObjectList, kind: ObjectKind, number: u32) -> Result<Arc<RegistryEntry>> {
         let subject = Arc::new(Nothing, GFP_KERNEL)?;
         let (place, node) = make(kind, number, 0, subject)?;
         list.add(node);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     /// Returns the numbers of all objects, in the order of a walk.
-    fn walk(list: &List, kind: Kind) -> Result<KVec<u32>> {
+    fn walk(list: &ObjectList, kind: ObjectKind) -> Result<KVec<u32>> {
         let mut numbers = KVec::new();
         let mut from = 0;
         while let Some(place) = list.next(kind, from) {
@@ -210,8 +210,8 @@ mod tests {
 
     #[test]
     fn all_come_in_order_and_once() -> Result {
-        let mut list = List(None);
-        assert!(list.next(Kind::Mirror, 0).is_none());
+        let mut list = ObjectList(None);
+        assert!(list.next(ObjectKind::Mirror, 0).is_none());
         let mut places = KVec::new();
         for number in [
             7,
@@ -221,8 +221,8 @@ mod tests {
             1 << SHORT_NUMBER_BITS,
             (1 << SHORT_NUMBER_BITS) + 3,
         ] {
-            places.push(add(&mut list, Kind::Mirror, number)?, GFP_KERNEL)?;
-            places.push(add(&mut list, Kind::Device, number / 2)?, GFP_KERNEL)?;
+            places.push(add(&mut list, ObjectKind::Mirror, number)?, GFP_KERNEL)?;
+            places.push(add(&mut list, ObjectKind::Device, number / 2)?, GFP_KERNEL)?;
         }
         let expected = [
             0,
@@ -232,14 +232,14 @@ mod tests {
             7,
             u32::MAX,
         ];
-        assert_eq!(walk(&list, Kind::Mirror)?.as_slice(), expected);
-        assert_eq!(walk(&list, Kind::Device)?.len(), 6);
+        assert_eq!(walk(&list, ObjectKind::Mirror)?.as_slice(), expected);
+        assert_eq!(walk(&list, ObjectKind::Device)?.len(), 6);
         // Of two objects with the same number, a walk sees one, and the other one after that was
         // removed.
-        let again = add(&mut list, Kind::Mirror, 7)?;
-        assert_eq!(walk(&list, Kind::Mirror)?.as_slice(), expected);
+        let again = add(&mut list, ObjectKind::Mirror, 7)?;
+        assert_eq!(walk(&list, ObjectKind::Mirror)?.as_slice(), expected);
         list.remove(&again);
-        assert_eq!(walk(&list, Kind::Mirror)?.as_slice(), expected);
+        assert_eq!(walk(&list, ObjectKind::Mirror)?.as_slice(), expected);
         for place in &places {
             list.remove(place);
         }
@@ -249,16 +249,16 @@ mod tests {
 
     /// Returns the minimum time in ns of a walk over `count` mirrors, of a few runs.
     fn cost(count: u32) -> Result<i64> {
-        let mut list = List(None);
+        let mut list = ObjectList(None);
         for number in 0..count {
-            add(&mut list, Kind::Mirror, number)?;
+            add(&mut list, ObjectKind::Mirror, number)?;
         }
         let mut least = i64::MAX;
         for _ in 0..5 {
             let start = Instant::<Monotonic>::now();
             let mut seen = 0;
             let mut from = 0;
-            while let Some(place) = list.next(Kind::Mirror, from) {
+            while let Some(place) = list.next(ObjectKind::Mirror, from) {
                 from = position(place.number) + 1;
                 seen += 1;
             }
@@ -280,11 +280,11 @@ mod tests {
 
     /// An object whose drop checks whether the lock of its entry is held.
     struct Last {
-        place: Arc<Mutex<Option<Arc<Place>>>>,
+        place: Arc<Mutex<Option<Arc<RegistryEntry>>>>,
         free: Arc<Atomic<i32>>,
     }
 
-    impl Watched for Last {
+    impl DebugObject for Last {
         fn columns(&self, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
             Ok(())
         }
@@ -308,7 +308,7 @@ mod tests {
             free: free.clone(),
         };
         let last = Arc::new(last, GFP_KERNEL)?;
-        let (place, _node) = make(Kind::Mirror, 1, 0, last)?;
+        let (place, _node) = make(ObjectKind::Mirror, 1, 0, last)?;
         *own.lock() = Some(place.clone());
         assert_eq!(free.load(Relaxed), 0);
         leave(&place);

@@ -4,7 +4,7 @@
 
 use super::{
     list::{at_short, next, short},
-    Kind,
+    ObjectKind,
 };
 use crate::{
     mm::{addr::PageRange, space::fatal_signal_pending},
@@ -22,14 +22,14 @@ const LINE_MAX_BYTES: usize = 96;
 const READ_MAX_BYTES: usize = 16384;
 
 /// Consecutive pages that are shown alike.
-struct Run {
+struct MapRun {
     start: usize,
     pages: usize,
     entry: DevicePte,
     huge: bool,
 }
 
-impl Run {
+impl MapRun {
     /// Returns whether a page with `entry` is shown like those of the run.
     fn is_like(&self, entry: DevicePte, huge: bool) -> bool {
         let looks =
@@ -39,14 +39,14 @@ impl Run {
 }
 
 /// Text of the runs.
-struct Lines {
+struct MapLines {
     text: KVec<u8>,
     mirror: u32,
     pid: i32,
-    run: Option<Run>,
+    run: Option<MapRun>,
 }
 
-impl fmt::Write for Lines {
+impl fmt::Write for MapLines {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         text.bytes().try_for_each(|byte| {
             let pushed = self.text.push_within_capacity(byte);
@@ -55,7 +55,7 @@ impl fmt::Write for Lines {
     }
 }
 
-impl Lines {
+impl MapLines {
     /// Adds a translation. Returns `false` if there is no room for it.
     fn add(&mut self, range: PageRange, entry: DevicePte, huge: bool) -> bool {
         if let Some(run) = &mut self.run {
@@ -70,7 +70,7 @@ impl Lines {
             return false;
         }
         self.end_run();
-        self.run = Some(Run {
+        self.run = Some(MapRun {
             start: range.start(),
             pages: range.pages(),
             entry,
@@ -110,18 +110,18 @@ impl Lines {
 /// The file position encodes where the next read continues: the low 19 bits of the mirror's number,
 /// and below them the number of the page in 44 bits. A read returns whole lines, after a bounded
 /// amount of work.
-pub(crate) struct Map;
+pub(crate) struct MapFile;
 
 const PAGE_NUMBER_BITS: u32 = 44;
 
-impl Map {
+impl MapFile {
     fn position(mirror: u64, addr: usize) -> file::Offset {
         let pages = (addr >> PAGE_SHIFT) as u64;
         file::Offset::try_from(mirror << PAGE_NUMBER_BITS | pages).unwrap_or(file::Offset::MAX)
     }
 }
 
-impl BinaryWriter for Map {
+impl BinaryWriter for MapFile {
     fn write_to_slice(
         &self,
         writer: &mut UserSliceWriter,
@@ -136,7 +136,7 @@ impl BinaryWriter for Map {
         let position = u64::try_from(*offset)?;
         let mut mirror = position >> PAGE_NUMBER_BITS;
         let mut addr = usize::try_from(position & ((1 << PAGE_NUMBER_BITS) - 1))? << PAGE_SHIFT;
-        let mut lines = Lines {
+        let mut lines = MapLines {
             text: KVec::with_capacity(writer.len().min(READ_MAX_BYTES), GFP_KERNEL)?,
             mirror: 0,
             pid: 0,
@@ -146,7 +146,7 @@ impl BinaryWriter for Map {
             if fatal_signal_pending() {
                 return Err(EINTR);
             }
-            let Some(place) = next(Kind::Mirror, at_short(mirror)) else {
+            let Some(place) = next(ObjectKind::Mirror, at_short(mirror)) else {
                 return Ok(0);
             };
             if short(place.number) != mirror {
@@ -175,8 +175,8 @@ mod tests {
     use super::*;
     use kernel::page::PAGE_SIZE;
 
-    fn lines(room: usize) -> Result<Lines> {
-        Ok(Lines {
+    fn lines(room: usize) -> Result<MapLines> {
+        Ok(MapLines {
             text: KVec::with_capacity(room, GFP_KERNEL)?,
             mirror: 7,
             pid: 42,
@@ -221,7 +221,7 @@ mod tests {
         let count = lines.text.iter().filter(|byte| **byte == b'\n').count();
         assert_eq!((count, lines.text.last()), (taken, Some(&b'\n')));
         // The longest possible line.
-        let mut longest = Lines {
+        let mut longest = MapLines {
             mirror: u32::MAX,
             pid: i32::MIN,
             ..lines
@@ -238,13 +238,13 @@ mod tests {
     #[test]
     fn positions_keep_mirror_and_page() {
         let addr = (1 << 56) - PAGE_SIZE;
-        let position = Map::position(short(5), addr) as u64;
+        let position = MapFile::position(short(5), addr) as u64;
         assert_eq!(position >> PAGE_NUMBER_BITS, 5);
         assert_eq!(
             (position & ((1 << PAGE_NUMBER_BITS) - 1)) << PAGE_SHIFT,
             addr as u64
         );
         assert_eq!(short(1 << 19), 0);
-        assert_eq!(Map::position(1 << 19, 0), file::Offset::MAX);
+        assert_eq!(MapFile::position(1 << 19, 0), file::Offset::MAX);
     }
 }

@@ -4,17 +4,17 @@
 
 use super::{
     list::{next, position},
-    Kind, Place,
+    ObjectKind, RegistryEntry,
 };
 use crate::mm::space::fatal_signal_pending;
 use kernel::{debugfs::Writer, fmt, prelude::*};
 
-/// Names of the columns that [`Watched::columns`] writes for a mirror.
+/// Names of the columns that [`DebugObject::columns`] writes for a mirror.
 const MIRROR_COLUMNS: &str =
     "device alive faults fault_ns migrations mapped invalidations invalidated to_device to_system \
      switched skipped retries";
 
-/// Names of the columns that [`Watched::columns`] writes for a device.
+/// Names of the columns that [`DebugObject::columns`] writes for a device.
 const DEVICE_COLUMNS: &str =
     "kind used total limit cpu_faults cpu_fault_pages evicted evicted_for_room";
 
@@ -26,7 +26,7 @@ struct Residency {
     exclusive: usize,
 }
 
-impl Place {
+impl RegistryEntry {
     /// Counts the pages that the device can translate.
     ///
     /// # Errors
@@ -60,16 +60,16 @@ impl Place {
 
 /// Contents of the files `mirrors` and `devices`: a line with the names of the columns, and a line
 /// for each object.
-pub(crate) struct Report(pub(crate) Kind);
+pub(crate) struct ObjectReport(pub(crate) ObjectKind);
 
-impl Writer for Report {
+impl Writer for ObjectReport {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Kind::Mirror => writeln!(
+            ObjectKind::Mirror => writeln!(
                 f,
                 "mirror pid system_pages device_pages exclusive_pages {MIRROR_COLUMNS}"
             )?,
-            Kind::Device => writeln!(f, "device {DEVICE_COLUMNS}")?,
+            ObjectKind::Device => writeln!(f, "device {DEVICE_COLUMNS}")?,
         }
         let mut from = 0;
         while let Some(place) = next(self.0, from) {
@@ -82,7 +82,7 @@ impl Writer for Report {
                 continue;
             };
             write!(f, "{}", place.number)?;
-            if self.0 == Kind::Mirror {
+            if self.0 == ObjectKind::Mirror {
                 let Residency {
                     system,
                     device,

@@ -17,20 +17,17 @@ use super::Shrink;
 use crate::{
     bindings,
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
+        deferred::{Deferred, DropWaits},
         lock_classes,
-        reentry::Within, //
-    }, //
+        reentry::ReentryGuard,
+    },
 };
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     error::to_result,
     ffi,
     prelude::*,
-    sync::{Arc, Mutex}, //
+    sync::{Arc, Mutex},
 };
 
 /// Maximum number of pages of one [`Reclaimable`]. Reclaim counts each object as this many pages.
@@ -42,13 +39,13 @@ const REQUEST_PAGES: usize = 16 * OBJECT_MAX_PAGES;
 
 /// An owner of memory. It is created before its registration, and may outlive it.
 #[pin_data]
-pub(crate) struct Owner {
+pub(crate) struct ReclaimOwner {
     /// `None` before and after the registration.
     #[pin]
     shrink: Mutex<Option<Arc<dyn Shrink>>>,
 }
 
-impl Owner {
+impl ReclaimOwner {
     /// Creates an owner that is not registered.
     ///
     /// # Errors
@@ -81,7 +78,7 @@ impl Owner {
     /// May sleep.
     #[inline(never)]
     pub(crate) fn register(this: &Arc<Self>, shrink: Arc<dyn Shrink>) -> Result<OwnerRegistration> {
-        let registered = Deferred::new(|| Ok(Registered(this.clone())), GFP_KERNEL_ACCOUNT)?;
+        let registered = Deferred::new(|| Ok(RegisteredOwner(this.clone())), GFP_KERNEL_ACCOUNT)?;
         *this.shrink.lock() = Some(shrink);
         Ok(OwnerRegistration {
             _registered: registered,
@@ -92,7 +89,7 @@ impl Owner {
     /// bound of the number of scanned pages. Does nothing if there is a concurrent request, or if
     /// the registration ends concurrently. Context: reclaim.
     pub(crate) fn ask(&self, pages: usize) -> (usize, usize) {
-        let _within = Within::enter();
+        let _within = ReentryGuard::enter();
         let Some(shrink) = self.shrink.try_lock() else {
             return (0, 0);
         };
@@ -134,11 +131,11 @@ impl Owner {
 }
 
 /// Reference to the owner whose drop ends the registration.
-struct Registered(Arc<Owner>);
+struct RegisteredOwner(Arc<ReclaimOwner>);
 
-impl DropWaits for Registered {}
+impl DropWaits for RegisteredOwner {}
 
-impl Drop for Registered {
+impl Drop for RegisteredOwner {
     #[inline(never)]
     fn drop(&mut self) {
         // Waits for a concurrent request of reclaim. `shrink` is dropped without the lock,
@@ -155,7 +152,7 @@ impl Drop for Registered {
 /// The drop may sleep. In a callback, in atomic context and in reclaim it returns at once, and a
 /// worker ends the registration.
 pub(crate) struct OwnerRegistration {
-    _registered: Deferred<Registered>,
+    _registered: Deferred<RegisteredOwner>,
 }
 
 /// A piece of memory that its owner may be able to free.
@@ -165,7 +162,7 @@ pub(crate) struct OwnerRegistration {
 /// `raw` is an object of the library's list, and ours. It holds a reference of its owner.
 pub(crate) struct Reclaimable {
     raw: NonNull<bindings::rust_hmm_reclaimable>,
-    owner: ManuallyDrop<Arc<Owner>>,
+    owner: ManuallyDrop<Arc<ReclaimOwner>>,
 }
 
 // SAFETY: Any task may use the object, because the list has a lock.
@@ -185,7 +182,7 @@ impl Reclaimable {
     ///
     /// May sleep.
     #[inline(never)]
-    pub(crate) fn new(owner: &Arc<Owner>) -> Result<Self> {
+    pub(crate) fn new(owner: &Arc<ReclaimOwner>) -> Result<Self> {
         let owner = owner.clone();
         let raw = Arc::as_ptr(&owner).cast_mut().cast();
         // SAFETY: The library is loaded. The reference is kept until the object was freed.
@@ -242,8 +239,8 @@ impl Owners {
     /// Must be called once, by the library's `init`, before any owner is created.
     pub(crate) unsafe fn new() -> Result<Self> {
         static OPS: bindings::rust_hmm_owner_ops = bindings::rust_hmm_owner_ops {
-            get: Some(Owner::get),
-            reclaim: Some(Owner::reclaim),
+            get: Some(ReclaimOwner::get),
+            reclaim: Some(ReclaimOwner::reclaim),
         };
         // SAFETY: Called once, by the function's requirements. The operations are static.
         to_result(unsafe {
@@ -285,12 +282,12 @@ mod tests {
         }
     }
 
-    fn giver(pages: usize) -> Result<(Arc<Owner>, Arc<Giver>, OwnerRegistration)> {
+    fn giver(pages: usize) -> Result<(Arc<ReclaimOwner>, Arc<Giver>, OwnerRegistration)> {
         let pages = Atomic::new(pages);
         let asked = Atomic::new(0);
         let giver = Arc::new(Giver { pages, asked }, GFP_KERNEL)?;
-        let owner = Owner::new()?;
-        let registration = Owner::register(&owner, giver.clone())?;
+        let owner = ReclaimOwner::new()?;
+        let registration = ReclaimOwner::register(&owner, giver.clone())?;
         Ok((owner, giver, registration))
     }
 

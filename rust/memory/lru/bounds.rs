@@ -26,7 +26,7 @@ pub(super) const NO_CANDIDATE: u64 = u64::MAX;
 
 /// The two trees.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tree {
+pub(super) enum LruTree {
     /// Blocks that have pages in use.
     Used = 0,
     /// Blocks that have both pages in use and free pages.
@@ -34,60 +34,60 @@ pub(super) enum Tree {
 }
 
 /// A value for each tree.
-pub(super) struct Both([Atomic<u64>; 2]);
+pub(super) struct PerTree([Atomic<u64>; 2]);
 
-impl Both {
+impl PerTree {
     fn new(value: u64) -> Self {
         Self([Atomic::new(value), Atomic::new(value)])
     }
 
-    pub(super) fn of(&self, tree: Tree) -> &Atomic<u64> {
+    pub(super) fn of(&self, tree: LruTree) -> &Atomic<u64> {
         let [used, partial] = &self.0;
         match tree {
-            Tree::Used => used,
-            Tree::Partial => partial,
+            LruTree::Used => used,
+            LruTree::Partial => partial,
         }
     }
 }
 
 /// A lowest node.
-pub(super) struct Node {
+pub(super) struct LruNode {
     /// A bit for each child that may be a candidate.
-    pub(super) blocks: Both,
-    pub(super) bounds: Both,
+    pub(super) blocks: PerTree,
+    pub(super) bounds: PerTree,
 }
 
-impl Node {
+impl LruNode {
     pub(super) fn new() -> Self {
         Self {
-            blocks: Both::new(0),
-            bounds: Both::new(NO_CANDIDATE),
+            blocks: PerTree::new(0),
+            bounds: PerTree::new(NO_CANDIDATE),
         }
     }
 
     /// Returns whether the block `child` is a candidate.
     #[inline]
-    pub(super) fn has(&self, child: usize, tree: Tree) -> bool {
+    pub(super) fn has(&self, child: usize, tree: LruTree) -> bool {
         load_u64(self.blocks.of(tree)) >> child & 1 != 0
     }
 
     /// Makes the block `child`, which was last used at `turn`, a candidate.
-    pub(super) fn add(&self, child: usize, tree: Tree, turn: u64) {
+    pub(super) fn add(&self, child: usize, tree: LruTree, turn: u64) {
         set(self.blocks.of(tree), 1 << child);
         lower(self.bounds.of(tree), turn);
     }
 }
 
 /// Bounds of the nodes above the lowest ones.
-pub(super) struct Bounds {
+pub(super) struct TreeBounds {
     /// Nodes by level: the first level has a node for each group of lowest nodes, the last one has
     /// the root.
-    levels: KVec<KVVec<Both>>,
+    levels: KVec<KVVec<PerTree>>,
     /// Source of unique tokens, see [`Self::renew`].
     tokens: Atomic<u64>,
 }
 
-impl Bounds {
+impl TreeBounds {
     /// Allocates the bounds for `groups` groups.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Bounds {
             let len = nodes.next_multiple_of(FANOUT);
             let mut level = KVVec::with_capacity(len, GFP_KERNEL)?;
             for _ in 0..len {
-                level.push(Both::new(NO_CANDIDATE), GFP_KERNEL)?;
+                level.push(PerTree::new(NO_CANDIDATE), GFP_KERNEL)?;
             }
             levels.push(level, GFP_KERNEL)?;
         }
@@ -125,13 +125,13 @@ impl Bounds {
     }
 
     /// Returns the bounds of the nodes of `level`, from `first` on.
-    pub(super) fn from(&self, level: usize, first: usize) -> Option<&[Both]> {
+    pub(super) fn from(&self, level: usize, first: usize) -> Option<&[PerTree]> {
         self.levels.get(level)?.get(first..)
     }
 
     /// Lowers the bounds above `group`, because a block of it that was last used at `turn` becomes
     /// a candidate.
-    pub(super) fn lower(&self, group: usize, tree: Tree, turn: u64) {
+    pub(super) fn lower(&self, group: usize, tree: LruTree, turn: u64) {
         let mut index = group;
         for level in &self.levels {
             if let Some(bounds) = level.get(index) {
@@ -162,8 +162,8 @@ impl Bounds {
 /// Returns the node with the lowest bound, among the first [`FANOUT`] of `all` that are not in
 /// `seen`, and its bound.
 pub(super) fn lowest<'a>(
-    all: impl Iterator<Item = &'a Both>,
-    tree: Tree,
+    all: impl Iterator<Item = &'a PerTree>,
+    tree: LruTree,
     seen: u64,
 ) -> (usize, u64) {
     let mut lowest = (0, NO_CANDIDATE);

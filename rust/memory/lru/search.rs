@@ -3,9 +3,9 @@
 //! Search for the coldest candidate in a tree of bounds.
 
 use super::{
-    bounds::{lowest, Both, Tree, FANOUT, NO_CANDIDATE},
-    turns::Turn,
-    Lru, Usage, GROUP_BLOCKS,
+    bounds::{lowest, LruTree, PerTree, FANOUT, NO_CANDIDATE},
+    turns::LruStamp,
+    BlockUsage, Lru, GROUP_BLOCKS,
 };
 use crate::{
     kernel::{once_box::OnceBox, word::load_u64},
@@ -20,8 +20,8 @@ const SEARCH_MAX_NODES: usize = 64;
 /// A search of one tree.
 pub(super) struct Search<'s> {
     lru: &'s Lru,
-    tree: Tree,
-    usage: &'s dyn Fn(usize) -> Usage,
+    tree: LruTree,
+    usage: &'s dyn Fn(usize) -> BlockUsage,
     /// Blocks that were used after this turn are not candidates.
     before: u64,
     /// Turn and number of the coldest candidate found.
@@ -36,9 +36,9 @@ impl<'s> Search<'s> {
     /// Returns the coldest candidate of a tree, and whether another task has claimed one.
     pub(super) fn run(
         lru: &'s Lru,
-        tree: Tree,
-        usage: &'s dyn Fn(usize) -> Usage,
-        before: Turn,
+        tree: LruTree,
+        usage: &'s dyn Fn(usize) -> BlockUsage,
+        before: LruStamp,
     ) -> (Option<(u64, usize)>, bool) {
         let mut search = Self {
             lru,
@@ -59,7 +59,7 @@ impl<'s> Search<'s> {
     }
 
     /// Returns the bounds of a node. The lowest nodes have level 0.
-    fn bounds(&self, level: usize, index: usize) -> Option<&'s Both> {
+    fn bounds(&self, level: usize, index: usize) -> Option<&'s PerTree> {
         match level.checked_sub(1) {
             Some(level) => self.lru.bounds.from(level, index)?.first(),
             None => {

@@ -21,15 +21,15 @@ mod suite {
         lru: &Lru,
         blocks: core::ops::Range<usize>,
         partly: Option<usize>,
-        before: Turn,
+        before: LruStamp,
     ) -> Result<Claim<'_>, NoClaim> {
         for block in blocks.clone() {
             lru.allocated(block, partly != Some(block));
         }
         let usage = |block| match (blocks.contains(&block), partly == Some(block)) {
-            (false, _) => Usage::Empty,
-            (true, true) => Usage::Partial,
-            (true, false) => Usage::Full,
+            (false, _) => BlockUsage::Empty,
+            (true, true) => BlockUsage::Partial,
+            (true, false) => BlockUsage::Full,
         };
         lru.coldest(&usage, blocks.len(), before)
     }
@@ -39,7 +39,7 @@ mod suite {
         lru: &Lru,
         blocks: core::ops::Range<usize>,
         partly: Option<usize>,
-        before: Turn,
+        before: LruStamp,
     ) -> Option<usize> {
         let claim = choose(lru, blocks, partly, before).ok()?;
         Some(claim.block())
@@ -160,7 +160,7 @@ mod suite {
         for block in 0..8 {
             lru.touch(block);
         }
-        let full = |_| Usage::Full;
+        let full = |_| BlockUsage::Full;
         for block in 0..8 {
             lru.allocated(block, true);
         }
@@ -169,15 +169,15 @@ mod suite {
         // Some pages of the block are freed.
         lru.freed(2);
         let usage = |block| match block {
-            2 => Usage::Partial,
-            _ => Usage::Full,
+            2 => BlockUsage::Partial,
+            _ => BlockUsage::Full,
         };
         let second = lru.coldest(&usage, 8, lru.now());
         assert!(second.is_ok_and(|claim| claim.block() == 2));
         // The block is filled again, and then emptied.
         let third = lru.coldest(&full, 8, lru.now());
         assert!(third.is_ok_and(|claim| claim.block() == 0));
-        let empty = |_| Usage::Empty;
+        let empty = |_| BlockUsage::Empty;
         assert_eq!(
             lru.coldest(&empty, 8, lru.now()).err(),
             Some(NoClaim::Nothing)
@@ -195,7 +195,7 @@ mod suite {
             lru.touch(block);
             lru.allocated(block, true);
         }
-        let full = |_| Usage::Full;
+        let full = |_| BlockUsage::Full;
         for expected in [0, 70, 5000, 5001, (1 << 23) - 1, 0] {
             let claim = lru.coldest(&full, 5, lru.now());
             assert!(claim.is_ok_and(|claim| claim.block() == expected));

@@ -11,21 +11,21 @@ use kernel::sync::atomic::{
 
 /// A time, in turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Turn(pub(super) u64);
+pub(crate) struct LruStamp(pub(super) u64);
 
 /// First turn. Smaller bounds are tokens of searches, see
-/// [`Bounds::renew`](super::bounds::Bounds::renew).
+/// [`TreeBounds::renew`](super::bounds::TreeBounds::renew).
 pub(super) const FIRST_STAMP: u64 = 1 << 20;
 
 /// State of a block of device memory.
-pub(super) struct Block {
+pub(super) struct BlockState {
     /// Turn of the last access.
     pub(super) last: Atomic<u64>,
     /// Whether a task evicts the block, see [`Claim`](super::Claim).
     pub(super) claimed: AtomicFlag,
 }
 
-impl Block {
+impl BlockState {
     pub(super) fn new() -> Self {
         Self {
             // Older than any access.
@@ -36,16 +36,16 @@ impl Block {
 }
 
 /// Counter of turns, advanced when the device accesses another block than before.
-pub(super) struct Turns(Atomic<u64>);
+pub(super) struct LruClock(Atomic<u64>);
 
-impl Turns {
+impl LruClock {
     pub(super) fn new() -> Self {
         Self(Atomic::new(FIRST_STAMP))
     }
 
     /// Returns the current turn. Blocks that are accessed from now on do not have an older one.
-    pub(super) fn now(&self) -> Turn {
-        Turn(self.0.load(Relaxed))
+    pub(super) fn now(&self) -> LruStamp {
+        LruStamp(self.0.load(Relaxed))
     }
 
     /// Records an access of the device to `block`.
@@ -54,7 +54,7 @@ impl Turns {
     ///
     /// Any.
     #[inline]
-    pub(super) fn touch(&self, block: &Block) {
+    pub(super) fn touch(&self, block: &BlockState) {
         if load_u64(&block.last) != load_u64(&self.0) {
             self.advance(block);
         }
@@ -62,7 +62,7 @@ impl Turns {
 
     /// Like [`Self::touch`], but advances the turn even if `block` is the most recently used one.
     #[inline]
-    pub(super) fn advance(&self, block: &Block) {
+    pub(super) fn advance(&self, block: &BlockState) {
         block.last.store(self.0.fetch_add(1, Relaxed) + 1, Relaxed);
     }
 }

@@ -3,10 +3,7 @@
 //! Table of the huge pages that are being split. It decides whether a fault waits, returns early,
 //! or fails.
 
-use crate::kernel::{
-    completion::Bell,
-    lock_classes, //
-};
+use crate::kernel::{completion::TimedCompletion, lock_classes};
 use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
@@ -23,14 +20,14 @@ pub(in crate::memory) enum Met {
     /// No work item splits the page.
     Nothing,
     /// A work item is splitting the page. It rings the bell when it has ended.
-    Splitting(Arc<Bell>),
+    Splitting(Arc<TimedCompletion>),
     /// A work item has given up, and a fault that could not sleep has met it.
     GaveUp,
 }
 
 /// A page that a work item is splitting, or has given up.
 struct Split {
-    bell: Arc<Bell>,
+    bell: Arc<TimedCompletion>,
     /// Whether a fault that cannot sleep has met the work item.
     is_met: bool,
     gave_up: Option<Instant<Monotonic>>,
@@ -38,25 +35,25 @@ struct Split {
 
 /// Pages that are being split, by device page number.
 #[pin_data]
-pub(super) struct Table {
+pub(super) struct SplitTable {
     #[pin]
-    state: Mutex<State>,
+    state: Mutex<SplitState>,
     /// Notified when no work item is left.
     #[pin]
     idle: CondVar,
 }
 
-struct State {
+struct SplitState {
     splits: RBTree<usize, Split>,
     /// Number of work items, each of which holds a reference to the memory.
     items: usize,
 }
 
-impl Table {
+impl SplitTable {
     pub(super) fn new() -> Result<Arc<Self>> {
         let (name, key) = lock_classes::splits();
         let (idle_name, idle_key) = lock_classes::splits_idle();
-        let state = State {
+        let state = SplitState {
             splits: RBTree::new(),
             items: 0,
         };
@@ -98,9 +95,9 @@ impl Table {
         self: &Arc<Self>,
         number: usize,
         can_sleep: bool,
-    ) -> Result<(Arc<Bell>, Option<Item>)> {
+    ) -> Result<(Arc<TimedCompletion>, Option<SplitItem>)> {
         // Allocate without the lock, because an allocation may sleep.
-        let bell = Arc::pin_init(Bell::new(), GFP_KERNEL)?;
+        let bell = Arc::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
         let split = Split {
             bell: bell.clone(),
             is_met: !can_sleep,
@@ -116,7 +113,7 @@ impl Table {
         }
         let _given_up = state.splits.insert(node);
         state.items += 1;
-        let item = Item {
+        let item = SplitItem {
             table: self.clone(),
             number,
             bell: bell.clone(),
@@ -143,13 +140,13 @@ impl Table {
 }
 
 /// A work item's registration in the table. Dropped after the work item's reference to the memory.
-pub(super) struct Item {
-    table: Arc<Table>,
+pub(super) struct SplitItem {
+    table: Arc<SplitTable>,
     pub(super) number: usize,
-    bell: Arc<Bell>,
+    bell: Arc<TimedCompletion>,
 }
 
-impl Item {
+impl SplitItem {
     /// Returns whether the page is still the one that was queued, and not a later one at the same
     /// number.
     pub(super) fn is_wanted(&self) -> bool {
@@ -175,7 +172,7 @@ impl Item {
     }
 }
 
-impl Drop for Item {
+impl Drop for SplitItem {
     fn drop(&mut self) {
         // If the work item could not be allocated, no other code ends it. Otherwise this does
         // nothing.
@@ -192,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_page_has_one_work_item_for_all_faults() -> Result {
-        let table = Table::new()?;
+        let table = SplitTable::new()?;
         let (bell, item) = table.begin(512, true)?;
         let item = item.ok_or(EINVAL)?;
         let (other, second) = table.begin(512, true)?;
@@ -211,7 +208,7 @@ mod tests {
 
     #[test]
     fn only_faults_that_cannot_sleep_find_that_it_gave_up() -> Result {
-        let table = Table::new()?;
+        let table = SplitTable::new()?;
         let give_up = |can_sleep: bool| -> Result {
             let (bell, item) = table.begin(512, can_sleep)?;
             item.ok_or(EINVAL)?.end(false);
@@ -233,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_fault_that_cannot_sleep_joins_later() -> Result {
-        let table = Table::new()?;
+        let table = SplitTable::new()?;
         let (_, item) = table.begin(512, true)?;
         assert!(matches!(table.meet(512, false), Met::Splitting(_)));
         item.ok_or(EINVAL)?.end(false);
@@ -243,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_forgotten_page_is_not_split_for_the_one_before() -> Result {
-        let table = Table::new()?;
+        let table = SplitTable::new()?;
         let (bell, first) = table.begin(512, true)?;
         let first = first.ok_or(EINVAL)?;
         assert!(first.is_wanted());
@@ -260,7 +257,7 @@ mod tests {
 
     #[test]
     fn without_memory_for_the_work_item_nobody_waits() -> Result {
-        let table = Table::new()?;
+        let table = SplitTable::new()?;
         let (bell, item) = table.begin(512, true)?;
         drop(item);
         assert!(bell.is_rung());

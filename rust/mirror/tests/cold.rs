@@ -3,7 +3,7 @@
 //! KUnit tests: reclaim of page-table pages.
 
 use super::*;
-use crate::{attributes::Change, kernel::shrinker::Shrink};
+use crate::{attributes::AttributeUpdate, kernel::shrinker::Shrink};
 
 /// Number of 2 MiB blocks, each with a page-table page of its own. Some chunks have no other table
 /// pages.
@@ -163,9 +163,9 @@ mod suite {
     #[test]
     fn tables_of_memory_that_stays_mapped_are_not_given_up() -> Result {
         let (pages, _shared, mirror) = sparse()?;
-        let change = Change {
+        let change = AttributeUpdate {
             accessed_by: Some(true),
-            ..Change::default()
+            ..AttributeUpdate::default()
         };
         mirror.set_attributes(*pages.first().ok_or(EINVAL)?, &change)?;
         reclaim(&mirror, 3);

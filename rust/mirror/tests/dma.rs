@@ -4,22 +4,13 @@
 
 use super::*;
 use crate::{
-    inject::{
-        Armed,
-        Point, //
-    },
+    inject::{ArmedPoint, FailPoint},
     kernel::kthread::Thread,
     mm::{
-        dma::{
-            DmaAddress,
-            DmaDevice, //
-        },
-        user::UserSpan, //
+        dma::{DmaAddress, DmaDevice},
+        user::UserSpan,
     },
-    pgtable::{
-        Leaf,
-        OfDma, //
-    }, //
+    pgtable::{DmaFormat, Leaf},
 };
 
 /// A device without an IOMMU: the DMA address of a page is its physical address.
@@ -30,7 +21,7 @@ struct Addressed {
 
 impl Device for Addressed {
     type Memory = TestMemory;
-    type Format = OfDma<Radix4>;
+    type Format = DmaFormat<Radix4>;
     type Walker = ();
     type Flush = ();
 
@@ -77,7 +68,7 @@ fn targets(
     addr: usize,
     kept: &Leaf,
     write: bool,
-) -> Result<(Result<PageAddress, Unresolved>, Option<PageAddress>)> {
+) -> Result<(Result<PageAddress, TranslateError>, Option<PageAddress>)> {
     let by_walker = mirror.enter(0)?.target(addr, kept, write);
     Ok((by_walker, mirror.lock_table()?.target(addr, write)))
 }
@@ -102,21 +93,23 @@ mod suite {
         let mut bytes = [0; 8];
         let beyond = UserSpan::new(range.start(), PAGE_SIZE + 1);
         match mirror.enter(0)?.resolve(addr, &leaf) {
-            Ok(Place::Cpu(page)) => {
+            Ok(PageMemory::Cpu(page)) => {
                 page.read(0, &mut bytes)?;
                 assert_eq!(page.read_to_user(0, beyond), Err(EINVAL));
             }
             _ => return Err(EIO),
         }
         match mirror.enter(0)?.resolve_mut(addr, &leaf) {
-            Ok(PlaceMut::Cpu(page)) => assert_eq!(page.write_from_user(0, beyond), Err(EINVAL)),
+            Ok(PageMemoryMut::Cpu(page)) => {
+                assert_eq!(page.write_from_user(0, beyond), Err(EINVAL))
+            }
             _ => return Err(EIO),
         }
         assert_eq!(u64::from_ne_bytes(bytes), 2);
         // After the page was unmapped, no lookup returns its address, and its DMA mapping is
         // removed.
         unmap(PageRange::from_pages(addr, 1)?)?;
-        let gone = (Err(Unresolved::Stale), None);
+        let gone = (Err(TranslateError::Stale), None);
         assert_eq!(targets(&mirror, addr, &leaf, false)?, gone);
         assert!(mirror.enter(0)?.resolve(addr, &leaf).is_err());
         assert_eq!((dma.live(), dma.unmapped()), (3, 1));
@@ -135,7 +128,7 @@ mod suite {
         let addr = other.start();
         let leaf = walk(&mirror, addr)?;
         let (by_walker, by_table) = targets(&mirror, addr, &leaf, true)?;
-        assert_eq!((by_walker, by_table), (Err(Unresolved::ReadOnly), None));
+        assert_eq!((by_walker, by_table), (Err(TranslateError::ReadOnly), None));
         let (by_walker, by_table) = targets(&mirror, addr, &leaf, false)?;
         assert!(by_walker.is_ok() && by_walker.ok() == by_table);
         Ok(())
@@ -149,7 +142,7 @@ mod suite {
         assert_eq!(mirror.migrate(range).to_device()?.moved, 2);
         assert_eq!(dma.live(), 0);
         let stale = mirror.enter(0)?.target(range.start(), &before, false);
-        assert_eq!(stale, Err(Unresolved::Stale));
+        assert_eq!(stale, Err(TranslateError::Stale));
         let leaf = walk(&mirror, range.address(1))?;
         assert!(leaf.entry.is_device());
         let bytes = (leaf.entry.number() * PAGE_SIZE) as u64;
@@ -168,7 +161,7 @@ mod suite {
     #[test]
     fn a_fault_without_an_address_fails_and_the_next_one_does_not() -> Result {
         let (range, dma, mirror) = addressed(4)?;
-        let armed = Armed::new(Point::Dma, 2, false)?;
+        let armed = ArmedPoint::new(FailPoint::Dma, 2, false)?;
         assert_eq!(mirror.fault(range, Access::Write), Err(ENOMEM));
         assert!(!armed.is_left());
         drop(armed);
@@ -176,7 +169,7 @@ mod suite {
         assert_eq!((dma.live(), dma.mapped()), (4, 4));
         // A fault that gets no DMA address at all fails, and leaves no mapping.
         mirror.discard(range)?;
-        let armed = Armed::new(Point::Dma, 1, true)?;
+        let armed = ArmedPoint::new(FailPoint::Dma, 1, true)?;
         assert_eq!(mirror.fault(range, Access::Write), Err(ENOMEM));
         drop(armed);
         assert_eq!(dma.live(), 0);
@@ -188,7 +181,7 @@ mod suite {
         let (range, dma, mirror) = addressed(4)?;
         mirror.fault(range, Access::Write)?;
         assert_eq!(mirror.migrate(range).to_device()?.moved, 4);
-        let armed = Armed::new(Point::Dma, 2, false)?;
+        let armed = ArmedPoint::new(FailPoint::Dma, 2, false)?;
         assert_eq!(mirror.migrate(range).to_system()?.moved, 4);
         assert!(!armed.is_left());
         assert_eq!(dma.live(), 3);

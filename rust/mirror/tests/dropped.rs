@@ -4,51 +4,28 @@
 //! own threads. The drop returns, and the object has been freed when the callback has ended.
 
 use super::{
-    file::{
-        Gate,
-        OpenNode, //
-    },
-    nosy::{
-        nosy,
-        Cargo,
-        From,
-        Nosy, //
-    },
-    *, //
+    file::{Gate, OpenNode},
+    nosy::{nosy, Cargo, From, Nosy},
+    *,
 };
 use crate::{
-    host_lock::Grain,
+    host_lock::Coherence,
     kernel::{
         deferred,
         fence_watch::Watch,
         kthread::Thread,
-        shrinker::{
-            Shrink,
-            Shrinker, //
-        }, //
+        shrinker::{Shrink, Shrinker},
     },
     mm::{
-        dma::{
-            DmaBuffer,
-            DmaDevice, //
-        },
-        space::MmapGuard, //
+        dma::{DmaBuffer, DmaDevice},
+        fence_watch::FenceWatch,
+        space::MmapGuard,
     },
-    queue::{
-        Crew,
-        Queue,
-        Stop, //
-    }, //
+    queue::{CancelToken, Queue, WorkerPool},
 };
 use kernel::{
-    sync::atomic::{
-        ordering::Acquire,
-        AtomicFlag, //
-    },
-    time::{
-        delay::fsleep,
-        Delta, //
-    },
+    sync::atomic::{ordering::Acquire, AtomicFlag},
+    time::{delay::fsleep, Delta},
 };
 
 /// Counts drops, and controls when threads may end.
@@ -167,9 +144,9 @@ fn cargo(ends: &Arc<Ends>) -> Result<Cargo> {
         Ok(())
     })?;
     add(KBox::new(queue, GFP_KERNEL)?)?;
-    add(KBox::new(Crew::new(1)?, GFP_KERNEL)?)?;
+    add(KBox::new(WorkerPool::new(1)?, GFP_KERNEL)?)?;
 
-    let memory = Memory::new(Plain(counted()), Kind::Private, PMD_PAGES);
+    let memory = Memory::new(Plain(counted()), MemoryKind::Private, PMD_PAGES);
     add(KBox::new(KBox::pin_init(memory, GFP_KERNEL)?, GFP_KERNEL)?)?;
 
     let current = current!();
@@ -178,7 +155,7 @@ fn cargo(ends: &Arc<Ends>) -> Result<Cargo> {
     // The last reference to a pinned range is dropped, too. That takes the mmap lock.
     let range = map(1)?;
     let agent = DmaDevice::software(c"hmm-dropped")?;
-    let locked = mirror.lock(range, &[agent.clone()], Grain::Coarse);
+    let locked = mirror.lock(range, &[agent.clone()], Coherence::Coarse);
     let address = locked.map_err(|_| EBUSY)?.device_address;
     let region = mirror.locked(address).ok_or(ENOENT)?;
     mirror.unlock(address)?;
@@ -189,7 +166,7 @@ fn cargo(ends: &Arc<Ends>) -> Result<Cargo> {
 
     let shrinker = Shrinker::new(c"hmm-dropped", Arc::new(Nothing(counted()), GFP_KERNEL)?)?;
     add(KBox::new(shrinker, GFP_KERNEL)?)?;
-    add(KBox::new(Watch::new()?, GFP_KERNEL)?)?;
+    add(KBox::new(FenceWatch::new()?, GFP_KERNEL)?)?;
     add(KBox::new(Gate::new(counted())?.node()?, GFP_KERNEL)?)?;
     Ok(all)
 }
@@ -281,7 +258,7 @@ mod suite {
     #[test]
     fn in_cancelled_copies() -> Result {
         let cancel = |mirror: &Arc<Mirror<Nosy>>, range| {
-            let stop = Stop::new()?;
+            let stop = CancelToken::new()?;
             *mirror.device().0.probe.stop.lock() = Some(stop.clone());
             mirror.migrate(range).stop(stop).to_device().map(|_| ())
         };

@@ -6,14 +6,11 @@ use super::*;
 use crate::{
     kernel::kthread::Thread,
     mm::range_fault::PfnBuffer,
-    pgtable::{
-        Leaf,
-        Radix, //
-    }, //
+    pgtable::{Leaf, Radix},
 };
 use kernel::{
     sync::atomic::ordering::Acquire,
-    time::{delay::fsleep, Delta}, //
+    time::{delay::fsleep, Delta},
 };
 
 /// A device whose page table translates addresses of 39 bits.
@@ -210,7 +207,7 @@ mod suite {
         assert!(mirror.enter(0)?.resolve_mut(addr, &kept).is_ok());
         assert!(mirror.enter(1).is_err());
 
-        let check = |leaf: &Leaf| -> Result<[Option<Unresolved>; 2]> {
+        let check = |leaf: &Leaf| -> Result<[Option<TranslateError>; 2]> {
             let section = mirror.enter(0)?;
             let write = section.resolve_mut(addr, leaf).err();
             Ok([section.resolve(addr, leaf).err(), write])
@@ -221,26 +218,26 @@ mod suite {
             entry: kept.entry.write_protected(),
             order: 0,
         };
-        assert_eq!(check(&read_only)?, [None, Some(Unresolved::Changing)]);
+        assert_eq!(check(&read_only)?, [None, Some(TranslateError::Changing)]);
         // The table has fewer rights than the leaf. Because that was flushed, no engine may hold
         // the leaf.
         let page = PageRange::from_pages(addr, 1)?;
         assert!(pretend(&mirror, NotifierEvent::SoftDirty, page));
-        assert_eq!(check(&read_only)?, [None, Some(Unresolved::ReadOnly)]);
-        assert_eq!(check(&kept)?, [Some(Unresolved::Stale); 2]);
+        assert_eq!(check(&read_only)?, [None, Some(TranslateError::ReadOnly)]);
+        assert_eq!(check(&kept)?, [Some(TranslateError::Stale); 2]);
         // An invalid entry is not a translation of page frame 0.
         let none = Leaf {
             entry: DevicePte::NONE,
             order: 0,
         };
-        assert_eq!(check(&none)?, [Some(Unresolved::Stale); 2]);
+        assert_eq!(check(&none)?, [Some(TranslateError::Stale); 2]);
         // While a change is in progress, this is not a bug.
         inner.changing.fetch_add(1, Full);
-        assert_eq!(check(&kept)?, [Some(Unresolved::Changing); 2]);
+        assert_eq!(check(&kept)?, [Some(TranslateError::Changing); 2]);
         inner.changing.fetch_sub(1, Full);
         mirror.discard(range)?;
         assert!(mirror.enter(0)?.walk(addr).is_none());
-        assert_eq!(check(&read_only)?, [Some(Unresolved::Stale); 2]);
+        assert_eq!(check(&read_only)?, [Some(TranslateError::Stale); 2]);
         Ok(())
     }
 

@@ -4,8 +4,8 @@
 
 use super::*;
 use crate::{
-    host_lock::{Grain, Refused, APERTURE},
-    inject::{Armed, Point},
+    host_lock::{Coherence, LockError, APERTURE},
+    inject::{ArmedPoint, FailPoint},
     mm::dma::DmaDevice,
 };
 
@@ -23,7 +23,7 @@ mod suite {
         let agents = agent()?;
         let lock = |first, pages| -> Result<usize> {
             let part = PageRange::from_pages(range.address(first), pages)?;
-            let locked = mirror.lock(part, &agents, Grain::Fine);
+            let locked = mirror.lock(part, &agents, Coherence::Fine);
             Ok(locked.map_err(|_| EBUSY)?.device_address)
         };
         let all = lock(0, 8)?;
@@ -52,16 +52,19 @@ mod suite {
             mirror.lock(part, &agents, grain)
         };
         assert_eq!(
-            mirror.lock(range, &[], Grain::Fine),
-            Err(Refused::Error(EINVAL))
+            mirror.lock(range, &[], Coherence::Fine),
+            Err(LockError::Error(EINVAL))
         );
-        let coarse = lock(2, 4, Grain::Coarse);
-        assert!(coarse.is_ok_and(|locked| locked.grain == Grain::Coarse));
+        let coarse = lock(2, 4, Coherence::Coarse);
+        assert!(coarse.is_ok_and(|locked| locked.grain == Coherence::Coarse));
         for (first, pages) in [(0, 8), (0, 3), (5, 3), (2, 5), (1, 5)] {
-            assert_eq!(lock(first, pages, Grain::Coarse), Err(Refused::Extends));
+            assert_eq!(
+                lock(first, pages, Coherence::Coarse),
+                Err(LockError::Extends)
+            );
         }
-        assert_eq!(lock(3, 1, Grain::Fine), Err(Refused::Grain));
-        assert!(lock(0, 2, Grain::Fine).is_ok());
+        assert_eq!(lock(3, 1, Coherence::Fine), Err(LockError::Coherence));
+        assert!(lock(0, 2, Coherence::Fine).is_ok());
         Ok(())
     }
 
@@ -69,12 +72,12 @@ mod suite {
     fn what_gets_no_address_is_not_locked() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         let agents = agent()?;
-        let armed = Armed::new(Point::Dma, 3, false)?;
-        let locked = mirror.lock(range, &agents, Grain::Fine);
-        assert_eq!(locked, Err(Refused::Error(ENOMEM)));
+        let armed = ArmedPoint::new(FailPoint::Dma, 3, false)?;
+        let locked = mirror.lock(range, &agents, Coherence::Fine);
+        assert_eq!(locked, Err(LockError::Error(ENOMEM)));
         assert!(!armed.is_left());
         assert_eq!((agents[0].live(), agents[0].unmapped()), (0, 2));
-        let locked = mirror.lock(range, &agents, Grain::Fine);
+        let locked = mirror.lock(range, &agents, Coherence::Fine);
         let locked = locked.map_err(|_| EBUSY)?;
         assert_eq!(agents[0].live(), 4);
         mirror.unlock(locked.device_address)?;
@@ -86,7 +89,7 @@ mod suite {
     fn an_agent_that_goes_has_nothing_mapped_and_takes_nothing_more() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         let agents = agent()?;
-        let lock = || mirror.lock(range, &agents, Grain::Fine);
+        let lock = || mirror.lock(range, &agents, Coherence::Fine);
         let locked = lock().map_err(|_| EBUSY)?;
         let region = mirror.locked(locked.device_address).ok_or(ENOENT)?;
         assert_eq!((agents[0].live(), agents[0].close()), (4, 4));
@@ -98,7 +101,7 @@ mod suite {
         assert!(lock().is_ok());
         mirror.unlock(locked.device_address)?;
         mirror.unlock(locked.device_address)?;
-        assert_eq!(lock(), Err(Refused::Error(ENODEV)));
+        assert_eq!(lock(), Err(LockError::Error(ENODEV)));
         assert_eq!(agents[0].live(), 0);
         Ok(())
     }
@@ -109,14 +112,17 @@ mod suite {
         let bouncing = [DmaDevice::bouncing(c"hmm-kunit-bouncing")?];
         let both = [agent()?[0].clone(), bouncing[0].clone()];
         for agents in [&bouncing[..], &both[..]] {
-            assert_eq!(mirror.lock(range, agents, Grain::Fine), Err(Refused::Grain));
+            assert_eq!(
+                mirror.lock(range, agents, Coherence::Fine),
+                Err(LockError::Coherence)
+            );
         }
         // A fine-grained range stays so for all its devices.
-        let locked = mirror.lock(range, &both[..1], Grain::Fine);
+        let locked = mirror.lock(range, &both[..1], Coherence::Fine);
         let locked = locked.map_err(|_| EBUSY)?;
-        assert_eq!(locked.grain, Grain::Fine);
-        let coarse = mirror.lock(range, &bouncing, Grain::Coarse);
-        assert_eq!(coarse, Err(Refused::Grain));
+        assert_eq!(locked.grain, Coherence::Fine);
+        let coarse = mirror.lock(range, &bouncing, Coherence::Coarse);
+        assert_eq!(coarse, Err(LockError::Coherence));
         mirror.unlock(locked.device_address)?;
         assert!(mirror.locked(locked.device_address).is_none());
         Ok(())
@@ -131,7 +137,7 @@ mod suite {
         assert_eq!(mirror.migrate(range).to_device()?.moved, 4);
         let agents = agent()?;
         let locked = mirror
-            .lock(range, &agents, Grain::Fine)
+            .lock(range, &agents, Coherence::Fine)
             .map_err(|_| EBUSY)?;
         assert_eq!(shared.memory.usage().0, 0);
         let outcome = mirror.migrate(range).to_device()?;
@@ -156,10 +162,10 @@ mod suite {
     fn what_was_unmapped_since_is_not_locked_again() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         let agents = agent()?;
-        let lock = || mirror.lock(range, &agents, Grain::Fine);
+        let lock = || mirror.lock(range, &agents, Coherence::Fine);
         let locked = lock().map_err(|_| EBUSY)?;
         unmap(range)?;
-        assert_eq!(lock(), Err(Refused::Error(EFAULT)));
+        assert_eq!(lock(), Err(LockError::Error(EFAULT)));
         // The first lock keeps its pages.
         let region = mirror.locked(locked.device_address).ok_or(ENOENT)?;
         assert_eq!((region.users(), agents[0].live()), (1, 4));

@@ -4,18 +4,18 @@
 
 use super::*;
 use crate::{
-    memory::{Copies, Copying},
+    memory::{CopyContext, Copying},
     migrate::PageOutcome,
-    mirror::transaction::Room,
+    mirror::transaction::InFlightNode,
     mm::{
         addr::PMD_ORDER,
         device_pages::DeviceRange,
         migrate::{Batch, Isolated, System},
         page::{Effort, LockedFolio},
-        space::MmapGuard, //
+        space::MmapGuard,
     },
-    queue::Stop,
-    space::{Destination, Identity, Request},
+    queue::CancelToken,
+    space::{Destination, EventMatch, MigrationDesc},
 };
 use kernel::time::{delay::fsleep, Delta};
 
@@ -292,7 +292,7 @@ mod suite {
         let place = |number: usize| -> Result<Option<usize>> {
             Ok(
                 match mirror.lock_table()?.readable(piece(number)?.start()) {
-                    Some(Place::Device(range)) => Some(range.first),
+                    Some(PageMemory::Device(range)) => Some(range.first),
                     _ => None,
                 },
             )
@@ -393,10 +393,10 @@ mod suite {
         let memory = &shared.memory;
         let space = mirror.space()?;
         let mut batch = Batch::new()?;
-        let mut copies = Copies::new(true)?;
-        let request = Request {
+        let mut copies = CopyContext::new(true)?;
+        let request = MigrationDesc {
             name: MigrationId::of(&range),
-            identity: Identity::current(memory.owner()),
+            identity: EventMatch::current(memory.owner()),
             range,
             faultless: true,
             destination: Destination::Any,
@@ -465,14 +465,14 @@ mod suite {
         let (range, _shared, mirror) = attached(4)?;
         mirror.migrate(range).to_device()?;
         let name = MigrationId::of(&range);
-        let request = Request {
+        let request = MigrationDesc {
             name,
-            identity: Identity::Name,
+            identity: EventMatch::Name,
             range,
             faultless: true,
             destination: Destination::Any,
         };
-        let room = Room::new()?;
+        let room = InFlightNode::new()?;
         mirror.inner().lock().transactions.begin(request, room)?;
         let stays = |span: PageRange| span.start() == range.address(2);
         mirror.remove_some(range, |span, _| !stays(span));
@@ -497,7 +497,7 @@ mod suite {
         let start = all.start().next_multiple_of(PMD_SIZE);
         let range = PageRange::from_pages(start, 2 * PMD_PAGES)?;
         store(range.start(), 1)?;
-        let stop = Stop::new()?;
+        let stop = CancelToken::new()?;
         let asked = stop.clone();
         let memory = shared.memory.driver();
         // This copy has begun.

@@ -4,29 +4,19 @@
 
 use super::*;
 use crate::{
-    attributes::Change,
+    attributes::AttributeUpdate,
     connection::Connection,
     debug::events::Event,
-    host_lock::{
-        Grain,
-        Refused, //
-    },
+    host_lock::{Coherence, LockError},
     kernel::{
-        fence::{
-            Fence,
-            Pending, //
-        },
-        reentry, //
+        fence::{Fence, Pending},
+        reentry,
     },
-    mm::device_pages::DeviceRange,
-    policy::InPlace,
-    queue::Stop, //
+    mm::{device_pages::DeviceRange, fence::DriverFence},
+    policy::NoMigration,
+    queue::CancelToken,
 };
-use kernel::sync::{
-    atomic::AtomicFlag,
-    Mutex,
-    SpinLock, //
-};
+use kernel::sync::{atomic::AtomicFlag, Mutex, SpinLock};
 
 /// Callback from which the API is called.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -73,7 +63,7 @@ pub(super) struct Probe {
     asking: AtomicFlag,
     /// If present, the next copy sets it, and does not complete until it is cancelled.
     #[pin]
-    pub(super) stop: Mutex<Option<Stop>>,
+    pub(super) stop: Mutex<Option<CancelToken>>,
     #[pin]
     kept: Mutex<Option<CopyJob>>,
 }
@@ -92,7 +82,7 @@ pub(super) fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
     });
     let memory = &mirror.device().0.memory;
     let none = DeviceRange { first: 0, count: 0 };
-    let locked = mirror.lock(range, &[], Grain::Coarse);
+    let locked = mirror.lock(range, &[], Coherence::Coarse);
     let calls = [
         mirror.fault(range, Access::Read),
         mirror.fault(range, Access::Snapshot),
@@ -106,12 +96,12 @@ pub(super) fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
         memory.evict_all().map(|_| ()),
         memory.evict_all_killable().map(|_| ()),
         again.unwrap_or(refused),
-        mirror.serve(range, Access::Read, &InPlace).map(|_| ()),
+        mirror.serve(range, Access::Read, &NoMigration).map(|_| ()),
         mirror.pull(range, mirror).map(|_| ()),
-        mirror.set_attributes(range, &Change::default()),
+        mirror.set_attributes(range, &AttributeUpdate::default()),
         mirror.attributes(range).map(|_| ()),
         locked.map(|_| ()).map_err(|refused| match refused {
-            Refused::Error(error) => error,
+            LockError::Error(error) => error,
             _ => EINVAL,
         }),
         mirror.unlock(0),
@@ -223,7 +213,7 @@ impl MemoryOps for NosyMemory {
         None
     }
 
-    fn connection(&self, _other: &Self, _kind: Kind) -> Connection {
+    fn connection(&self, _other: &Self, _kind: MemoryKind) -> Connection {
         self.0.ask(From::Connection);
         Connection::Migratable
     }
@@ -307,7 +297,7 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
             entered: [const { Atomic::new(0) }; CALLBACK_COUNT],
             walkers: Walkers::new(2, |_| Ok(0))?,
             // The fence has completed, so that a call which is not refused returns immediately.
-            fence: Pending::new(FenceType::NONE)?.fence(),
+            fence: DriverFence::new(FenceType::NONE)?.fence(),
             asking: AtomicFlag::new(false),
             stop <- kernel::new_mutex!(None),
             kept <- kernel::new_mutex!(None),
@@ -316,7 +306,7 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
     )?;
     let card = Arc::pin_init(
         try_pin_init!(Card {
-            memory <- Memory::new(NosyMemory(probe.clone()), Kind::Private, 512),
+            memory <- Memory::new(NosyMemory(probe.clone()), MemoryKind::Private, 512),
             probe,
         }? Error),
         GFP_KERNEL,
@@ -328,9 +318,9 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
 }
 
 /// Makes the callbacks call the API of the mirror until it is dropped.
-pub(super) struct Armed<'a>(pub(super) &'a Probe);
+pub(super) struct ArmedProbe<'a>(pub(super) &'a Probe);
 
-impl<'a> Armed<'a> {
+impl<'a> ArmedProbe<'a> {
     pub(super) fn new(mirror: &'a Arc<Mirror<Nosy>>, range: PageRange) -> Self {
         let probe = &mirror.device().0.probe;
         *probe.target.lock() = Some((mirror.clone(), range));
@@ -338,7 +328,7 @@ impl<'a> Armed<'a> {
     }
 }
 
-impl Drop for Armed<'_> {
+impl Drop for ArmedProbe<'_> {
     fn drop(&mut self) {
         *self.0.target.lock() = None;
     }

@@ -4,15 +4,15 @@
 
 use super::{stay::settle, *};
 use crate::{
-    inject::{Armed, Point},
+    inject::{ArmedPoint, FailPoint},
     kernel::kthread::Thread,
     migrate::{counted, Overlap, PageOutcome},
-    queue::Stop,
+    queue::CancelToken,
 };
 use core::ops::Range;
 use kernel::{
     sync::atomic::AtomicFlag,
-    time::{delay::fsleep, Delta}, //
+    time::{delay::fsleep, Delta},
 };
 
 /// Number of blocks in the tests.
@@ -302,15 +302,15 @@ mod suite {
     #[test]
     fn what_cannot_overlap_moves_without() -> Result {
         for (point, end) in [
-            (Point::Retry, Overlap::Changed),
-            (Point::Transaction, Overlap::Failed),
-            (Point::Isolate, Overlap::Failed),
+            (FailPoint::Retry, Overlap::Changed),
+            (FailPoint::Transaction, Overlap::Failed),
+            (FailPoint::Isolate, Overlap::Failed),
         ] {
             let (range, shared, mirror, engine) = blocks(3, None)?;
             mirror.fault(range, Access::Read)?;
             let before = now();
             engine.set(&[], 0..0)?;
-            let armed = Armed::new(point, 2, false)?;
+            let armed = ArmedPoint::new(point, 2, false)?;
             assert_eq!(mirror.migrate(range).to_device()?.moved, range.pages());
             assert!(!armed.is_left());
             drop(armed);
@@ -329,7 +329,7 @@ mod suite {
         let before = now();
         // A page of the second block. It is copied after the others have completed.
         engine.set(&[1023, 1535, 1535, 1536], 0..0)?;
-        let armed = Armed::new(Point::DevicePage, 700, false)?;
+        let armed = ArmedPoint::new(FailPoint::DevicePage, 700, false)?;
         let outcome = mirror.migrate(range).to_device()?;
         assert!(!armed.is_left());
         drop(armed);
@@ -348,7 +348,7 @@ mod suite {
             mirror.fault(range, Access::Read)?;
             let before = now();
             engine.set(&[1024, 1536, 1536], 0..0)?;
-            let armed = Armed::new(Point::Install, lost, false)?;
+            let armed = ArmedPoint::new(FailPoint::Install, lost, false)?;
             let outcome = mirror.migrate(range).to_device()?;
             assert!(!armed.is_left());
             drop(armed);
@@ -407,7 +407,7 @@ mod suite {
         let (range, shared, mirror, engine) = blocks(3, None)?;
         let before = now();
         engine.set(&[], 0..0)?;
-        let stop = Stop::new()?;
+        let stop = CancelToken::new()?;
         let its = stop.clone();
         *shared.memory.driver().at_copy.lock() = Some(Arc::new(move || its.set(), GFP_KERNEL)?);
         let outcome = mirror.migrate(range).stop(stop).to_device();

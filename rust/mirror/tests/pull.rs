@@ -4,14 +4,14 @@
 
 use super::*;
 use crate::{
-    memory::{Copies, Copying},
+    memory::{CopyContext, Copying},
     migrate::Outcome,
     mm::{
         device_pages::DeviceRange,
         migrate::{Batch, Isolated},
-        page::{Effort, LockedFolio}, //
+        page::{Effort, LockedFolio},
     },
-    space::{Destination, Identity, Joined, Request},
+    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc},
 };
 
 /// Returns memory on a device with its mirror, and another device with one.
@@ -111,10 +111,10 @@ mod suite {
             Ok((first, reader.lock_table()?.present(range)))
         };
         let (space, mut batch, mut copies) =
-            (destination.space()?, Batch::new()?, Copies::new(true)?);
-        let request = Request {
+            (destination.space()?, Batch::new()?, CopyContext::new(true)?);
+        let request = MigrationDesc {
             name: MigrationId::of(&range),
-            identity: Identity::current(memory.owner()),
+            identity: EventMatch::current(memory.owner()),
             range,
             faultless: true,
             destination: Destination::Any,
@@ -123,7 +123,7 @@ mod suite {
         let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;
         let origin = memory.origin();
         let here = destination.place_in_space();
-        let mut joined = Joined::new();
+        let mut joined = JoinedMirrors::new();
         let readers = joined.join(vma.space(), request, here);
         let mut isolated = Isolated::read_by((announced, readers), || {
             Isolated::new(vma, range, origin, false, None, &mut batch)

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     kernel::reentry,
     mm::space::MmapGuard,
-    queue::Stop, //
+    queue::CancelToken, //
 };
 
 #[kunit_tests(rust_hmm_reentry)]
@@ -28,7 +28,7 @@ mod suite {
     fn from_an_invalidation() -> Result {
         let (mirror, range) = nosy(4)?;
         mirror.fault(range, Access::Write)?;
-        let armed = Armed::new(&mirror, range);
+        let armed = ArmedProbe::new(&mirror, range);
         unmap(range)?;
         assert!(armed.0.was_refused(From::FlushStart) && armed.0.was_refused(From::FlushWait));
         drop(armed);
@@ -43,7 +43,7 @@ mod suite {
     fn from_a_discard() -> Result {
         let (mirror, range) = nosy(4)?;
         mirror.fault(range, Access::Write)?;
-        let armed = Armed::new(&mirror, range);
+        let armed = ArmedProbe::new(&mirror, range);
         mirror.discard(range)?;
         assert!(armed.0.was_refused(From::FlushStart) && armed.0.was_refused(From::FlushWait));
         Ok(())
@@ -53,7 +53,7 @@ mod suite {
     fn from_the_flush_of_each_walker() -> Result {
         let (mirror, range) = nosy(4)?;
         mirror.fault(range, Access::Write)?;
-        let armed = Armed::new(&mirror, range);
+        let armed = ArmedProbe::new(&mirror, range);
         mirror.discard(range)?;
         // Walker 0 cannot be entered during its own flush, but during that of walker 1.
         assert_eq!(armed.0.counts(From::FlushWalker), [2 * CALLS, 2 * CALLS, 1]);
@@ -65,7 +65,7 @@ mod suite {
         let (mirror, range) = nosy(4)?;
         store(range.start(), 1)?;
         mirror.fault(range, Access::Write)?;
-        let armed = Armed::new(&mirror, range);
+        let armed = ArmedProbe::new(&mirror, range);
         assert_eq!(mirror.migrate(range).to_device()?.switched, 4);
         for from in [From::FlushStart, From::FlushWait, From::Copy, From::Kick] {
             assert!(armed.0.was_refused(from));
@@ -94,8 +94,8 @@ mod suite {
         let (mirror, _) = nosy(2)?;
         store(range.start(), 1)?;
         assert_eq!(source.migrate(range).to_device()?.moved, 2);
-        let here = Armed::new(&mirror, range);
-        let there = Armed::new(&source, range);
+        let here = ArmedProbe::new(&mirror, range);
+        let there = ArmedProbe::new(&source, range);
         assert_eq!(mirror.pull(range, &source)?.moved, 2);
         assert!(here.0.was_refused(From::Connection) && there.0.was_refused(From::Connection));
         assert!(there.0.was_refused(From::CopyTo) && here.0.was_refused(From::Choose));
@@ -106,8 +106,8 @@ mod suite {
     fn from_a_copy_that_is_cancelled() -> Result {
         let (mirror, range) = nosy(1)?;
         store(range.start(), 3)?;
-        let stop = Stop::new()?;
-        let armed = Armed::new(&mirror, range);
+        let stop = CancelToken::new()?;
+        let armed = ArmedProbe::new(&mirror, range);
         *armed.0.stop.lock() = Some(stop.clone());
         let outcome = mirror.migrate(range).stop(stop).to_device()?;
         assert_eq!((outcome.moved, outcome.copy_failed), (0, 1));
@@ -171,7 +171,7 @@ mod suite {
     fn from_the_end_of_pages() -> Result {
         let (mirror, range) = nosy(1)?;
         assert_eq!(mirror.migrate(range).to_device()?.moved, 1);
-        let armed = Armed::new(&mirror, range);
+        let armed = ArmedProbe::new(&mirror, range);
         unmap(range)?;
         assert!(armed.0.was_refused(From::Freed));
         Ok(())
@@ -180,7 +180,7 @@ mod suite {
     #[test]
     fn from_an_invalidation_that_must_not_wait() -> Result {
         let (mirror, range) = nosy(1)?;
-        let armed = Armed::new(&mirror, range);
+        let armed = ArmedProbe::new(&mirror, range);
         let inner = mirror.inner();
         let mut event = NotifierRange::for_test(NotifierEvent::Unmap, range, EventOwner::NONE);
         event.blockable = false;

@@ -4,7 +4,7 @@
 //! time.
 
 use super::*;
-use crate::inject::{Armed, Point};
+use crate::inject::{ArmedPoint, FailPoint};
 use kernel::time::{Delta, Instant, Monotonic};
 
 /// The library guarantees one second, and a hundred tries. The upper bound is for a busy machine.
@@ -24,7 +24,7 @@ mod suite {
     fn a_fault_that_always_collides_is_busy() -> Result {
         let (range, _shared, mirror) = attached(2)?;
         store(range.start(), 1)?;
-        let armed = Armed::new(Point::Retry, 1, true)?;
+        let armed = ArmedPoint::new(FailPoint::Retry, 1, true)?;
         let since = Instant::now();
         assert_eq!(mirror.fault(range, Access::Read), Err(EBUSY));
         assert!(is_in_time(since));
@@ -40,7 +40,7 @@ mod suite {
     #[test]
     fn a_snapshot_that_always_collides_is_busy() -> Result {
         let (range, _shared, mirror) = attached(2)?;
-        let armed = Armed::new(Point::Retry, 1, true)?;
+        let armed = ArmedPoint::new(FailPoint::Retry, 1, true)?;
         let mut seen = 0;
         let since = Instant::now();
         assert_eq!(mirror.snapshot(range, |_| seen += 1), Err(EBUSY));
@@ -54,7 +54,7 @@ mod suite {
     #[test]
     fn a_migration_that_always_collides_is_busy() -> Result {
         let (range, shared, mirror) = attached(2)?;
-        let armed = Armed::new(Point::Retry, 1, true)?;
+        let armed = ArmedPoint::new(FailPoint::Retry, 1, true)?;
         assert_eq!(mirror.migrate(range).to_device().err(), Some(EBUSY));
         drop(armed);
         assert_eq!(shared.memory.usage().0, 0);

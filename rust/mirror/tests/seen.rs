@@ -41,7 +41,7 @@ fn mirror_of(shared: &Arc<Shared>) -> Result<Mirror<Walking>> {
 }
 
 /// Walks the table for the page at `addr`, like x86-64 with four levels.
-fn walk(mirror: &Mirror<Walking>, addr: usize) -> Result<Option<Seen>> {
+fn walk(mirror: &Mirror<Walking>, addr: usize) -> Result<Option<TableTranslation>> {
     let mut table = mirror.table_root().ok_or(ENODEV)?;
     let section = mirror.enter(0)?;
     for level in (0..4).rev() {
@@ -53,7 +53,7 @@ fn walk(mirror: &Mirror<Walking>, addr: usize) -> Result<Option<Seen>> {
         }
         table = word & 0x000f_ffff_ffff_f000;
         if level == 0 {
-            return Ok(Some(Seen {
+            return Ok(Some(TableTranslation {
                 address: table,
                 writable: word & 2 != 0,
             }));
@@ -63,7 +63,11 @@ fn walk(mirror: &Mirror<Walking>, addr: usize) -> Result<Option<Seen>> {
 }
 
 /// Returns the errors for reading and for writing.
-fn refused(mirror: &Mirror<Walking>, addr: usize, seen: Seen) -> Result<[Option<Unresolved>; 2]> {
+fn refused(
+    mirror: &Mirror<Walking>,
+    addr: usize,
+    seen: TableTranslation,
+) -> Result<[Option<TranslateError>; 2]> {
     let section = mirror.enter(0)?;
     Ok([
         section.reach(addr, seen).err(),
@@ -88,28 +92,28 @@ mod suite {
         assert!(seen.writable);
         let mut bytes = [0; 8];
         match mirror.enter(0)?.reach(addr, seen) {
-            Ok(Place::Cpu(page)) => page.read(0, &mut bytes)?,
+            Ok(PageMemory::Cpu(page)) => page.read(0, &mut bytes)?,
             _ => return Err(EIO),
         }
         assert_eq!(u64::from_ne_bytes(bytes), 77);
         assert_eq!(refused(&mirror, addr, seen)?, [None; 2]);
         // A leaf with fewer rights than the table is accepted. Foreign page frames are refused.
-        let protected = Seen {
+        let protected = TableTranslation {
             writable: false,
             ..seen
         };
-        let write = Some(Unresolved::ReadOnly);
+        let write = Some(TranslateError::ReadOnly);
         assert_eq!(refused(&mirror, addr, protected)?, [None, write]);
-        let stale = [Some(Unresolved::Stale); 2];
+        let stale = [Some(TranslateError::Stale); 2];
         for address in [0, seen.address ^ 0x1000, seen.address | DEVICE_MEMORY_BASE] {
-            let other = Seen { address, ..seen };
+            let other = TableTranslation { address, ..seen };
             assert_eq!(refused(&mirror, addr, other)?, stale);
         }
         assert_eq!(refused(&mirror, range.address(1), seen)?, stale);
         let inner = mirror.inner();
         inner.changing.fetch_add(1, Full);
-        let other = Seen { address: 0, ..seen };
-        let changing = [Some(Unresolved::Changing); 2];
+        let other = TableTranslation { address: 0, ..seen };
+        let changing = [Some(TranslateError::Changing); 2];
         assert_eq!(refused(&mirror, addr, other)?, changing);
         inner.changing.fetch_sub(1, Full);
         mirror.discard(range)?;
@@ -129,16 +133,19 @@ mod suite {
         mirror.fault(range, Access::Read)?;
         let seen = walk(&mirror, addr)?.ok_or(ENOENT)?;
         let number = match mirror.enter(0)?.reach(addr, seen) {
-            Ok(Place::Device(pages)) => pages.first,
+            Ok(PageMemory::Device(pages)) => pages.first,
             _ => return Err(EIO),
         };
         assert_eq!(seen.address, DEVICE_MEMORY_BASE + ((number as u64) << 12));
         // The page frame with that number is another page.
-        let frame = Seen {
+        let frame = TableTranslation {
             address: (number as u64) << 12,
             ..seen
         };
-        assert_eq!(refused(&mirror, addr, frame)?[0], Some(Unresolved::Stale));
+        assert_eq!(
+            refused(&mirror, addr, frame)?[0],
+            Some(TranslateError::Stale)
+        );
         Ok(())
     }
 
@@ -161,7 +168,7 @@ mod suite {
         assert!(section.table_word(elsewhere, root).is_ok());
         for (addr, address) in [(elsewhere, below), (addr, seen.address), (addr, 0)] {
             let word = section.table_word(addr, address);
-            assert_eq!(word, Err(Unresolved::Stale));
+            assert_eq!(word, Err(TranslateError::Stale));
         }
         Ok(())
     }

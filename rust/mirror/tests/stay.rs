@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     kernel::kthread::Thread,
     mm::device_pages::DeviceRange,
-    policy::{OnePage, Placement, Policy, Wanted},
+    policy::{Decision, FaultInfo, Policy, SinglePage},
 };
 use kernel::{
     sync::atomic::ordering::Acquire,
@@ -74,8 +74,8 @@ fn within_block(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevi
 struct Reported(Atomic<usize>);
 
 impl Policy for Reported {
-    fn place(&self, wanted: &Wanted<'_>) -> Placement {
-        OnePage.place(wanted)
+    fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
+        SinglePage.place(wanted)
     }
 
     fn moved(&self, range: PageRange, _now: u64) {
@@ -148,7 +148,7 @@ mod suite {
                 range.address(chunk * MIN_MIGRATION_PAGES),
                 MIN_MIGRATION_PAGES,
             )?;
-            assert_eq!(mirror.serve(part, Access::Read, &OnePage)?.moved, 0);
+            assert_eq!(mirror.serve(part, Access::Read, &SinglePage)?.moved, 0);
         }
         let asked = mirror.stats().get(Counter::Migrations) - before;
         // There is another attempt if 500 ms have passed.
@@ -172,7 +172,7 @@ mod suite {
         let before = mirror.stats().get(Counter::Migrations);
         for _ in 0..8 {
             mirror.discard(range)?;
-            assert_eq!(mirror.serve(range, Access::Read, &OnePage)?.moved, 0);
+            assert_eq!(mirror.serve(range, Access::Read, &SinglePage)?.moved, 0);
             assert_eq!(mirror.lock_table()?.present(range), PAGES);
         }
         let asked = mirror.stats().get(Counter::Migrations) - before;
@@ -182,12 +182,12 @@ mod suite {
         assert_eq!(load(range.address(3))?, 103);
         let left = shared.memory.usage().0;
         assert!(left < PAGES - 1);
-        let moved = mirror.serve(range, Access::Read, &OnePage)?.moved;
+        let moved = mirror.serve(range, Access::Read, &SinglePage)?.moved;
         assert_eq!(moved, PAGES - 1 - left);
         // This also holds for pages that a request has migrated back.
-        mirror.serve(range, Access::Read, &OnePage)?;
+        mirror.serve(range, Access::Read, &SinglePage)?;
         assert_eq!(mirror.migrate(range).to_system()?.moved, PAGES - 1);
-        let moved = mirror.serve(range, Access::Read, &OnePage)?.moved;
+        let moved = mirror.serve(range, Access::Read, &SinglePage)?.moved;
         assert_eq!(moved, PAGES - 1);
         Ok(())
     }

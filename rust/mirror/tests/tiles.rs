@@ -78,8 +78,8 @@ fn tiled_load(mirror: &Mirror<Tiled>, addr: usize) -> Result<Option<u64>> {
     let table = mirror.lock_table()?;
     match table.readable(addr) {
         None => return Ok(None),
-        Some(Place::Cpu(page)) => page.read(0, &mut bytes)?,
-        Some(Place::Device(range)) => {
+        Some(PageMemory::Cpu(page)) => page.read(0, &mut bytes)?,
+        Some(PageMemory::Device(range)) => {
             let mut tiles = mirror.device().0.iter();
             let found = tiles.find_map(|tile| Some((tile, tile.memory.locate(range)?)));
             let (tile, local) = found.ok_or(EIO)?;

@@ -18,14 +18,14 @@ mod suite {
 
     /// Counters of the threads of the next test.
     #[derive(Default)]
-    struct Seen {
+    struct TableTranslation {
         inside: u32,
         refused: u32,
     }
 
     #[test]
     fn two_walkers_the_wrong_way_round() -> Result {
-        let walkers = Walkers::new(2, |_| Ok(Seen::default()))?;
+        let walkers = Walkers::new(2, |_| Ok(TableTranslation::default()))?;
         let ready = Arc::new([const { Atomic::new(0u32) }; 2], GFP_KERNEL)?;
         let mut threads = KVec::new();
         for own in 0..2usize {

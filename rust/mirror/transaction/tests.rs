@@ -19,16 +19,16 @@ mod suite {
         let other = 0u8;
         let mine = MigrationId::of(&mine);
         let other = MigrationId::of(&other);
-        let mut running = Transactions::new();
+        let mut running = InFlightMigrations::new();
         let range = PageRange::from_pages(0x20_0000, 512)?;
-        let request = |name, range| Request {
+        let request = |name, range| MigrationDesc {
             name,
-            identity: Identity::Name,
+            identity: EventMatch::Name,
             range,
             faultless: true,
             destination: Destination::Any,
         };
-        running.begin(request(mine, range), Room::new()?)?;
+        running.begin(request(mine, range), InFlightNode::new()?)?;
         assert!(running.owns(mine, 0x20_0000) && running.owns(mine, 0x3f_f000));
         assert!(!running.owns(other, 0x20_0000) && !running.owns(mine, 0x40_0000));
 
@@ -78,19 +78,19 @@ mod suite {
     #[test]
     fn pages_of_a_part_that_still_belong_to_it() -> Result {
         let name = MigrationId::of(&0u8);
-        let mut running = Transactions::new();
+        let mut running = InFlightMigrations::new();
         let range = PageRange::from_pages(0x20_0000, 300)?;
-        let request = Request {
+        let request = MigrationDesc {
             name,
-            identity: Identity::Name,
+            identity: EventMatch::Name,
             range,
             faultless: true,
             destination: Destination::Any,
         };
-        running.begin(request, Room::new()?)?;
+        running.begin(request, InFlightNode::new()?)?;
         running.release(name, PageRange::from_pages(range.address(70), 3)?);
         let own = running.get(name, range.start()).ok_or(EINVAL)?;
-        let mut asked = Mask::EMPTY;
+        let mut asked = PageSet::EMPTY;
         asked.add(60..80);
         let of_all = own.owned_of(range.start(), &asked);
         assert_eq!((of_all.count(0..PMD_PAGES), of_all.count(60..70)), (17, 10));
@@ -99,7 +99,7 @@ mod suite {
         assert_eq!(of_part.count(0..PMD_PAGES), 17);
         assert!(of_part.has(64) && !of_part.has(65) && !of_part.has(67) && of_part.has(68));
         // Pages beyond the range are not marked.
-        let mut last = Mask::EMPTY;
+        let mut last = PageSet::EMPTY;
         last.add(290..310);
         for (start, count) in [(range.start(), 10), (range.address(5), 5)] {
             assert_eq!(own.owned_of(start, &last).count(0..PMD_PAGES), count);
@@ -110,11 +110,11 @@ mod suite {
     #[test]
     fn any_number_runs_at_once() -> Result {
         let names = [0u8; 1000];
-        let mut running = Transactions::new();
+        let mut running = InFlightMigrations::new();
         let request = |name: &u8, index: usize, pages| {
-            Ok::<_, Error>(Request {
+            Ok::<_, Error>(MigrationDesc {
                 name: MigrationId::of(name),
-                identity: Identity::Name,
+                identity: EventMatch::Name,
                 range: PageRange::from_pages(index << PAGE_SHIFT, pages)?,
                 faultless: true,
                 destination: Destination::Any,
@@ -123,9 +123,9 @@ mod suite {
         // Two migrations for each page, the first of which has the mark. The pages lie in several
         // blocks.
         for (index, name) in names.iter().enumerate() {
-            running.begin(request(name, index / 2, 1)?, Room::new()?)?;
+            running.begin(request(name, index / 2, 1)?, InFlightNode::new()?)?;
         }
-        let owner = |running: &Transactions, page: usize| {
+        let owner = |running: &InFlightMigrations, page: usize| {
             let owns = |name: &&u8| running.owns(MigrationId::of(*name), page << PAGE_SHIFT);
             names.iter().filter(owns).count()
         };
@@ -152,7 +152,7 @@ mod suite {
         assert!(running.0.is_empty());
         let name = &names[0];
         assert_eq!(
-            running.begin(request(name, 0, 513)?, Room::new()?),
+            running.begin(request(name, 0, 513)?, InFlightNode::new()?),
             Err(EINVAL)
         );
         Ok(())
@@ -163,18 +163,18 @@ mod suite {
         let names = [0u8; 2];
         let first = MigrationId::of(&names[0]);
         let second = MigrationId::of(&names[1]);
-        let mut running = Transactions::new();
+        let mut running = InFlightMigrations::new();
         let request = |name, start, pages| {
-            Ok::<_, Error>(Request {
+            Ok::<_, Error>(MigrationDesc {
                 name,
-                identity: Identity::Name,
+                identity: EventMatch::Name,
                 range: PageRange::from_pages(start, pages)?,
                 faultless: true,
                 destination: Destination::Any,
             })
         };
-        running.begin(request(first, 0x1000, 4)?, Room::new()?)?;
-        running.begin(request(second, 0x3000, 4)?, Room::new()?)?;
+        running.begin(request(first, 0x1000, 4)?, InFlightNode::new()?)?;
+        running.begin(request(second, 0x3000, 4)?, InFlightNode::new()?)?;
         assert!(running.owns(first, 0x4000) && !running.owns(second, 0x4000));
         assert!(!running.owns(first, 0x5000) && running.owns(second, 0x5000));
         // The event of the second migration clears the mark of the first one, and removes the
@@ -206,29 +206,29 @@ mod suite {
         let names = [0u8; 2];
         let back = MigrationId::of(&names[0]);
         let there = MigrationId::of(&names[1]);
-        let mut running = Transactions::new();
+        let mut running = InFlightMigrations::new();
         // A CPU fault migrates two pages back, while others are migrated to the device without
         // marks.
         running.begin(
-            Request {
+            MigrationDesc {
                 name: back,
-                identity: Identity::current(owner),
+                identity: EventMatch::current(owner),
                 range: PageRange::from_pages(0x1000, 2)?,
                 faultless: true,
                 destination: Destination::Any,
             },
-            Room::new()?,
+            InFlightNode::new()?,
         )?;
         let range = PageRange::from_pages(0x1000, 4)?;
         running.begin(
-            Request {
+            MigrationDesc {
                 name: there,
-                identity: Identity::Name,
+                identity: EventMatch::Name,
                 range,
                 faultless: false,
                 destination: Destination::Any,
             },
-            Room::new()?,
+            InFlightNode::new()?,
         )?;
         let event = NotifierRange::for_test(NotifierEvent::Migrate, range, there);
         assert_eq!(running.note(&event), Some(there));
@@ -247,16 +247,16 @@ mod suite {
         let other = PgmapOwner::for_test(3);
         let name = 0u8;
         let name = MigrationId::of(&name);
-        let mut running = Transactions::new();
+        let mut running = InFlightMigrations::new();
         let range = PageRange::from_pages(0x20_0000, 16)?;
-        let mut request = Request {
+        let mut request = MigrationDesc {
             name,
-            identity: Identity::current(owner),
+            identity: EventMatch::current(owner),
             range,
             faultless: true,
             destination: Destination::Any,
         };
-        running.begin(request, Room::new()?)?;
+        running.begin(request, InFlightNode::new()?)?;
         let entry = DevicePte::device(1, false);
         let event = |range, owner| NotifierRange::for_test(NotifierEvent::Migrate, range, owner);
         assert_eq!(running.note(&event(range, owner)), Some(name));
@@ -273,8 +273,8 @@ mod suite {
         assert!(running.end(name, range.start()));
 
         // The same event from another task.
-        request.identity = Identity::Task { pid: -1, owner };
-        running.begin(request, Room::new()?)?;
+        request.identity = EventMatch::Task { pid: -1, owner };
+        running.begin(request, InFlightNode::new()?)?;
         assert!(running.holds(0x20_0000) && running.overlap(range));
         assert_eq!(running.note(&event(range, owner)), None);
         assert!(!running.holds(0x20_0000));

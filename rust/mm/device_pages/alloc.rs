@@ -2,19 +2,12 @@
 
 //! Allocation of device pages, and withdrawal of pages from use.
 
-use super::{
-    hints::Class,
-    piece::Piece,
-    DevicePageOps,
-    DevicePages,
-    DeviceRange,
-    PIECE_PAGES, //
-};
+use super::{hints::HintClass, piece::Piece, DevicePageOps, DevicePages, DeviceRange, PIECE_PAGES};
 use crate::{
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
     mm::{
         addr::{PMD_ORDER, PMD_PAGES},
-        page::LockedFolio, //
+        page::LockedFolio,
     },
 };
 use kernel::sync::atomic::ordering::Full;
@@ -31,7 +24,7 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// As [`Self::alloc`], but also returns the device page number of the first page.
     pub(crate) fn alloc_numbered(&self, order: u32) -> Option<(usize, LockedFolio)> {
-        if fails(Point::DevicePage) {
+        if fails(FailPoint::DevicePage) {
             return None;
         }
         self.take(order)
@@ -49,12 +42,12 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// Allocates the pages of a folio of `order`, without counting them as used.
     fn take_index(&self, order: u32) -> Option<(&Piece<T>, usize)> {
-        self.hinted(Class::Room(order)).find_map(|piece| {
+        self.hinted(HintClass::Room(order)).find_map(|piece| {
             let index = piece.take(order, |may_have| {
                 if may_have {
-                    self.hints.set(Class::Room(order), piece.index)
+                    self.hints.set(HintClass::Room(order), piece.index)
                 } else {
-                    self.hints.clear(Class::Room(order), piece.index)
+                    self.hints.clear(HintClass::Room(order), piece.index)
                 }
             })?;
             Some((piece, index))
@@ -104,7 +97,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// As [`Self::alloc`], but allocates the folio that begins at device page `number`, if it is
     /// free.
     pub fn alloc_at(&self, number: usize, order: u32) -> Option<LockedFolio> {
-        if fails(Point::DevicePage) {
+        if fails(FailPoint::DevicePage) {
             return None;
         }
         let piece = self.piece(number)?;
@@ -120,7 +113,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         let _adding = self.adding.lock();
         let mut left = 0;
         self.for_each_part(range, |piece, first, count| {
-            self.hints.set(Class::Withdrawn, piece.index);
+            self.hints.set(HintClass::Withdrawn, piece.index);
             left += if piece.is_there() {
                 piece.free.withdraw(first, count)
             } else {
@@ -191,7 +184,7 @@ impl<T: DevicePageOps> Row<'_, T> {
     /// Takes the next page, locked and with one reference. Context: as [`DevicePages::alloc`].
     #[inline]
     pub(crate) fn take(&mut self) -> Option<LockedFolio> {
-        if self.pages() == 0 || fails(Point::DevicePage) {
+        if self.pages() == 0 || fails(FailPoint::DevicePage) {
             return None;
         }
         let index = self.next;

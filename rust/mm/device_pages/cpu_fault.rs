@@ -18,7 +18,7 @@ pub enum FaultError {
     /// Another task that needs the mmap lock has to make progress first (`VM_FAULT_RETRY`). The
     /// faulting task releases the mmap lock and repeats the fault if [`CpuFault::can_retry`]
     /// returns true.
-    Again,
+    Retry,
 }
 
 /// A CPU fault on a device-private page.

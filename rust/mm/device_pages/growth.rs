@@ -4,17 +4,17 @@
 //! free folios or are idle.
 
 use super::{
-    hints::Class,
+    hints::HintClass,
     piece::Piece,
     DevicePageOps,
     DevicePages,
     DeviceRange,
-    Kind,
+    MemoryKind,
     PIECE_BYTES,
     PIECE_PAGES, //
 };
 use crate::{
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
     mm::{
         addr::PMD_ORDER,
         range_map::Wait, //
@@ -41,12 +41,12 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// May sleep. Takes memory hot-plug locks, so that neither the mmap lock nor a folio lock may
     /// be held.
     pub fn grow(&self, pages: usize) -> Result {
-        if fails(Point::Grow) {
+        if fails(FailPoint::Grow) {
             return Err(ENOMEM);
         }
         while self.total().saturating_sub(self.used()) < pages {
             let _adding = self.adding.lock();
-            if let Some(piece) = self.hinted(Class::Absent).next() {
+            if let Some(piece) = self.hinted(HintClass::Absent).next() {
                 self.add(piece)?;
                 continue;
             }
@@ -98,7 +98,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.hints.prepare(index)?;
         let pages = (self.max_pages - first).min(PIECE_PAGES);
         let piece = self.pieces.put(index, Piece::new(self, index, pages)?)?;
-        self.hints.set(Class::Absent, index);
+        self.hints.set(HintClass::Absent, index);
         Ok(Some(piece))
     }
 
@@ -111,8 +111,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         };
         T::growing(self, pages)?;
         let kind = match self.kind {
-            Kind::Private => Kind::Private,
-            Kind::Coherent { start } => Kind::Coherent {
+            MemoryKind::Private => MemoryKind::Private,
+            MemoryKind::Coherent { start } => MemoryKind::Coherent {
                 // CAST: `new` checked that all of the memory lies within the physical address
                 // space.
                 start: start + index as u64 * PIECE_BYTES,
@@ -125,8 +125,8 @@ impl<T: DevicePageOps> DevicePages<T> {
                 .store(base..=base + (PIECE_PAGES - 1), number, Wait::Yes)
         })?;
         self.there.fetch_add(piece.free.len(), Relaxed);
-        self.hints.clear(Class::Absent, index);
-        self.hints.set(Class::Idle, index);
+        self.hints.clear(HintClass::Absent, index);
+        self.hints.set(HintClass::Idle, index);
         self.note_room(piece, None);
         Ok(())
     }
@@ -144,21 +144,21 @@ impl<T: DevicePageOps> DevicePages<T> {
     #[inline(never)]
     fn set_room(&self, piece: &Piece<T>, gained: u64) {
         for order in (0..=PMD_ORDER).filter(|order| gained >> order & 1 != 0) {
-            self.hints.set(Class::Room(order), piece.index);
+            self.hints.set(HintClass::Room(order), piece.index);
         }
     }
 
     /// Iterates over present pieces of which no page is in use. Clears stale hints on the way.
     fn idle(&self) -> impl Iterator<Item = &Piece<T>> {
-        self.hinted(Class::Idle).filter(|piece| {
+        self.hinted(HintClass::Idle).filter(|piece| {
             if piece.free.used() == 0 {
                 return piece.is_there();
             }
-            self.hints.clear(Class::Idle, piece.index);
+            self.hints.clear(HintClass::Idle, piece.index);
             // Recheck: the last page may have been freed after the first check and before the hint
             // was cleared. That free found the hint still set.
             if piece.free.used() == 0 {
-                self.hints.set(Class::Idle, piece.index);
+                self.hints.set(HintClass::Idle, piece.index);
             }
             false
         })
@@ -184,8 +184,8 @@ impl<T: DevicePageOps> DevicePages<T> {
                 return false;
             }
             self.there.fetch_sub(piece.free.len(), Relaxed);
-            self.hints.clear(Class::Idle, piece.index);
-            self.hints.set(Class::Absent, piece.index);
+            self.hints.clear(HintClass::Idle, piece.index);
+            self.hints.set(HintClass::Absent, piece.index);
             true
         });
         removed.take(count).count()

@@ -3,7 +3,7 @@
 //! Bitmaps of the pieces of device memory that are candidates for a search, so that a search does
 //! not visit all pieces.
 //!
-//! There is one bit per piece for each [`Class`], and three summary levels above. A summary bit
+//! There is one bit per piece for each [`HintClass`], and three summary levels above. A summary bit
 //! says that a bit of one word of the level below may be set. Without stale bits, a search reads
 //! one word of each level, whatever the size of the memory.
 //!
@@ -34,7 +34,7 @@ const CLASS_COUNT: usize = PMD_ORDER as usize + 4;
 
 /// Property of the pieces that a search looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
+pub(super) enum HintClass {
     /// Has a free folio of this order, 0 to 9.
     Room(u32),
     /// Has no page in use.
@@ -45,7 +45,7 @@ pub(super) enum Class {
     Withdrawn,
 }
 
-impl Class {
+impl HintClass {
     fn index(self) -> usize {
         match self {
             Self::Room(order) => order.min(PMD_ORDER) as usize,
@@ -73,14 +73,14 @@ fn words(count: usize) -> Result<KVVec<Words>> {
 }
 
 /// The bits of [`GROUP_CHUNKS`] pieces: the two lowest levels.
-struct Group {
+struct HintGroup {
     pieces: KVVec<Words>,
     summary: Words,
 }
 
 /// The bits of all pieces.
 pub(super) struct Hints {
-    groups: KVVec<OnceBox<Group>>,
+    groups: KVVec<OnceBox<HintGroup>>,
     /// The third level: a bit for each group.
     upper: KVVec<Words>,
     root: Words,
@@ -127,7 +127,7 @@ impl Hints {
     pub(super) fn prepare(&self, piece: usize) -> Result {
         let place = self.groups.get(piece / GROUP_CHUNKS).ok_or(EINVAL)?;
         if place.get().is_none() {
-            let group = Group {
+            let group = HintGroup {
                 pieces: words(WORD_BITS)?,
                 summary: empty(),
             };
@@ -138,7 +138,7 @@ impl Hints {
 
     /// Returns word `index` of `level`, if it was allocated.
     #[inline]
-    fn word(&self, class: Class, level: usize, index: usize) -> Option<&Atomic<u64>> {
+    fn word(&self, class: HintClass, level: usize, index: usize) -> Option<&Atomic<u64>> {
         let words = match level {
             0 => {
                 let group = self.groups.get(index / WORD_BITS)?.get()?;
@@ -153,7 +153,7 @@ impl Hints {
 
     /// Sets the bit of `piece` for `class`, with a full barrier before and after. Callable from any
     /// context.
-    pub(super) fn set(&self, class: Class, piece: usize) {
+    pub(super) fn set(&self, class: HintClass, piece: usize) {
         if let Some(word) = self.word(class, 0, piece / WORD_BITS) {
             set(word, 1 << (piece % WORD_BITS));
             self.set_above(class, 0, piece / WORD_BITS);
@@ -161,7 +161,7 @@ impl Hints {
     }
 
     /// Sets those summary bits for word `index` of `level` that are clear.
-    fn set_above(&self, class: Class, mut level: usize, mut index: usize) {
+    fn set_above(&self, class: HintClass, mut level: usize, mut index: usize) {
         while level + 1 < HINT_LEVELS {
             let bit = 1 << (index % WORD_BITS);
             (level, index) = (level + 1, index / WORD_BITS);
@@ -178,14 +178,14 @@ impl Hints {
     ///
     /// If the property may change concurrently, the caller checks the piece again afterwards, and
     /// sets the bit if the piece has the property after all.
-    pub(super) fn clear(&self, class: Class, piece: usize) {
+    pub(super) fn clear(&self, class: HintClass, piece: usize) {
         if let Some(word) = self.word(class, 0, piece / WORD_BITS) {
             clear(word, 1 << (piece % WORD_BITS));
         }
     }
 
     /// Clears the summary bits for word `index` of `level`, which was found to be 0.
-    fn clear_above(&self, class: Class, mut level: usize, mut index: usize) {
+    fn clear_above(&self, class: HintClass, mut level: usize, mut index: usize) {
         while level + 1 < HINT_LEVELS {
             let bit = 1 << (index % WORD_BITS);
             let Some(above) = self.word(class, level + 1, index / WORD_BITS) else {
@@ -211,7 +211,7 @@ impl Hints {
 
     /// Returns the first piece at or after `from` whose bit for `class` is set. Callable from any
     /// context.
-    pub(super) fn find(&self, class: Class, from: usize) -> Option<usize> {
+    pub(super) fn find(&self, class: HintClass, from: usize) -> Option<usize> {
         // `at` is the first bit of `level` that is not yet searched. A search of all pieces begins
         // at the top level, so that its cost does not depend on the position of the piece.
         let (mut level, mut at) = match from {
@@ -262,18 +262,18 @@ mod tests {
             let site = (random >> 33) as usize % SITES;
             let is_set = random >> 61 == 0;
             if is_set {
-                hints.set(Class::Idle, piece(site))
+                hints.set(HintClass::Idle, piece(site))
             } else {
-                hints.clear(Class::Idle, piece(site))
+                hints.clear(HintClass::Idle, piece(site))
             }
             *model.get_mut(site).ok_or(EINVAL)? = is_set;
             // Other classes are not affected.
-            let class = Class::Room((random >> 10) as u32 % 2 * 9);
+            let class = HintClass::Room((random >> 10) as u32 % 2 * 9);
             assert_eq!(hints.find(class, 0), None);
             for from in [site, 0] {
                 let expected = model.iter().skip(from).position(|bit| *bit);
                 let expected = expected.map(|at| piece(from + at));
-                assert_eq!(hints.find(Class::Idle, piece(from)), expected);
+                assert_eq!(hints.find(HintClass::Idle, piece(from)), expected);
             }
         }
         Ok(())
@@ -283,12 +283,16 @@ mod tests {
     fn stale_bits_above_are_cleared_by_a_search() -> Result {
         let hints = Hints::new(MAX_CHUNKS)?;
         hints.prepare(MAX_CHUNKS - 1)?;
-        hints.set(Class::Idle, MAX_CHUNKS - 1);
-        assert_eq!(hints.find(Class::Idle, 0), Some(MAX_CHUNKS - 1));
-        hints.clear(Class::Idle, MAX_CHUNKS - 1);
-        let root = || hints.word(Class::Idle, HINT_LEVELS - 1, 0).map(load_u64);
+        hints.set(HintClass::Idle, MAX_CHUNKS - 1);
+        assert_eq!(hints.find(HintClass::Idle, 0), Some(MAX_CHUNKS - 1));
+        hints.clear(HintClass::Idle, MAX_CHUNKS - 1);
+        let root = || {
+            hints
+                .word(HintClass::Idle, HINT_LEVELS - 1, 0)
+                .map(load_u64)
+        };
         assert_eq!(root(), Some(1 << (WORD_BITS - 1)));
-        assert_eq!(hints.find(Class::Idle, 0), None);
+        assert_eq!(hints.find(HintClass::Idle, 0), None);
         assert_eq!(root(), Some(0));
         Ok(())
     }
@@ -299,13 +303,13 @@ mod tests {
         let hints = Hints::new(3)?;
         hints.prepare(2)?;
         assert!(hints.prepare(GROUP_CHUNKS).is_err());
-        hints.set(Class::Absent, GROUP_CHUNKS);
-        hints.clear(Class::Absent, usize::MAX);
-        assert_eq!(hints.find(Class::Absent, 0), None);
-        hints.set(Class::Absent, 2);
-        assert_eq!(hints.find(Class::Absent, 0), Some(2));
-        assert_eq!(hints.find(Class::Absent, 3), None);
-        assert_eq!(hints.find(Class::Absent, usize::MAX), None);
+        hints.set(HintClass::Absent, GROUP_CHUNKS);
+        hints.clear(HintClass::Absent, usize::MAX);
+        assert_eq!(hints.find(HintClass::Absent, 0), None);
+        hints.set(HintClass::Absent, 2);
+        assert_eq!(hints.find(HintClass::Absent, 0), Some(2));
+        assert_eq!(hints.find(HintClass::Absent, 3), None);
+        assert_eq!(hints.find(HintClass::Absent, usize::MAX), None);
         Ok(())
     }
 }

@@ -17,15 +17,15 @@ use super::{
         migrate::{Batch, Isolated, MigrateEntry, Origin, Select, Source},
         space::{MmapGuard, Vma},
     },
-    DevicePageOps, DevicePages, Kind, PIECE_PAGES,
+    DevicePageOps, DevicePages, MemoryKind, PIECE_PAGES,
 };
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
 };
 use core::{
     ops::Range,
-    ptr::{self, NonNull}, //
+    ptr::{self, NonNull},
 };
 use kernel::{
     mm::{MmWithUser, MmWithUserAsync},
@@ -52,21 +52,21 @@ pub enum MmapLocks {
 }
 
 /// A mapping of a folio.
-struct User {
+struct FolioMapping {
     mm: ARef<MmWithUserAsync>,
     /// First address that maps a page of the folio.
     addr: usize,
 }
 
 /// Mappings of a folio, and the page frames of its block.
-struct Users {
-    users: [Option<User>; MAX_TRIED_MAPPINGS],
+struct FolioMappings {
+    users: [Option<FolioMapping>; MAX_TRIED_MAPPINGS],
     /// Page frames of the block that contains the folio.
     frames: Range<usize>,
 }
 
 /// Set of pages of a block, one bit each.
-type Pages = [usize; PMD_PAGES / usize::BITS as usize];
+type PageBits = [usize; PMD_PAGES / usize::BITS as usize];
 
 impl<T: DevicePageOps> DevicePages<T> {
     /// Whether a huge folio that is in use begins at device page `number`. It may be freed or split
@@ -137,7 +137,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         mut take: impl FnMut(Isolated<'_>),
     ) {
         let first = first - first % PMD_PAGES;
-        let mut seen = Pages::default();
+        let mut seen = PageBits::default();
         let mut next = 0;
         let mut skip = 1;
         while next < PMD_PAGES {
@@ -184,7 +184,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         mmap: &MmapGuard<'_>,
         addr: usize,
         frames: &Range<usize>,
-        seen: &mut Pages,
+        seen: &mut PageBits,
         batch: &mut Batch,
         take: &mut impl FnMut(Isolated<'_>),
     ) -> Result<bool> {
@@ -208,8 +208,8 @@ impl<T: DevicePageOps> DevicePages<T> {
     pub(crate) fn origin(&self) -> Origin {
         Origin {
             select: match self.kind() {
-                Kind::Private => Select::Private,
-                Kind::Coherent { .. } => Select::Coherent,
+                MemoryKind::Private => Select::Private,
+                MemoryKind::Coherent { .. } => Select::Coherent,
             },
             owner: self.owner(),
             tile: self.tile(),
@@ -247,7 +247,7 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// Looks up mappings of the folio with device page `number`. Returns `None` if the piece has no
     /// page frames.
-    fn users(&self, number: usize) -> Option<Users> {
+    fn users(&self, number: usize) -> Option<FolioMappings> {
         let looker = self.look(number)?;
         let pfn = looker.frames().start + number % PIECE_PAGES;
         let mut raw = [const {
@@ -261,14 +261,14 @@ impl<T: DevicePageOps> DevicePages<T> {
         unsafe {
             bindings::rust_hmm_pfn_users(
                 pfn,
-                fails(Point::Window),
+                fails(FailPoint::Window),
                 raw.as_mut_ptr(),
                 // CAST: A small constant.
                 MAX_TRIED_MAPPINGS as u32,
             )
         };
         let first = pfn - number % PMD_PAGES;
-        Some(Users {
+        Some(FolioMappings {
             users: raw.map(|raw| {
                 let mm = NonNull::new(raw.mm)?.cast::<MmWithUser>();
                 // SAFETY: The helper took an `mm_users` reference for us, which `ARef` owns now.
@@ -277,7 +277,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                 // Use mmput_async(): dropping the last `mm_users` reference runs exit_mmap(), which
                 // may wait for locks held by a task that waits for this eviction.
                 let mm = MmWithUser::into_mmput_async(mm);
-                Some(User { mm, addr: raw.addr })
+                Some(FolioMapping { mm, addr: raw.addr })
             }),
             frames: first..first + PMD_PAGES,
         })
@@ -312,13 +312,13 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 }
 
-impl Users {
-    fn iter(&self) -> impl Iterator<Item = &User> {
+impl FolioMappings {
+    fn iter(&self) -> impl Iterator<Item = &FolioMapping> {
         self.users.iter().flatten()
     }
 }
 
-impl User {
+impl FolioMapping {
     /// Takes the mmap lock for reading. A task that waits for the folio may hold it for reading
     /// until the folio is unlocked, so that taking it for writing would deadlock.
     fn lock(&self, locks: MmapLocks) -> Result<MmapGuard<'_>> {
@@ -335,7 +335,7 @@ impl User {
 impl Vma<'_> {
     /// Returns the range around `addr`, at most 512 pages, whose pages all map page frames of
     /// `frames`; `None` if `addr` maps none of them. Sets the bits of these page frames in `seen`.
-    fn run(&self, addr: usize, frames: &Range<usize>, seen: &mut Pages) -> Option<PageRange> {
+    fn run(&self, addr: usize, frames: &Range<usize>, seen: &mut PageBits) -> Option<PageRange> {
         let mut start = 0;
         let mut end = 0;
         let last = frames.end.min(frames.start + PMD_PAGES);

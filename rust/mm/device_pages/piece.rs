@@ -11,11 +11,12 @@ use super::{
         page::LockedFolio,
     },
     region::Region,
-    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind, PIECE_BYTES, PIECE_PAGES,
+    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind, PIECE_BYTES,
+    PIECE_PAGES,
 };
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{fails, FailPoint},
     kernel::word::{load_u64, peek_usize},
 };
 use core::{ops::Range, ptr::null_mut};
@@ -138,7 +139,7 @@ impl<T: DevicePageOps> Piece<T> {
     pub(super) fn add(
         &self,
         owner: PgmapOwner,
-        kind: Kind,
+        kind: MemoryKind,
         lowest: &Atomic<usize>,
         note: &dyn Fn(usize) -> Result,
     ) -> Result {
@@ -162,17 +163,17 @@ impl<T: DevicePageOps> Piece<T> {
         &self,
         region: Region,
         owner: PgmapOwner,
-        kind: Kind,
+        kind: MemoryKind,
         lowest: &Atomic<usize>,
         note: &dyn Fn(usize) -> Result,
     ) -> core::result::Result<(), (Error, Region)> {
-        if fails(Point::Region) {
+        if fails(FailPoint::Region) {
             return Err((EEXIST, region));
         }
         let mut map = bindings::dev_pagemap {
             type_: match kind {
-                Kind::Private => bindings::memory_type_MEMORY_DEVICE_PRIVATE,
-                Kind::Coherent { .. } => bindings::memory_type_MEMORY_DEVICE_COHERENT,
+                MemoryKind::Private => bindings::memory_type_MEMORY_DEVICE_PRIVATE,
+                MemoryKind::Coherent { .. } => bindings::memory_type_MEMORY_DEVICE_COHERENT,
             },
             // SAFETY: The owner is pinned and outlives the piece, by the type invariant.
             ops: unsafe { (*self.back).ops() },
@@ -346,7 +347,7 @@ impl<T: DevicePageOps> Piece<T> {
             Err(FaultError::NoMemory) => bindings::vm_fault_reason_VM_FAULT_OOM,
             Err(FaultError::Lost) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
             // SAFETY: The fault is still being handled, and `fault` was consumed.
-            Err(FaultError::Again) => unsafe { bindings::rust_hmm_vmf_retry(vmf) },
+            Err(FaultError::Retry) => unsafe { bindings::rust_hmm_vmf_retry(vmf) },
         }
     }
 

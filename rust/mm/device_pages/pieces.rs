@@ -22,7 +22,7 @@ use kernel::{
 /// Number of pieces in one table of the lower level (128 GiB of memory).
 const GROUP_CHUNKS: usize = 512;
 
-type Group<T> = KVVec<OnceBox<Piece<T>>>;
+type ChunkGroup<T> = KVVec<OnceBox<Piece<T>>>;
 
 /// The pieces of one memory.
 ///
@@ -30,7 +30,7 @@ type Group<T> = KVVec<OnceBox<Piece<T>>>;
 ///
 /// Places are only ever filled, in the order of their numbers.
 pub(super) struct Pieces<T: DevicePageOps> {
-    groups: KVVec<OnceBox<Group<T>>>,
+    groups: KVVec<OnceBox<ChunkGroup<T>>>,
     /// Number of pieces that were created.
     made: Atomic<usize>,
     /// Maximum number of pieces.

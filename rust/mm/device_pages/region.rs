@@ -2,7 +2,7 @@
 
 //! Physical address regions for pieces of device memory.
 
-use super::{Kind, PIECE_BYTES};
+use super::{MemoryKind, PIECE_BYTES};
 use crate::bindings;
 use core::mem::ManuallyDrop;
 use kernel::{error::to_result, prelude::*};
@@ -27,9 +27,9 @@ impl Region {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn request(kind: Kind) -> Result<Self> {
+    pub(super) fn request(kind: MemoryKind) -> Result<Self> {
         let start = match kind {
-            Kind::Private => {
+            MemoryKind::Private => {
                 let mut start = 0;
                 // SAFETY: The name is static, and `start` may be written.
                 to_result(unsafe {
@@ -43,7 +43,7 @@ impl Region {
                 .map_err(|_| ENOMEM)?;
                 start
             }
-            Kind::Coherent { start } => {
+            MemoryKind::Coherent { start } => {
                 // SAFETY: The name is static.
                 to_result(unsafe {
                     bindings::rust_hmm_request_region(start, PIECE_BYTES, c"rust_hmm".as_char_ptr())

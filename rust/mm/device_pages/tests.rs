@@ -5,16 +5,16 @@
 use super::*;
 use crate::{
     bindings,
-    inject::{Armed, Point},
+    inject::{ArmedPoint, FailPoint},
     kernel::{completion::monotonic_ns, kthread::Thread},
     mm::addr::PMD_ORDER,
 };
 use kernel::{
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc, //
+        Arc,
     },
-    time::{delay::fsleep, Delta}, //
+    time::{delay::fsleep, Delta},
 };
 
 struct NoFaults;
@@ -30,7 +30,10 @@ mod suite {
     use super::*;
 
     fn device(pages: usize) -> Result<Pin<KBox<DevicePages<NoFaults>>>> {
-        KBox::pin_init(DevicePages::new(Kind::Private, pages, NoFaults), GFP_KERNEL)
+        KBox::pin_init(
+            DevicePages::new(MemoryKind::Private, pages, NoFaults),
+            GFP_KERNEL,
+        )
     }
 
     fn order_of(pfn: usize) -> u32 {
@@ -68,11 +71,11 @@ mod suite {
         assert!(device.alloc(PMD_ORDER).is_none() && device.alloc(PMD_ORDER + 1).is_none());
         assert!(device.alloc(8).is_some() && device.alloc_at(2, 0).is_some());
         assert!(device.alloc_at(1, 0).is_none());
-        let armed = Armed::new(Point::DevicePage, 1, false)?;
+        let armed = ArmedPoint::new(FailPoint::DevicePage, 1, false)?;
         assert!(device.alloc_at(3, 0).is_none() && !armed.is_left());
         assert!(device.alloc_at(3, 0).is_some());
         drop(armed);
-        let armed = Armed::new(Point::DevicePage, 1, false)?;
+        let armed = ArmedPoint::new(FailPoint::DevicePage, 1, false)?;
         let mut row = device.take_row(Some(0), 1).ok_or(ENOMEM)?;
         assert!(row.take().is_none() && !armed.is_left());
         assert!(row.take().is_some() && row.take().is_none());
@@ -169,7 +172,7 @@ mod suite {
         for _ in 0..PIECE_PAGES / PMD_PAGES {
             blocks.push(device.alloc(PMD_ORDER).ok_or(ENOMEM)?, GFP_KERNEL)?;
         }
-        let room = |order, from| device.hints.find(Class::Room(order), from);
+        let room = |order, from| device.hints.find(HintClass::Room(order), from);
         let next = device.alloc(0).ok_or(ENOMEM)?;
         assert_eq!(device.lookup(next.pfn()), Some(PIECE_PAGES));
         // It was looked at once, and is not again until a page is given back.
@@ -203,8 +206,10 @@ mod suite {
         let alone = |pieces: usize| -> Result<u64> {
             let hints = Hints::new(pieces)?;
             hints.prepare(pieces - 1)?;
-            hints.set(Class::Room(0), pieces - 1);
-            Ok(cost(|| hints.find(Class::Room(0), 0) == Some(pieces - 1)))
+            hints.set(HintClass::Room(0), pieces - 1);
+            Ok(cost(|| {
+                hints.find(HintClass::Room(0), 0) == Some(pieces - 1)
+            }))
         };
         let small = alone(4)?;
         let large = alone(1 << 16)?;
@@ -226,7 +231,7 @@ mod suite {
     #[test]
     fn growing_beside_a_shrinker_is_no_error() -> Result {
         const REMOVALS: usize = 50;
-        let pages = DevicePages::new(Kind::Private, PIECE_PAGES, NoFaults);
+        let pages = DevicePages::new(MemoryKind::Private, PIECE_PAGES, NoFaults);
         let device = Arc::pin_init(pages, GFP_KERNEL)?;
         let removed = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
         let theirs = device.clone();
@@ -255,7 +260,7 @@ mod suite {
         device.grow(1)?;
         let usual = device.pfn(0).ok_or(EINVAL)?;
         assert_eq!(device.shrink(1), 1);
-        let armed = Armed::new(Point::Region, 1, false)?;
+        let armed = ArmedPoint::new(FailPoint::Region, 1, false)?;
         device.grow(1)?;
         assert!(!armed.is_left());
         let other = device.pfn(0).ok_or(EINVAL)?;
@@ -263,7 +268,7 @@ mod suite {
         assert_eq!(device.lookup(other), Some(0));
         // It was held only meanwhile, and so are all of them.
         assert_eq!(device.shrink(1), 1);
-        let armed = Armed::new(Point::Region, 1, true)?;
+        let armed = ArmedPoint::new(FailPoint::Region, 1, true)?;
         assert_eq!(device.grow(1), Err(ENOMEM));
         drop(armed);
         device.grow(1)?;
@@ -307,7 +312,7 @@ mod suite {
         }
 
         let freed = Arc::new(Atomic::new(usize::MAX), GFP_KERNEL)?;
-        let pages = DevicePages::new(Kind::Private, PMD_PAGES, Records(freed.clone()));
+        let pages = DevicePages::new(MemoryKind::Private, PMD_PAGES, Records(freed.clone()));
         let device = KBox::pin_init(pages, GFP_KERNEL)?;
         device.grow(PMD_PAGES)?;
         let page = device.alloc_at(7, 0).ok_or(ENOMEM)?;

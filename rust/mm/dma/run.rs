@@ -2,17 +2,11 @@
 
 //! DMA mappings for the duration of a copy, and coherent DMA buffers.
 
-use super::{address::DmaAddress, DmaDevice, Maps};
+use super::{address::DmaAddress, DmaDevice, DmaUser};
 use crate::{
     bindings,
-    inject::{
-        fails,
-        Point, //
-    },
-    kernel::deferred::{
-        Deferred,
-        DropWaits, //
-    }, //
+    inject::{fails, FailPoint},
+    kernel::deferred::{Deferred, DropWaits},
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -20,13 +14,13 @@ use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
     revocable::Revocable,
-    sync::{Arc, Completion}, //
+    sync::{Arc, Completion},
 };
 
 /// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
-pub enum Direction {
+pub enum DmaDirection {
     /// The device reads and writes the memory.
     Both = 0,
     /// The device reads the memory.
@@ -45,7 +39,7 @@ pub(crate) struct DmaRun {
     device: Arc<DmaDevice>,
     address: DmaAddress,
     pages: usize,
-    direction: Direction,
+    direction: DmaDirection,
 }
 
 impl DmaRun {
@@ -54,7 +48,7 @@ impl DmaRun {
     /// # Safety
     ///
     /// The pages must remain allocated until this is dropped. Until then, the CPU must not write
-    /// them, and with [`Direction::FromDevice`] not read them either.
+    /// them, and with [`DmaDirection::FromDevice`] not read them either.
     ///
     /// # Errors
     ///
@@ -64,7 +58,7 @@ impl DmaRun {
         device: &Arc<DmaDevice>,
         pfn: usize,
         pages: usize,
-        direction: Direction,
+        direction: DmaDirection,
     ) -> Result<Self> {
         let open = device.begin()?;
         let mut address = 0;
@@ -76,7 +70,7 @@ impl DmaRun {
                 pages,
                 direction as i32,
                 device.is_coherent(),
-                fails(Point::Dma),
+                fails(FailPoint::Dma),
                 &mut address,
             )
         })?;
@@ -114,7 +108,7 @@ impl Drop for DmaRun {
             )
         };
         self.device.count_unmapped(self.pages);
-        drop(super::Open(&self.device));
+        drop(super::OpenDevice(&self.device));
     }
 }
 
@@ -124,7 +118,7 @@ impl Drop for DmaRun {
 ///
 /// `cpu` has `bytes`, which the device finds at `address`. The device is not closed before this is
 /// dropped.
-struct Memory {
+struct CoherentMemory {
     device: Arc<DmaDevice>,
     cpu: NonNull<u8>,
     address: DmaAddress,
@@ -132,11 +126,11 @@ struct Memory {
 }
 
 // SAFETY: The memory may be accessed and freed by any task.
-unsafe impl Send for Memory {}
+unsafe impl Send for CoherentMemory {}
 // SAFETY: All accesses use a helper that allows concurrent writes.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for CoherentMemory {}
 
-impl Memory {
+impl CoherentMemory {
     fn new(device: &Arc<DmaDevice>, bytes: usize) -> Result<Self> {
         let _open = device.begin()?;
         let mut address = 0;
@@ -160,7 +154,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for CoherentMemory {
     fn drop(&mut self) {
         // SAFETY: The memory was allocated with these arguments, by the type invariant, and this is
         // its last use.
@@ -177,14 +171,14 @@ impl Drop for Memory {
 
 /// Memory that is freed by its owner or when the device is closed, whichever happens first.
 #[pin_data]
-struct Shared {
+struct SharedBuffer {
     #[pin]
-    memory: Revocable<Memory>,
+    memory: Revocable<CoherentMemory>,
     #[pin]
     freed: Completion,
 }
 
-impl Maps for Shared {
+impl DmaUser for SharedBuffer {
     fn close(&self) -> usize {
         if self.memory.revoke() {
             self.freed.complete_all();
@@ -204,18 +198,18 @@ impl Maps for Shared {
 ///
 /// The drop may sleep. In a callback and in atomic context a worker frees the memory.
 pub struct DmaBuffer {
-    owned: Deferred<Owned>,
+    owned: Deferred<BufferOwner>,
     address: DmaAddress,
     bytes: usize,
 }
 
 /// Owner of a buffer's memory, which is freed when this is dropped.
-struct Owned {
+struct BufferOwner {
     device: Arc<DmaDevice>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedBuffer>,
 }
 
-impl DropWaits for Owned {}
+impl DropWaits for BufferOwner {}
 
 impl DmaBuffer {
     /// Allocates `pages` pages.
@@ -233,10 +227,10 @@ impl DmaBuffer {
         let bytes = pages.checked_mul(PAGE_SIZE).filter(|bytes| *bytes != 0);
         let bytes = bytes.ok_or(EINVAL)?;
         let _open = device.begin()?;
-        let memory = Memory::new(device, bytes)?;
+        let memory = CoherentMemory::new(device, bytes)?;
         let address = memory.address;
         let shared = Arc::pin_init(
-            try_pin_init!(Shared {
+            try_pin_init!(SharedBuffer {
                 memory <- Revocable::new(memory),
                 freed <- Completion::new(),
             }? Error),
@@ -244,7 +238,7 @@ impl DmaBuffer {
         )?;
         let own = || {
             device.add(shared.clone())?;
-            Ok(Owned {
+            Ok(BufferOwner {
                 device: device.clone(),
                 shared,
             })
@@ -301,10 +295,10 @@ impl DmaBuffer {
     }
 }
 
-impl Drop for Owned {
+impl Drop for BufferOwner {
     fn drop(&mut self) {
         self.shared.close();
-        let this: Arc<dyn Maps> = self.shared.clone();
+        let this: Arc<dyn DmaUser> = self.shared.clone();
         self.device.remove(&this);
     }
 }
@@ -351,7 +345,7 @@ mod tests {
         // SAFETY: The page is allocated.
         let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };
         // SAFETY: The page outlives the run, and nothing else uses it.
-        let run = unsafe { DmaRun::new(&device, pfn, 1, Direction::Both)? };
+        let run = unsafe { DmaRun::new(&device, pfn, 1, DmaDirection::Both)? };
         let ended = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
         let end = ended.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
@@ -364,7 +358,7 @@ mod tests {
         assert_eq!(ended.load(Acquire), 1);
         drop(thread);
         // SAFETY: The device is closed, so that the call fails before it maps a page.
-        let run = unsafe { DmaRun::new(&device, 0, 1, Direction::Both) };
+        let run = unsafe { DmaRun::new(&device, 0, 1, DmaDirection::Both) };
         assert_eq!(run.err(), Some(ENODEV));
         assert_eq!(device.live(), 0);
         Ok(())

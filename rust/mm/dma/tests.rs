@@ -81,7 +81,7 @@ mod suite {
         for run_first in [false, true] {
             let mapped = mapping(&device, &page, 1)?;
             // SAFETY: The page outlives the run, and nothing accesses it.
-            let run = unsafe { DmaRun::new(&device, pfn, 1, Direction::Both)? };
+            let run = unsafe { DmaRun::new(&device, pfn, 1, DmaDirection::Both)? };
             assert_eq!(device.live(), 2);
             if run_first {
                 drop(run);

@@ -15,23 +15,16 @@
 //! that each flush unmaps exactly the pages that were removed before it. A dying place cannot be
 //! used: an attempt to install an entry there returns `EBUSY`, and the caller retries.
 //!
-//! [`Maps::close`] is called when the device is closed or the table is freed. It unmaps all places
-//! that are not free. Entries may be removed concurrently, which makes their places dying, but
-//! never free.
+//! [`DmaUser::close`] is called when the device is closed or the table is freed. It unmaps all
+//! places that are not free. Entries may be removed concurrently, which makes their places dying,
+//! but never free.
 
-use super::{address::DmaAddress, DmaDevice, Maps};
+use super::{address::DmaAddress, DmaDevice, DmaUser};
 use crate::{
     bindings,
-    inject::{
-        fails,
-        Point, //
-    },
+    inject::{fails, FailPoint},
     kernel::lock_classes,
-    mm::addr::{
-        PageRange,
-        PMD_PAGES,
-        PMD_SIZE, //
-    }, //
+    mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -56,7 +49,7 @@ const SLOT_RETIRED: u64 = 2;
 const SLOT_STATE_MASK: u64 = 3;
 const SLOT_NUMBER_SHIFT: u32 = 2;
 
-/// Interval at which [`Maps::close`] polls the users of a window.
+/// Interval at which [`DmaUser::close`] polls the users of a window.
 const WINDOW_POLL_INTERVAL: Delta = Delta::from_millis(1);
 
 /// DMA mappings of one block of 2 MiB.
@@ -64,15 +57,16 @@ const WINDOW_POLL_INTERVAL: Delta = Delta::from_millis(1);
 /// # Invariants
 ///
 /// `raw` is 0, or a window of `device`, which is bound as long as that is so. Exactly the places
-/// that are not free are mapped, if `raw` is not 0 and [`Maps::close`] is not unmapping the window.
-struct Window {
+/// that are not free are mapped, if `raw` is not 0 and [`DmaUser::close`] is not unmapping the
+/// window.
+struct DmaWindow {
     device: NonNull<bindings::device>,
     raw: Atomic<usize>,
     /// State of each place, with the frame number (live) or the tick (dying).
     places: KVec<Atomic<u64>>,
     live: Atomic<usize>,
     dying: Atomic<usize>,
-    /// Number of [`Used`]. Incremented under the lock of the tree.
+    /// Number of [`WindowGuard`]. Incremented under the lock of the tree.
     users: Atomic<usize>,
     /// The process has unmapped the block, so that the window can be dropped once it is idle.
     gone: AtomicFlag,
@@ -80,12 +74,12 @@ struct Window {
 
 // SAFETY: The device may be used by any task. Accesses to a place on the C side are exclusive: a
 // live place is changed under the table lock, a dying one only by the flush that it waits for.
-unsafe impl Send for Window {}
+unsafe impl Send for DmaWindow {}
 // SAFETY: All fields that change are atomic, and accesses on the C side are exclusive as described
 // above.
-unsafe impl Sync for Window {}
+unsafe impl Sync for DmaWindow {}
 
-impl Window {
+impl DmaWindow {
     fn new(device: &DmaDevice) -> Result<Arc<Self>> {
         let mut places = KVec::with_capacity(PMD_PAGES, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..PMD_PAGES {
@@ -176,7 +170,7 @@ impl Window {
     }
 
     /// Makes the live `place` dying. Its page is unmapped after flush `tick`, or by
-    /// [`Maps::close`]. The place must not become free before that.
+    /// [`DmaUser::close`]. The place must not become free before that.
     fn retire(&self, place: &Atomic<u64>, tick: u32) {
         // Increment `dying` before `live` is decremented, so that the window never looks idle in
         // between.
@@ -195,26 +189,26 @@ impl Window {
     }
 }
 
-impl Drop for Window {
+impl Drop for DmaWindow {
     fn drop(&mut self) {
         self.free();
     }
 }
 
-struct Tree {
-    windows: RBTree<usize, Arc<Window>>,
+struct WindowTree {
+    windows: RBTree<usize, Arc<DmaWindow>>,
     /// The device is closed: nothing is mapped, and nothing can be mapped.
     closed: bool,
 }
 
 /// The windows of one page table.
 #[pin_data]
-pub(crate) struct Windows {
+pub(crate) struct DmaWindows {
     device: Arc<DmaDevice>,
     /// Tick of the next flush.
     tick: Atomic<u32>,
     #[pin]
-    tree: SpinLock<Tree>,
+    tree: SpinLock<WindowTree>,
     /// Whether all pages were unmapped finally. Held meanwhile, by the table or the device,
     /// whichever is first.
     #[pin]
@@ -222,18 +216,18 @@ pub(crate) struct Windows {
 }
 
 /// A window in use, which is not dropped or freed meanwhile.
-struct Used<'w> {
-    window: Arc<Window>,
+struct WindowGuard<'w> {
+    window: Arc<DmaWindow>,
     /// The device was not closed when the use began. It is not closed before the use ends.
     open: bool,
-    _windows: &'w Windows,
+    _windows: &'w DmaWindows,
 }
 
-impl Used<'_> {
+impl WindowGuard<'_> {
     /// Ends the use. Returns whether the process has unmapped the block, so that the caller drops
     /// the window if it is idle.
     ///
-    /// This loads `gone` after it has decremented `users`, and [`Windows::forget`] loads `users`
+    /// This loads `gone` after it has decremented `users`, and [`DmaWindows::forget`] loads `users`
     /// after it has set `gone`, with a full barrier in between on both sides. Therefore at least
     /// one of the two finds the window gone and idle.
     fn end(self) -> bool {
@@ -243,7 +237,7 @@ impl Used<'_> {
     }
 }
 
-impl Drop for Used<'_> {
+impl Drop for WindowGuard<'_> {
     fn drop(&mut self) {
         self.window.users.fetch_sub(1, Full);
     }
@@ -257,7 +251,7 @@ fn index_of(addr: usize) -> usize {
     addr % PMD_SIZE >> PAGE_SHIFT
 }
 
-impl Windows {
+impl DmaWindows {
     /// Returns the device for which the pages are mapped.
     pub(crate) fn device(&self) -> &DmaDevice {
         &self.device
@@ -280,7 +274,7 @@ impl Windows {
             pin_init!(Self {
                 device: device.clone(),
                 tick: Atomic::new(0),
-                tree <- SpinLock::new(Tree { windows: RBTree::new(), closed: false }, name, key),
+                tree <- SpinLock::new(WindowTree { windows: RBTree::new(), closed: false }, name, key),
                 closing <- Mutex::new(false, closing_name, closing_key),
             }),
             GFP_KERNEL_ACCOUNT,
@@ -305,7 +299,7 @@ impl Windows {
                 continue;
             }
             let _open = self.device.begin()?;
-            let window = Window::new(&self.device)?;
+            let window = DmaWindow::new(&self.device)?;
             let node = RBTreeNode::new(block, window, GFP_KERNEL_ACCOUNT)?;
             let mut tree = self.tree.lock();
             let superfluous = if tree.closed || tree.windows.get(&block).is_some() {
@@ -319,9 +313,9 @@ impl Windows {
         Ok(())
     }
 
-    fn used(&self, tree: &Tree, window: &Arc<Window>) -> Used<'_> {
+    fn used(&self, tree: &WindowTree, window: &Arc<DmaWindow>) -> WindowGuard<'_> {
         window.users.fetch_add(1, Acquire);
-        Used {
+        WindowGuard {
             window: window.clone(),
             open: !tree.closed,
             _windows: self,
@@ -329,13 +323,13 @@ impl Windows {
     }
 
     /// Returns the window of `block`, if there is one.
-    fn get(&self, block: usize) -> Option<Used<'_>> {
+    fn get(&self, block: usize) -> Option<WindowGuard<'_>> {
         let tree = self.tree.lock();
         Some(self.used(&tree, tree.windows.get(&block)?))
     }
 
     /// Returns the first window at or after `block`.
-    fn next(&self, block: usize) -> Option<(usize, Used<'_>)> {
+    fn next(&self, block: usize) -> Option<(usize, WindowGuard<'_>)> {
         let tree = self.tree.lock();
         let cursor = tree.windows.cursor_lower_bound(&block)?;
         let (block, window) = cursor.current();
@@ -343,8 +337,8 @@ impl Windows {
     }
 
     /// Returns a cursor for accesses to consecutive pages.
-    pub(crate) fn cursor(&self) -> Cursor<'_> {
-        Cursor {
+    pub(crate) fn cursor(&self) -> WindowCursor<'_> {
+        WindowCursor {
             windows: self,
             block: usize::MAX,
             used: None,
@@ -398,7 +392,7 @@ impl Windows {
 
     fn drop_if_idle(&self, block: usize) {
         let mut tree = self.tree.lock();
-        let goes = |window: &Arc<Window>| window.gone.load(Relaxed) && window.is_idle();
+        let goes = |window: &Arc<DmaWindow>| window.gone.load(Relaxed) && window.is_idle();
         let node = if tree.windows.get(&block).is_some_and(goes) {
             tree.windows.remove_node(&block)
         } else {
@@ -415,7 +409,7 @@ impl Windows {
     }
 }
 
-impl Maps for Windows {
+impl DmaUser for DmaWindows {
     fn close(&self) -> usize {
         let mut closed = self.closing.lock();
         if core::mem::replace(&mut *closed, true) {
@@ -432,7 +426,7 @@ impl Maps for Windows {
             }
             // Read the states only: entries are removed concurrently, and later windows still need
             // their frame numbers. A place that is not free cannot become free, see
-            // `Window::retire`.
+            // `DmaWindow::retire`.
             let window = &used.window;
             let mut frames = 0;
             for (index, place) in window.places.iter().enumerate() {
@@ -458,31 +452,31 @@ impl Maps for Windows {
 }
 
 /// The table's reference of its windows. Dropping it unmaps all remaining pages.
-pub(crate) struct Owned(pub(crate) Arc<Windows>);
+pub(crate) struct OwnedWindows(pub(crate) Arc<DmaWindows>);
 
-impl Drop for Owned {
+impl Drop for OwnedWindows {
     fn drop(&mut self) {
         // The table is freed and has no entries. Pages that the device unmapped when it was closed
         // are not counted.
-        let left = Maps::close(&*self.0);
+        let left = DmaUser::close(&*self.0);
         if left != 0 {
             crate::alarm!(PagesStayMapped, "{left} pages of a table that is freed");
         }
-        let this: Arc<dyn Maps> = self.0.clone();
+        let this: Arc<dyn DmaUser> = self.0.clone();
         self.0.device.remove(&this);
     }
 }
 
 /// Accesses places of consecutive pages, and looks up each window only once. The caller holds the
 /// table lock.
-pub(crate) struct Cursor<'w> {
-    windows: &'w Windows,
+pub(crate) struct WindowCursor<'w> {
+    windows: &'w DmaWindows,
     block: usize,
-    used: Option<Used<'w>>,
+    used: Option<WindowGuard<'w>>,
 }
 
-impl Cursor<'_> {
-    fn place(&mut self, addr: usize) -> Option<(&Used<'_>, &Atomic<u64>)> {
+impl WindowCursor<'_> {
+    fn place(&mut self, addr: usize) -> Option<(&WindowGuard<'_>, &Atomic<u64>)> {
         let block = block_of(addr);
         if self.used.is_none() || self.block != block {
             self.used = None;
@@ -533,7 +527,7 @@ impl Cursor<'_> {
                 index_of(addr) as u32,
                 frame,
                 fresh,
-                fresh && fails(Point::Dma),
+                fresh && fails(FailPoint::Dma),
                 &mut address,
             )
         })?;

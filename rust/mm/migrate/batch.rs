@@ -3,14 +3,14 @@
 //! The source and destination arrays of one migration, and the state of each entry.
 
 use super::{
-    whole::Whole, MigrateEntry, Source, MIGRATE_PFN_COMPOUND, MIGRATE_PFN_MIGRATE,
+    whole::ThpIsolation, MigrateEntry, Source, MIGRATE_PFN_COMPOUND, MIGRATE_PFN_MIGRATE,
     MIGRATE_PFN_SHIFT, MIGRATE_PFN_VALID, MIGRATE_PFN_WRITE,
 };
 use crate::{
     bindings,
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        mask::Mask,
+        mask::PageSet,
         page::LockedFolio,
     },
 };
@@ -22,7 +22,7 @@ pub struct Batch {
     pub(super) src: KVec<usize>,
     pub(super) dst: KVec<usize>,
     /// Pages whose entry has a destination with the contents of the source.
-    pub(super) filled: Mask,
+    pub(super) filled: PageSet,
 }
 
 impl Batch {
@@ -52,7 +52,7 @@ impl Batch {
         Ok(Self {
             src: KVec::from_elem(0, pages, GFP_KERNEL)?,
             dst: KVec::from_elem(0, pages, GFP_KERNEL)?,
-            filled: Mask::EMPTY,
+            filled: PageSet::EMPTY,
         })
     }
 
@@ -64,7 +64,7 @@ impl Batch {
     pub(super) fn clear(&mut self, pages: usize) -> Result {
         self.src.get_mut(..pages).ok_or(EINVAL)?.fill(0);
         self.dst.get_mut(..pages).ok_or(EINVAL)?.fill(0);
-        self.filled = Mask::EMPTY;
+        self.filled = PageSet::EMPTY;
         Ok(())
     }
 }
@@ -75,7 +75,7 @@ impl Batch {
 ///
 /// `batch` holds what setup and the calls since then have left there. With `vma`, `raw` describes
 /// it and the mmap lock is held for `'a`. Without `chosen` all destinations are new system memory.
-pub(super) struct Inner<'a> {
+pub(super) struct MigrateState<'a> {
     pub(super) raw: bindings::migrate_vma,
     /// Range of the migration.
     pub(super) range: PageRange,
@@ -86,10 +86,10 @@ pub(super) struct Inner<'a> {
     pub(super) batch: &'a mut Batch,
     pub(super) pages: usize,
     /// The huge page of private device memory that is isolated as a whole, if any. Dropped last.
-    pub(super) whole: Option<Whole<'a>>,
+    pub(super) whole: Option<ThpIsolation<'a>>,
 }
 
-impl Inner<'_> {
+impl MigrateState<'_> {
     #[inline]
     pub(super) fn entry(&self, index: usize) -> Option<MigrateEntry> {
         let src = *self.batch.src.get(..self.pages)?.get(index)?;
@@ -221,7 +221,7 @@ impl Inner<'_> {
     }
 
     /// As [`Self::set_filled`], for all indices in `entries`, which have destinations.
-    pub(super) fn set_all_filled(&mut self, entries: &Mask) {
+    pub(super) fn set_all_filled(&mut self, entries: &PageSet) {
         match self.entry(0) {
             Some(entry) if entry.pages != 1 => self.set_filled(0),
             _ => self.batch.filled.insert_words(entries.words()),
@@ -252,11 +252,11 @@ impl Inner<'_> {
 }
 
 /// Isolated pages. Dropping it restores them.
-pub(super) struct Restored<'a>(pub(super) Inner<'a>);
+pub(super) struct Restored<'a>(pub(super) MigrateState<'a>);
 
 impl<'a> Restored<'a> {
     /// Returns the pages without restoring them, to be migrated.
-    pub(super) fn into_inner(self) -> Inner<'a> {
+    pub(super) fn into_inner(self) -> MigrateState<'a> {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used again and not dropped.
         unsafe { ptr::read(&this.0) }

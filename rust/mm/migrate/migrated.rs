@@ -2,11 +2,11 @@
 
 //! The second state of a migration: its result, and finalization.
 
-use super::{batch::Inner, MigrateEntry, Reader};
+use super::{batch::MigrateState, MigrateEntry, MigrationReader};
 use crate::mm::addr::PageRange;
 
 /// Result of a migration, as passed to the readers of the pages.
-pub struct Moved<'a>(Inner<'a>);
+pub struct Moved<'a>(MigrateState<'a>);
 
 impl Moved<'_> {
     /// Returns the range that was isolated; indices count from its start.
@@ -53,16 +53,17 @@ impl Moved<'_> {
 ///
 /// [`Self::finalize`] maps the pages for the CPU again and frees the sources, after the readers
 /// have proved that they no longer use the sources. Dropping the object finalizes with
-/// [`Reader::forget`] instead: the readers' entries are removed, so that the readers fault.
+/// [`MigrationReader::forget`] instead: the readers' entries are removed, so that the readers
+/// fault.
 #[must_use = "dropped, it costs the readers their entries"]
-pub struct Migrated<'a, R: Reader = ()> {
+pub struct Migrated<'a, R: MigrationReader = ()> {
     moved: Moved<'a>,
     /// Taken by [`Self::finalize`].
     readers: Option<R>,
 }
 
-impl<'a, R: Reader> Migrated<'a, R> {
-    pub(super) fn new(inner: Inner<'a>, readers: R) -> Self {
+impl<'a, R: MigrationReader> Migrated<'a, R> {
+    pub(super) fn new(inner: MigrateState<'a>, readers: R) -> Self {
         Self {
             moved: Moved(inner),
             readers: Some(readers),
@@ -87,7 +88,7 @@ impl<'a, R: Reader> Migrated<'a, R> {
     }
 }
 
-impl<R: Reader> Drop for Migrated<'_, R> {
+impl<R: MigrationReader> Drop for Migrated<'_, R> {
     fn drop(&mut self) {
         let readers = self.readers.take();
         let done = readers.map(|readers| readers.forget(&self.moved));

@@ -10,7 +10,7 @@ use super::Moved;
 /// A migration owns its readers. It consumes them to get a [`Self::Done`] from each, which proves
 /// that the device does not use the sources, and frees the sources only after that. A pair of
 /// readers is a reader, too.
-pub trait Reader: Sized {
+pub trait MigrationReader: Sized {
     /// Proof that no entry refers to a source page that has moved, and that the TLBs of the device
     /// were flushed since. Only consuming the reader yields it. Dropped when the migration has
     /// ended.
@@ -24,13 +24,13 @@ pub trait Reader: Sized {
     fn forget(self, moved: &Moved<'_>) -> Self::Done;
 }
 
-impl Reader for () {
+impl MigrationReader for () {
     type Done = ();
 
     fn forget(self, _moved: &Moved<'_>) {}
 }
 
-impl<A: Reader, B: Reader> Reader for (A, B) {
+impl<A: MigrationReader, B: MigrationReader> MigrationReader for (A, B) {
     type Done = (A::Done, B::Done);
 
     fn forget(self, moved: &Moved<'_>) -> Self::Done {

@@ -19,7 +19,7 @@ use kernel::prelude::*;
 
 /// Class of pages with regard to a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pages {
+pub(crate) enum PageClass {
     /// Anonymous system memory, or holes of an anonymous VMA. They can move to a device.
     System,
     /// Pages in the requested device memory.
@@ -44,12 +44,12 @@ pub(crate) enum Pages {
 pub(crate) struct SystemPages<'a> {
     vma: Vma<'a>,
     range: PageRange,
-    folios: Folios,
+    folios: FolioSizes,
 }
 
 /// Sizes of the folios of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Folios {
+enum FolioSizes {
     /// Small folios only, and no hole that a CPU fault may fill with a large folio.
     Small,
     /// One huge page, mapped by a PMD.
@@ -68,9 +68,9 @@ impl<'a> SystemPages<'a> {
     /// is the argument of that call.
     pub(crate) fn may_split(&self, compound: bool) -> bool {
         match self.folios {
-            Folios::Small => false,
-            Folios::Huge => !compound,
-            Folios::Large => true,
+            FolioSizes::Small => false,
+            FolioSizes::Huge => !compound,
+            FolioSizes::Large => true,
         }
     }
 
@@ -140,14 +140,14 @@ impl<'a> Vma<'a> {
     /// # Context
     ///
     /// May sleep.
-    pub(crate) fn alike(&self, range: PageRange, tile: MemoryId) -> Result<(Pages, PageRange)> {
+    pub(crate) fn alike(&self, range: PageRange, tile: MemoryId) -> Result<(PageClass, PageRange)> {
         let (kind, range, _) = self.classify(range, tile, false)?;
         Ok((kind, range))
     }
 
     /// Classifies pages for a migration of system memory: pages that KSM may merge are
-    /// [`Pages::Stay`]. See [`Self::alike`]. The third value is `Some` if the pages are
-    /// [`Pages::System`].
+    /// [`PageClass::Stay`]. See [`Self::alike`]. The third value is `Some` if the pages are
+    /// [`PageClass::System`].
     ///
     /// # Errors
     ///
@@ -160,10 +160,10 @@ impl<'a> Vma<'a> {
         self,
         range: PageRange,
         tile: MemoryId,
-    ) -> Result<(Pages, PageRange, Option<SystemPages<'a>>)> {
+    ) -> Result<(PageClass, PageRange, Option<SystemPages<'a>>)> {
         let (kind, range, folios) = self.classify(range, tile, true)?;
         // INVARIANT: `classify` found the pages to be so, and the mmap lock is held for `'a`.
-        let pages = (kind == Pages::System).then_some(SystemPages {
+        let pages = (kind == PageClass::System).then_some(SystemPages {
             vma: self,
             range,
             folios,
@@ -176,7 +176,7 @@ impl<'a> Vma<'a> {
         range: PageRange,
         tile: MemoryId,
         system: bool,
-    ) -> Result<(Pages, PageRange, Folios)> {
+    ) -> Result<(PageClass, PageRange, FolioSizes)> {
         if range.pmd_pieces().nth(1).is_some()
             || range.start() < self.start()
             || range.end() > self.end()
@@ -199,18 +199,18 @@ impl<'a> Vma<'a> {
             )
         };
         let kind = match kind {
-            bindings::rust_hmm_pages_RUST_HMM_PAGES_SYSTEM => Pages::System,
-            bindings::rust_hmm_pages_RUST_HMM_PAGES_DEVICE => Pages::Device,
-            bindings::rust_hmm_pages_RUST_HMM_PAGES_BUSY => Pages::Busy,
-            bindings::rust_hmm_pages_RUST_HMM_PAGES_HELD => Pages::Held,
-            bindings::rust_hmm_pages_RUST_HMM_PAGES_STAY => Pages::Stay,
+            bindings::rust_hmm_pages_RUST_HMM_PAGES_SYSTEM => PageClass::System,
+            bindings::rust_hmm_pages_RUST_HMM_PAGES_DEVICE => PageClass::Device,
+            bindings::rust_hmm_pages_RUST_HMM_PAGES_BUSY => PageClass::Busy,
+            bindings::rust_hmm_pages_RUST_HMM_PAGES_HELD => PageClass::Held,
+            bindings::rust_hmm_pages_RUST_HMM_PAGES_STAY => PageClass::Stay,
             _ => return Err(EINVAL),
         };
         let part = PageRange::from_pages(range.start(), pages)?;
         let folios = match folios {
-            bindings::rust_hmm_folios_RUST_HMM_FOLIOS_SMALL => Folios::Small,
-            bindings::rust_hmm_folios_RUST_HMM_FOLIOS_HUGE => Folios::Huge,
-            _ => Folios::Large,
+            bindings::rust_hmm_folios_RUST_HMM_FOLIOS_SMALL => FolioSizes::Small,
+            bindings::rust_hmm_folios_RUST_HMM_FOLIOS_HUGE => FolioSizes::Huge,
+            _ => FolioSizes::Large,
         };
         Ok((kind, part, folios))
     }
@@ -241,7 +241,7 @@ impl<'a> Isolated<'a> {
         // `MemoryId::NONE`: device memory of any owner stays.
         Ok(match vma.alike_system(range, MemoryId::NONE)? {
             (_, part, Some(pages)) => System::Isolated(pages.isolate(compound, id, batch)?, part),
-            (Pages::Busy | Pages::Held, part, None) => System::Busy(part),
+            (PageClass::Busy | PageClass::Held, part, None) => System::Busy(part),
             (_, part, None) => System::Stay(part),
         })
     }

@@ -16,11 +16,11 @@ use crate::{
 use core::{mem::MaybeUninit, ptr};
 
 /// Result of the lookup of a huge page.
-pub(super) enum Found<'a> {
+pub(super) enum ThpLookup<'a> {
     /// A hole, or a huge page that is locked by another task.
     Nothing,
     /// A huge page of the requested private memory, which may be isolated whole.
-    Whole(Whole<'a>),
+    Whole(ThpIsolation<'a>),
     /// Other pages, or a huge page that has to be split.
     Other,
 }
@@ -31,14 +31,14 @@ pub(super) enum Found<'a> {
 ///
 /// The page at `pfn`, of private device memory, was mapped by nothing but `vma` at `addr`, and has
 /// a reference of ours. If `locked`, it has another one, and its lock is ours.
-pub(super) struct Whole<'a> {
+pub(super) struct ThpIsolation<'a> {
     vma: Vma<'a>,
     addr: usize,
     pfn: usize,
     locked: bool,
 }
 
-impl<'a> Whole<'a> {
+impl<'a> ThpIsolation<'a> {
     /// Looks up the page that `range`, 2 MiB of `vma`, maps. `tile` identifies the device memory.
     /// Does not sleep.
     pub(super) fn find(
@@ -46,7 +46,7 @@ impl<'a> Whole<'a> {
         range: PageRange,
         tile: MemoryId,
         fault: Option<&CpuFault<'_>>,
-    ) -> Found<'a> {
+    ) -> ThpLookup<'a> {
         let addr = range.start();
         let locked = fault.is_none();
         let page = fault.map_or(ptr::null_mut(), CpuFault::page);
@@ -57,17 +57,17 @@ impl<'a> Whole<'a> {
         };
         match found {
             bindings::rust_hmm_huge_RUST_HMM_HUGE_HOLE
-            | bindings::rust_hmm_huge_RUST_HMM_HUGE_BUSY => Found::Nothing,
+            | bindings::rust_hmm_huge_RUST_HMM_HUGE_BUSY => ThpLookup::Nothing,
             // INVARIANT: The helper checked the mapping, and took the references and, if `locked`,
             // the lock.
-            bindings::rust_hmm_huge_RUST_HMM_HUGE_HELD => Found::Whole(Self {
+            bindings::rust_hmm_huge_RUST_HMM_HUGE_HELD => ThpLookup::Whole(Self {
                 vma,
                 addr,
                 // SAFETY: `RUST_HMM_HUGE_HELD` says that the helper wrote `pfn`.
                 pfn: unsafe { pfn.assume_init() },
                 locked,
             }),
-            _ => Found::Other,
+            _ => ThpLookup::Other,
         }
     }
 
@@ -100,7 +100,7 @@ impl<'a> Whole<'a> {
     }
 }
 
-impl Drop for Whole<'_> {
+impl Drop for ThpIsolation<'_> {
     /// Restores excessively dropped counts for the last time: the page is not isolated now, so that
     /// its entry is zapped correctly.
     fn drop(&mut self) {

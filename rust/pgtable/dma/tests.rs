@@ -4,11 +4,11 @@
 
 use super::*;
 use crate::{
-    inject::{Armed, Point},
+    inject::{ArmedPoint, FailPoint},
     kernel::kthread::Thread,
     mm::{
         addr::PMD_SIZE,
-        dma::{DmaDevice, Maps},
+        dma::{DmaDevice, DmaUser},
         table_memory::TableMemory,
     },
     pgtable::{Bits, FlushBatch, Flusher, FormatOf, Layout, Radix4},
@@ -58,8 +58,8 @@ impl Flusher for AtOnce {
 /// A table of format `F`, its device and its windows.
 struct FixtureOf<F: Format> {
     device: Arc<DmaDevice>,
-    windows: Arc<Windows>,
-    table: Table<OfDma<F>>,
+    windows: Arc<DmaWindows>,
+    table: Table<DmaFormat<F>>,
 }
 
 type Fixture = FixtureOf<Radix4>;
@@ -67,7 +67,7 @@ type Fixture = FixtureOf<Radix4>;
 impl<F: Format> FixtureOf<F> {
     fn new() -> Result<Self> {
         let device = DmaDevice::software(c"hmm-kunit")?;
-        let windows = Windows::new(&device)?;
+        let windows = DmaWindows::new(&device)?;
         Ok(Self {
             table: Table::with(Some(windows.clone()), TableMemory::none())?,
             device,
@@ -75,7 +75,7 @@ impl<F: Format> FixtureOf<F> {
         })
     }
 
-    fn flush(batch: FlushBatch<OfDma<F>>) {
+    fn flush(batch: FlushBatch<DmaFormat<F>>) {
         batch.start(&AtOnce).wait(&AtOnce);
     }
 
@@ -242,14 +242,14 @@ mod suite {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 4)?;
         fixture.windows.prepare(range)?;
-        let armed = Armed::new(Point::Dma, 2, false)?;
+        let armed = ArmedPoint::new(FailPoint::Dma, 2, false)?;
         assert_eq!(fixture.install(range, system), Err(ENOMEM));
         assert!(!armed.is_left());
         assert_eq!((fixture.device.live(), fixture.table.live()), (3, 3));
         assert_eq!(fixture.table.get(range.address(1)), DevicePte::NONE);
         assert_eq!(fixture.table.get(range.address(2)), system(2));
         // A page that is mapped is not mapped again.
-        let armed = Armed::new(Point::Dma, 2, false)?;
+        let armed = ArmedPoint::new(FailPoint::Dma, 2, false)?;
         fixture.install(range, system)?;
         assert!(armed.is_left());
         assert_eq!((fixture.device.live(), fixture.table.live()), (4, 4));
@@ -263,12 +263,12 @@ mod suite {
         let frame = |index| DevicePte::system(FRAME + index, true);
         fixture.windows.prepare(range)?;
         // No page can be mapped.
-        let armed = Armed::new(Point::Dma, 1, true)?;
+        let armed = ArmedPoint::new(FailPoint::Dma, 1, true)?;
         assert_eq!(fixture.install(range, frame), Err(ENOMEM));
         drop(armed);
         assert_eq!((fixture.device.mapped(), fixture.table.live()), (0, 0));
         // One page cannot be mapped: the 299 pages mapped before it are unmapped again.
-        let armed = Armed::new(Point::Dma, 300, false)?;
+        let armed = ArmedPoint::new(FailPoint::Dma, 300, false)?;
         fixture.install(range, frame)?;
         assert!(!armed.is_left());
         assert_eq!(fixture.device.unmapped(), 299);
@@ -284,7 +284,7 @@ mod suite {
         let range = pages(0, 4)?;
         fixture.windows.prepare(range)?;
         fixture.install(range, |index| DevicePte::device(index, true))?;
-        let armed = Armed::new(Point::Dma, 3, false)?;
+        let armed = ArmedPoint::new(FailPoint::Dma, 3, false)?;
         let mut batch = fixture.table.batch();
         fixture.table.for_each(range, &mut batch, |span, entry| {
             if let Some(index) = range.index_of(span.start()) {
@@ -345,7 +345,7 @@ mod suite {
         // The entries still yield the page frames.
         assert_eq!(fixture.table.get(range.address(2)), system(2));
         assert_eq!(fixture.windows.prepare(pages(PMD_PAGES, 1)?), Err(ENODEV));
-        assert_eq!(Windows::new(&fixture.device).err(), Some(ENODEV));
+        assert_eq!(DmaWindows::new(&fixture.device).err(), Some(ENODEV));
         assert_eq!(fixture.install(pages(5, 1)?, system), Err(ENODEV));
         let tick = fixture.remove(range);
         fixture.windows.unmap(range, tick);
@@ -386,7 +386,7 @@ mod suite {
             let left = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
             let theirs = left.clone();
             let thread = Thread::spawn(c"hmm-test", move || {
-                theirs.store(Maps::close(&*windows), Release);
+                theirs.store(DmaUser::close(&*windows), Release);
             })?;
             let ours = fixture.device.close();
             // The second caller has waited for the first.
@@ -401,9 +401,9 @@ mod suite {
     #[test]
     fn format_and_device_must_agree() -> Result {
         let device = DmaDevice::software(c"hmm-kunit")?;
-        let windows = Windows::new(&device)?;
+        let windows = DmaWindows::new(&device)?;
         assert!(Table::<Radix4>::with(Some(windows), TableMemory::none()).is_err());
-        assert!(Table::<OfDma<Radix4>>::with(None, TableMemory::none()).is_err());
+        assert!(Table::<DmaFormat<Radix4>>::with(None, TableMemory::none()).is_err());
         Ok(())
     }
 }

@@ -11,8 +11,7 @@ use crate::{
 };
 use kernel::sync::{
     atomic::{ordering::Relaxed, Atomic, AtomicFlag},
-    rcu,
-    Arc, //
+    rcu, Arc,
 };
 
 /// A translation, the result of a walk.
@@ -28,13 +27,13 @@ pub(super) struct Found {
 }
 
 /// Reads tables, given by their device addresses.
-pub(super) struct Walker<'t, F: Format> {
+pub(super) struct HardwareWalker<'t, F: Format> {
     table: &'t Table<F>,
     /// Address and index of the most recently found table of each level.
     memo: [Cell<(u64, u32)>; 5],
 }
 
-impl<'t, F: Format<Word = u64>> Walker<'t, F> {
+impl<'t, F: Format<Word = u64>> HardwareWalker<'t, F> {
     pub(super) fn new(table: &'t Table<F>) -> Self {
         Self {
             table,
@@ -88,22 +87,22 @@ pub(super) trait Walked: Format<Word = u64> {
     /// # Errors
     ///
     /// - `EIO`: an entry is not valid for the hardware.
-    fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>>;
+    fn walk(walker: &HardwareWalker<'_, Self>, addr: usize) -> Result<Option<Found>>;
 }
 
 impl Walked for Lpae {
-    fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
+    fn walk(walker: &HardwareWalker<'_, Self>, addr: usize) -> Result<Option<Found>> {
         walker.lpae(addr)
     }
 }
 
 impl Walked for BreakBeforeMake<Lpae> {
-    fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
+    fn walk(walker: &HardwareWalker<'_, Self>, addr: usize) -> Result<Option<Found>> {
         walker.lpae(addr)
     }
 }
 
-impl<F: Format<Word = u64>> Walker<'_, F> {
+impl<F: Format<Word = u64>> HardwareWalker<'_, F> {
     /// Arm ARM, D8.2.7 and D8.3: levels 0 to 3, a granule of 4 KiB.
     fn lpae(&self, addr: usize) -> Result<Option<Found>> {
         let walker = self;
@@ -146,7 +145,7 @@ impl<F: Format<Word = u64>> Walker<'_, F> {
 
 impl Walked for Gfx9 {
     /// PDB2, PDB1, PDB0 and PTB, as `drivers/gpu/drm/amd/amdgpu` sets them up.
-    fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
+    fn walk(walker: &HardwareWalker<'_, Self>, addr: usize) -> Result<Option<Found>> {
         let mut at = walker.root()?;
         for level in 0..4u32 {
             let low = 39 - 9 * level;
@@ -182,7 +181,7 @@ impl Walked for Gfx9 {
 
 impl<const LEVELS: u32> Walked for Radix<LEVELS> {
     /// A page table of x86-64 with this number of levels.
-    fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
+    fn walk(walker: &HardwareWalker<'_, Self>, addr: usize) -> Result<Option<Found>> {
         let mut at = walker.root()?;
         for level in (0..LEVELS).rev() {
             let low = 12 + 9 * level;
@@ -269,7 +268,7 @@ fn agrees(entry: DevicePte, found: Option<Found>) -> bool {
 
 /// Returns whether a walker finds each entry of the model.
 pub(super) fn image_agrees<F: Walked>(table: &Table<F>, model: &[DevicePte]) -> bool {
-    let walker = Walker::new(table);
+    let walker = HardwareWalker::new(table);
     model.iter().enumerate().all(|(index, entry)| {
         let found = F::walk(&walker, index * PAGE_SIZE);
         let right = found.is_ok_and(|found| agrees(*entry, found));
@@ -281,7 +280,7 @@ pub(super) fn image_agrees<F: Walked>(table: &Table<F>, model: &[DevicePte]) -> 
 }
 
 pub(super) fn order<F: Walked>(table: &Table<F>, addr: usize) -> Option<u32> {
-    let found = F::walk(&Walker::new(table), addr);
+    let found = F::walk(&HardwareWalker::new(table), addr);
     found.ok().flatten().map(|found| found.order)
 }
 
@@ -358,7 +357,7 @@ fn splits<F: Walked>() -> Result {
     for index in 0..64 {
         let other = PageRange::from_pages((2 + index) * PMD_SIZE + 5 * PAGE_SIZE, 1)?;
         fill(&mut table, other, 7, false)?;
-        let walker = Walker::new(&table);
+        let walker = HardwareWalker::new(&table);
         for slot in 0..PMD_PAGES {
             let addr = (2 + index) * PMD_SIZE + slot * PAGE_SIZE;
             expect_eq!(F::walk(&walker, addr)?.is_some(), slot == 5);
@@ -373,7 +372,7 @@ fn ends_are_walked<F: Walked>(bits: u32) -> Result {
     let top = PageRange::from_pages((1 << bits) - PAGE_SIZE, 1)?;
     fill(&mut table, PageRange::from_pages(0, 1)?, 5, true)?;
     fill(&mut table, top, 6, true)?;
-    let walker = Walker::new(&table);
+    let walker = HardwareWalker::new(&table);
     let address = |addr| F::walk(&walker, addr).map(|found| found.map(|it| it.address));
     expect_eq!(address(0), Ok(Some(5 << 12)));
     expect_eq!(address(top.start()), Ok(Some(6 << 12)));

@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(table.live(), 0);
         table.install(range, &mut own, &mut batch, set)?;
         // The detached pages would be freed into the pool of the other table.
-        let expected = Expected::new(Alarm::FlushOfAnotherTable);
+        let expected = ExpectedAlarm::new(Alarm::FlushOfAnotherTable);
         table.for_each(range, &mut wrong, |_, entry| *entry = DevicePte::NONE);
         assert_eq!(expected.raised(), 1);
         drop(expected);
@@ -246,7 +246,7 @@ mod tests {
             fill(&mut table, range, 8, false)?;
             let mut batch = table.batch();
             table.for_each(range, &mut batch, |_, entry| *entry = DevicePte::NONE);
-            let expected = Expected::new(alarm);
+            let expected = ExpectedAlarm::new(alarm);
             if started {
                 drop(batch.start(&TestFlusher::default()))
             } else {

@@ -20,6 +20,7 @@ use rust_hmm::{
         miscdevice::{Ready, Waiter},
     },
     mirror::Mirror,
+    node::{PollFlags, Poller},
 };
 
 /// Capacity of a ring.
@@ -221,11 +222,11 @@ impl Stream {
     }
 
     /// Registers `waiter` and returns whether a record can be read.
-    pub(crate) fn poll(&self, waiter: &Waiter<'_>) -> Ready {
+    pub(crate) fn poll(&self, waiter: &Poller<'_>) -> PollFlags {
         waiter.add(&self.filled);
         match self.ring.lock().count {
-            0 => Ready::NOTHING,
-            _ => Ready::READ,
+            0 => PollFlags::NOTHING,
+            _ => PollFlags::READ,
         }
     }
 }

@@ -10,7 +10,7 @@ pub const PIECE_PAGES: usize = 512;
 pub const PIECE_BYTES: u64 = (PIECE_PAGES as u64) << 12;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     Private,
     Coherent { start: u64 },
 }
@@ -24,7 +24,7 @@ pub struct DeviceRange {
 pub enum FaultError {
     NoMemory,
     Lost,
-    Again,
+    Retry,
 }
 
 pub struct CpuFault<'a>(PhantomData<&'a ()>);

@@ -38,12 +38,12 @@ mod pgtable {
     mod walk;
 
     pub use crate::mm::flush::{Flushed, Flusher};
-    pub use dma::OfDma;
+    pub use dma::DmaFormat;
     pub use entry::{DevicePte, Leaf};
     pub use flush::{FlushBatch, Flushing};
     pub use format::{Format, Radix, Radix4, Radix5, Word};
     pub use layout::{Bits, FormatOf, Layout};
-    pub use table::{Reader, Spares, Table};
+    pub use table::{Prealloc, Table, TableReader};
     pub(crate) use format::{has_leaves, reaches};
 }
 mod debug {

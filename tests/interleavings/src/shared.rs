@@ -52,9 +52,9 @@ pub(crate) mod shrinker {
 
         pub(crate) const PAGES: usize = 32;
 
-        pub(crate) struct Owner;
+        pub(crate) struct ReclaimOwner;
 
-        impl Owner {
+        impl ReclaimOwner {
             pub(crate) fn new() -> Result<Arc<Self>> {
                 Ok(Arc::new(Self, GFP_KERNEL)?)
             }
@@ -63,7 +63,7 @@ pub(crate) mod shrinker {
         pub(crate) struct Reclaimable;
 
         impl Reclaimable {
-            pub(crate) fn new(_owner: &Arc<Owner>) -> Result<Self> {
+            pub(crate) fn new(_owner: &Arc<ReclaimOwner>) -> Result<Self> {
                 Ok(Self)
             }
 
@@ -89,25 +89,12 @@ pub(crate) mod zeroed {
 
 /// Memory of tables that a device walks: words of the model.
 pub(crate) mod table_memory {
-    use core::{
-        cell::RefCell,
-        sync::atomic::{AtomicU64, Ordering},
-    };
-    use kernel::{
-        prelude::*,
-        sync::{
-            atomic::{
-                ordering::{Acquire, Release},
-                Atomic,
-            },
-            rcu::Guard,
-            Arc,
-        },
-    };
+    use core::{cell::RefCell, sync::atomic::{AtomicU64, Ordering}};
+    use kernel::{prelude::*, sync::{Arc, atomic::{Atomic, ordering::{Acquire, Release}}, rcu::Guard}};
 
     pub(crate) fn account(_pages: i64, _bytes: i64) {}
 
-    pub(crate) struct Joined;
+    pub(crate) struct TableRegistration;
 
     pub struct TableMemory {
         some: bool,
@@ -132,8 +119,11 @@ pub(crate) mod table_memory {
             self.some
         }
 
-        pub(crate) fn join(&self, _owner: &Arc<super::shrinker::owner::Owner>) -> Result<Joined> {
-            Ok(Joined)
+        pub(crate) fn join(
+            &self,
+            _owner: &Arc<super::shrinker::owner::ReclaimOwner>,
+        ) -> Result<TableRegistration> {
+            Ok(TableRegistration)
         }
 
         pub(crate) fn device_pages(&self) -> u64 {
@@ -172,13 +162,13 @@ pub(crate) mod table_memory {
         TOLD.take()
     }
 
-    pub(crate) struct Units {
+    pub(crate) struct TableUnits {
         tables: Vec<Vec<Atomic<u64>>>,
         first: u64,
         bytes: usize,
     }
 
-    impl Units {
+    impl TableUnits {
         pub(crate) fn new(
             memory: &TableMemory,
             count: usize,
@@ -193,18 +183,18 @@ pub(crate) mod table_memory {
             }))
         }
 
-        pub(crate) fn get<'g>(&'g self, _guard: &'g Guard, index: usize) -> Option<Unit<'g>> {
+        pub(crate) fn get<'g>(&'g self, _guard: &'g Guard, index: usize) -> Option<TableUnit<'g>> {
             let words = self.tables.get(index)?;
-            Some(Unit { words, address: self.first + (index * self.bytes) as u64 })
+            Some(TableUnit { words, address: self.first + (index * self.bytes) as u64 })
         }
     }
 
-    pub struct Unit<'g> {
+    pub struct TableUnit<'g> {
         words: &'g [Atomic<u64>],
         address: u64,
     }
 
-    impl Unit<'_> {
+    impl TableUnit<'_> {
         pub(crate) fn write_u32(&self, slot: usize, value: u32) {
             self.write_u64(slot, value.into());
         }

@@ -10,7 +10,7 @@ pub(crate) use shared::{deferred, shrinker, table_memory, zeroed};
 
 /// Fault injection, which never injects a failure here.
 pub(crate) mod inject {
-    pub(crate) enum Point {
+    pub(crate) enum FailPoint {
         Copy,
         DevicePage,
         Dma,
@@ -19,19 +19,19 @@ pub(crate) mod inject {
         Region,
         Retry,
         TablePage,
-        Transaction,
+        InFlightMigration,
     }
 
-    pub(crate) fn fails(_point: Point) -> bool {
+    pub(crate) fn fails(_point: FailPoint) -> bool {
         false
     }
 }
 
 /// Cancellation.
 pub(crate) mod queue {
-    pub(crate) struct Stop;
+    pub(crate) struct CancelToken;
 
-    impl Stop {
+    impl CancelToken {
         pub(crate) fn is_set(&self) -> bool {
             false
         }
@@ -108,12 +108,12 @@ pub(crate) mod pin {
 pub(crate) mod location {
     use crate::mm::{device_pages::DeviceRange, page};
 
-    pub enum Place<'a> {
+    pub enum PageMemory<'a> {
         Cpu(page::CpuPages<'a>),
         Device(DeviceRange),
     }
 
-    pub enum PlaceMut<'a> {
+    pub enum PageMemoryMut<'a> {
         Cpu(page::CpuPagesMut<'a>),
         Device(DeviceRange),
     }

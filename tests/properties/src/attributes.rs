@@ -2,7 +2,7 @@
 
 //! The attributes of an address space with three devices, compared with an array of pages.
 
-use crate::{attributes::{Attributes, Change, Common, Found, Home, Map, PreferredLocation}, harness::{Property, Trial}, inject::{Point, arm}, kernel::identity::DeviceId, mm::addr::PageRange};
+use crate::{attributes::{AttributeUpdate, Attributes, CommonAttributes, Map, PreferredLocation, Relocated, VmaAnchor}, harness::{Property, Trial}, inject::{FailPoint, arm}, kernel::identity::DeviceId, mm::addr::PageRange};
 use kernel::prelude::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -39,8 +39,8 @@ enum What {
 }
 
 impl What {
-    fn change(self) -> Change {
-        let mut change = Change::default();
+    fn change(self) -> AttributeUpdate {
+        let mut change = AttributeUpdate::default();
         match self {
             Self::Preferred(to) => {
                 let all =
@@ -116,14 +116,14 @@ struct Page {
 }
 
 impl Page {
-    fn set(&mut self, change: &Change, device: Device) {
+    fn set(&mut self, change: &AttributeUpdate, device: Device) {
         if let Some(to) = change.preferred {
             self.preferred = (to == PreferredLocation::Device).then_some(device);
         }
         if let Some(yes) = change.accessed_by {
             self.accessed[device] = yes;
         }
-        let change = Change { accessed_by: None, ..*change };
+        let change = AttributeUpdate { accessed_by: None, ..*change };
         self.all = change.apply(self.all).unwrap();
     }
 
@@ -137,10 +137,10 @@ impl Page {
 
     /// The attributes that `device` sees, without the preferred location.
     fn seen_by(&self, device: Device) -> Attributes {
-        let change = Change {
+        let change = AttributeUpdate {
             accessed_by: Some(self.accessed[device]),
             preferred: Some(PreferredLocation::Any),
-            ..Change::default()
+            ..AttributeUpdate::default()
         };
         change.apply(self.all).unwrap()
     }
@@ -158,8 +158,8 @@ impl Page {
     }
 }
 
-fn prefer(to: PreferredLocation) -> Change {
-    Change { preferred: Some(to), ..Change::default() }
+fn prefer(to: PreferredLocation) -> AttributeUpdate {
+    AttributeUpdate { preferred: Some(to), ..AttributeUpdate::default() }
 }
 
 /// `attributes` without the preferred location, and that location.
@@ -179,7 +179,7 @@ fn set(
     model: &mut Model,
     (first, pages): (usize, usize),
     (what, device): (What, Device),
-    home: Home,
+    home: VmaAnchor,
 ) {
     let change = what.change();
     let result = map.change(range(first, pages), home, &change, name(device));
@@ -204,7 +204,7 @@ fn look(map: &Map, model: &Model, first: usize, pages: usize) {
     assert!(map.any(limits) || all.iter().all(Page::is_default));
     for device in 0..DEVICES {
         let seen = all[0].seen_by(device);
-        let mut common = Common::of(seen);
+        let mut common = CommonAttributes::of(seen);
         for page in &all {
             common = common.and(page.seen_by(device));
         }
@@ -239,7 +239,7 @@ fn changes(trial: &Trial<'_>) {
     trial.run(ops(), 1..30, |ops| {
         let map = new();
         let mut model = Model::new();
-        let home = Home::new(BASE, 0, 0x1000);
+        let home = VmaAnchor::new(BASE, 0, 0x1000);
         for op in ops {
             match *op {
                 Op::Set(first, pages, what, device) => {
@@ -268,7 +268,7 @@ fn moves(trial: &Trial<'_>) {
         let mut mappings = vec![(0, PAGES, 0)];
         let mut behind = 2 * PAGES;
         // The first page of a mapping may have a smaller number than its offset.
-        let home = |first: usize, offset: usize| Home::new(BASE + first, offset, 0x1000);
+        let home = |first: usize, offset: usize| VmaAnchor::new(BASE + first, offset, 0x1000);
         for op in ops {
             match *op {
                 Op::Close(device) => close(&map, &mut model, device),
@@ -320,7 +320,7 @@ fn moves(trial: &Trial<'_>) {
                             BASE + start + count > from && (*first..first + count).contains(&offset)
                         };
                         let (start, count, first) = mappings.iter().find(is_it)?;
-                        Some(Found {
+                        Some(Relocated {
                             first: BASE + start,
                             pages: *count,
                             offset: *first,
@@ -343,7 +343,7 @@ fn moves_out_of_sight(trial: &Trial<'_>) {
     trial.run(ops(), 1..20, |ops| {
         let map = new();
         let mut model = Model::new();
-        let home = |first: usize| Home::new(BASE + first, 0, 0x1000);
+        let home = |first: usize| VmaAnchor::new(BASE + first, 0, 0x1000);
         for op in ops {
             if let Op::Set(first, pages, what, device) = *op {
                 set(&map, &mut model, (FAR + first, pages), (what, device), home(FAR));
@@ -351,7 +351,7 @@ fn moves_out_of_sight(trial: &Trial<'_>) {
         }
         map.lose(range(FAR, PAGES));
         let find = |offset: usize, from: usize| {
-            (from < BASE + PAGES && offset < PAGES).then_some(Found {
+            (from < BASE + PAGES && offset < PAGES).then_some(Relocated {
                 first: BASE,
                 pages: PAGES,
                 offset: 0,

@@ -2,7 +2,7 @@
 
 //! The choice of the block to evict, compared with a history of accesses.
 
-use super::lru::{Claim, Lru, NoClaim, Turn, Usage};
+use super::lru::{BlockUsage, Claim, Lru, LruStamp, NoClaim};
 use crate::harness::{Property, Trial};
 use proptest::prelude::*;
 
@@ -68,7 +68,7 @@ fn coldest(trial: &Trial<'_>) {
         lru.prepare(0).unwrap();
         let mut model = Model { now: 1, last: [0; BLOCKS] };
         let mut claims: Vec<Claim<'_>> = Vec::new();
-        let mut remembered: (Turn, u64) = (lru.now(), model.now);
+        let mut remembered: (LruStamp, u64) = (lru.now(), model.now);
         for op in ops {
             let before = lru.now();
             match *op {
@@ -89,9 +89,9 @@ fn coldest(trial: &Trial<'_>) {
                         lru.allocated(*block, is_in(full, *block));
                     }
                     let usage = |block: usize| match (is_in(set, block), is_in(full, block)) {
-                        (false, _) => Usage::Empty,
-                        (true, false) => Usage::Partial,
-                        (true, true) => Usage::Full,
+                        (false, _) => BlockUsage::Empty,
+                        (true, false) => BlockUsage::Partial,
+                        (true, true) => BlockUsage::Full,
                     };
                     let result = lru.coldest(&usage, blocks.len(), turn);
                     let is_claimed = |block: &usize| claims.iter().any(|it| it.block() == *block);

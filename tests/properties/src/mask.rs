@@ -2,7 +2,7 @@
 
 //! Sets of pages of a block, compared with an array of flags.
 
-use super::{addr::PMD_PAGES, mask::Mask};
+use super::{addr::PMD_PAGES, mask::PageSet};
 use crate::harness::{Property, Trial};
 use core::ops::Range;
 use proptest::prelude::*;
@@ -49,7 +49,7 @@ fn ops() -> impl Strategy<Value = Op> {
 /// check of each page.
 fn array(trial: &Trial<'_>) {
     trial.run(ops(), 1..40, |ops| {
-        let mut mask = Mask::EMPTY;
+        let mut mask = PageSet::EMPTY;
         let mut model = [false; PMD_PAGES];
         let has = |model: &[bool], page: usize| model.get(page).copied().unwrap_or(false);
         for op in ops {
@@ -97,7 +97,7 @@ fn array(trial: &Trial<'_>) {
                 assert_eq!(mask.has(page), has(&model, page), "page {page}");
             }
             assert_eq!(mask.is_empty(), !model.contains(&true));
-            let mut again = Mask::EMPTY;
+            let mut again = PageSet::EMPTY;
             again.insert_words(mask.words());
             assert_eq!(again, mask);
         }

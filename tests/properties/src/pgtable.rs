@@ -8,14 +8,14 @@
 use super::*;
 use crate::{
     harness::{Property, Trial},
-    inject::{arm, Point},
-    mm::dma::{DmaDevice, Windows},
+    inject::{arm, FailPoint},
+    mm::dma::{DmaDevice, DmaWindows},
     pgtable::{
         format::{fan, has_leaves, last_address, shift, unit},
         formats::{Gfx9, Lpae},
-        list::List,
+        list::PageList,
         tree::{self, Slot},
-        walk::Near,
+        walk::WalkCache,
         BreakBeforeMake,
     },
 };
@@ -56,10 +56,10 @@ macro_rules! variants {
             ("deep", $function::<Deep>),
             ("plain", $function::<Plain>),
             ("tight", $function::<Tight>),
-            ("dma-radix4", $function::<OfDma<Radix4>>),
-            ("dma-narrow", $function::<OfDma<Narrow>>),
-            ("dma-tiny", $function::<OfDma<Tiny>>),
-            ("dma-deep", $function::<OfDma<Deep>>),
+            ("dma-radix4", $function::<DmaFormat<Radix4>>),
+            ("dma-narrow", $function::<DmaFormat<Narrow>>),
+            ("dma-tiny", $function::<DmaFormat<Tiny>>),
+            ("dma-deep", $function::<DmaFormat<Deep>>),
         ]
     };
 }
@@ -92,11 +92,11 @@ pub(crate) const ALL: &[Property] = &[
         name: "table_dma_pages_are_mapped_until_their_flush",
         cases: 300,
         variants: &[
-            ("dma-radix4", dma::<OfDma<Radix4>>),
-            ("dma-narrow", dma::<OfDma<Narrow>>),
-            ("dma-tiny", dma::<OfDma<Tiny>>),
-            ("dma-deep", dma::<OfDma<Deep>>),
-            ("dma-plain", dma::<OfDma<Plain>>),
+            ("dma-radix4", dma::<DmaFormat<Radix4>>),
+            ("dma-narrow", dma::<DmaFormat<Narrow>>),
+            ("dma-tiny", dma::<DmaFormat<Tiny>>),
+            ("dma-deep", dma::<DmaFormat<Deep>>),
+            ("dma-plain", dma::<DmaFormat<Plain>>),
         ],
     },
     Property {
@@ -118,8 +118,8 @@ pub(crate) const ALL: &[Property] = &[
             ("gfx9", images::<Gfx9>),
             ("narrow", images::<Narrow>),
             ("runs", images::<Runs>),
-            ("dma-lpae", images::<OfDma<Lpae>>),
-            ("dma-gfx9", images::<OfDma<Gfx9>>),
+            ("dma-lpae", images::<DmaFormat<Lpae>>),
+            ("dma-gfx9", images::<DmaFormat<Gfx9>>),
         ],
     },
     Property {
@@ -130,7 +130,7 @@ pub(crate) const ALL: &[Property] = &[
             ("gfx9", sizes::<BreakBeforeMake<Gfx9>>),
             ("runs", sizes::<BreakBeforeMake<Runs>>),
             ("narrow", sizes::<BreakBeforeMake<Narrow>>),
-            ("dma-lpae", sizes::<OfDma<BreakBeforeMake<Lpae>>>),
+            ("dma-lpae", sizes::<DmaFormat<BreakBeforeMake<Lpae>>>),
         ],
     },
 ];

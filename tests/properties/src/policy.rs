@@ -2,22 +2,11 @@
 
 //! Documented properties of the policies, for any history of faults.
 
-use super::{
-    density::region,
-    immovable::Immovable,
-    stream::Stream,
-    thrash::{Detector, Verdict},
-    window::Windows,
-    Bounces, Density, Mask, Parameters, Placement, Policy, Wanted,
-};
-use crate::{
-    attributes::Attributes,
-    harness::{Property, Trial},
-    mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
-};
+use crate::{attributes::Attributes, harness::{Property, Trial}, mm::addr::{PMD_PAGES, PMD_SIZE, PageRange}};
 use kernel::{page::PAGE_SIZE, prelude::*};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use super::{Bounces, Decision, Density, FaultInfo, PageSet, Parameters, Policy, density::region, immovable::Immovable, stream::Streams, thrash::{ThrashDetector, ThrashHint}, window::FaultWindows};
 
 #[path = "policy/density.rs"]
 mod default;
@@ -119,7 +108,7 @@ fn parameters() -> impl Strategy<Value = Parameters> {
 fn bounces(trial: &Trial<'_>) {
     trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
         // The history of a block is dropped as early as possible.
-        let mut detector = Detector::with_kept(1);
+        let mut detector = ThrashDetector::with_kept(1);
         let mut moved: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         let mut now = 1000;
         for fault in faults {
@@ -131,7 +120,8 @@ fn bounces(trial: &Trial<'_>) {
             };
             let address = address + fault.first % PMD_PAGES * PAGE_SIZE;
             let range = PageRange::from_pages(address, fault.count).unwrap();
-            if detector.fault(range, &Mask::EMPTY, fault.full, now, parameters) != Verdict::Move
+            if detector.fault(range, &PageSet::EMPTY, fault.full, now, parameters)
+                != ThrashHint::Move
                 || !fault.moves
             {
                 continue;
@@ -155,7 +145,7 @@ fn bounces(trial: &Trial<'_>) {
 /// `thrash_nap`. Memory that has not been migrated may be migrated.
 fn ends(trial: &Trial<'_>) {
     trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
-        let mut detector = Detector::new();
+        let mut detector = ThrashDetector::new();
         // For each block: pages that were migrated since, the end of the pin time, and the end of
         // the nap.
         let mut known: BTreeMap<usize, ([bool; PMD_PAGES], u64, u64)> = BTreeMap::new();
@@ -163,28 +153,28 @@ fn ends(trial: &Trial<'_>) {
         for fault in faults {
             now += fault.after;
             let range = pages(fault.first, fault.count);
-            let verdict = detector.fault(range, &Mask::EMPTY, fault.full, now, parameters);
+            let verdict = detector.fault(range, &PageSet::EMPTY, fault.full, now, parameters);
             let block = fault.first / PMD_PAGES;
             let first = fault.first % PMD_PAGES;
             let (has_moved, stays, rests) =
                 known.entry(block).or_insert(([false; PMD_PAGES], 0, 0));
             let again = has_moved[first..first + fault.count].contains(&true);
             match verdict {
-                Verdict::Stay if now < *stays => {}
-                Verdict::Stay => {
+                ThrashHint::Stay if now < *stays => {}
+                ThrashHint::Stay => {
                     assert!(again && now >= *rests, "it stays, and has not bounced");
                     *stays = now + parameters.thrash_pin;
                     // Afterwards migrations are permitted again.
                     *has_moved = [false; PMD_PAGES];
                 }
-                Verdict::Wait(ms) if now < *rests => assert_eq!(ms, *rests - now),
-                Verdict::Wait(ms) => {
+                ThrashHint::Wait(ms) if now < *rests => assert_eq!(ms, *rests - now),
+                ThrashHint::Wait(ms) => {
                     assert!(again && now >= *stays, "it waits, and has not bounced");
                     assert_eq!(ms, parameters.thrash_nap);
                     *rests = now + ms;
                     has_moved[first..first + fault.count].fill(false);
                 }
-                Verdict::Move => {
+                ThrashHint::Move => {
                     assert!(now >= *stays, "it moves, and stays until {stays}");
                     assert!(now >= *rests, "it moves, and rests until {rests}");
                     assert!(!again || parameters.thrash_nap == 0, "it bounces without a nap");
@@ -220,7 +210,7 @@ fn streams(trial: &Trial<'_>) {
         1 => (1usize..600).prop_map(Step::Back),
     ];
     trial.run_with(0usize..10, step, 1..40, |ahead, steps| {
-        let mut stream = Stream::new();
+        let mut stream = Streams::new();
         let mut next = 1 << 20;
         let mut far = 1 << 24;
         // Number of faults since the start, as long as all are sequential.
@@ -279,7 +269,7 @@ fn windows(trial: &Trial<'_>) {
         1 => Just(Touch::Forget),
     ];
     trial.run(touch, 1..60, |touches| {
-        let windows = Windows::new().unwrap();
+        let windows = FaultWindows::new().unwrap();
         // The page behind the last window, and its number of pages.
         let mut last: Option<(usize, usize)> = None;
         for touch in touches {

@@ -5,7 +5,7 @@
 use super::range_map::{RangeMap, Wait, MAX_VALUE};
 use crate::{
     harness::{Property, Trial},
-    inject::{arm, Point},
+    inject::{arm, FailPoint},
 };
 use core::num::NonZeroU64;
 use kernel::prelude::*;
@@ -57,7 +57,7 @@ fn pages(trial: &Trial<'_>) {
             match *op {
                 Op::Store(first, last, value) | Op::Fail(first, last, value) => {
                     let fails = matches!(op, Op::Fail(..));
-                    arm(fails.then_some(Point::Attributes));
+                    arm(fails.then_some(FailPoint::Attributes));
                     let wait = if value % 2 == 0 { Wait::Yes } else { Wait::No };
                     let result = map.store(first..=last, NonZeroU64::new(value), wait);
                     arm(None);

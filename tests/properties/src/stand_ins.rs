@@ -13,7 +13,7 @@ pub(crate) mod inject {
     use core::cell::Cell;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) enum Point {
+    pub(crate) enum FailPoint {
         Attributes,
         Copy,
         Dma,
@@ -22,15 +22,15 @@ pub(crate) mod inject {
     }
 
     thread_local! {
-        static ARMED: Cell<Option<Point>> = const { Cell::new(None) };
+        static ARMED: Cell<Option<FailPoint>> = const { Cell::new(None) };
     }
 
     /// Makes the next use of `point` fail.
-    pub(crate) fn arm(point: Option<Point>) {
+    pub(crate) fn arm(point: Option<FailPoint>) {
         ARMED.set(point);
     }
 
-    pub(crate) fn fails(point: Point) -> bool {
+    pub(crate) fn fails(point: FailPoint) -> bool {
         let fails = ARMED.get() == Some(point);
         if fails {
             ARMED.set(None);
@@ -39,7 +39,7 @@ pub(crate) mod inject {
     }
 
     /// Only for the text of KUnit suites, which is not run.
-    pub(crate) struct Armed;
+    pub(crate) struct ArmedPoint;
 }
 
 /// Identities.
@@ -61,7 +61,7 @@ pub(crate) mod identity {
 pub(crate) mod alarm {
     /// Only for the text of KUnit suites, which is not run.
     pub(crate) struct Alarm;
-    pub(crate) struct Expected;
+    pub(crate) struct ExpectedAlarm;
 }
 
 /// Only for the text of KUnit suites, which is not run.
@@ -125,12 +125,12 @@ pub(crate) mod device_pages {
 pub(crate) mod location {
     use crate::mm::{device_pages::DeviceRange, page};
 
-    pub enum Place<'a> {
+    pub enum PageMemory<'a> {
         Cpu(page::CpuPages<'a>),
         Device(DeviceRange),
     }
 
-    pub enum PlaceMut<'a> {
+    pub enum PageMemoryMut<'a> {
         Cpu(page::CpuPagesMut<'a>),
         Device(DeviceRange),
     }

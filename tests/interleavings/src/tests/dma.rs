@@ -5,7 +5,9 @@
 
 use super::{
     addr::PageRange,
-    dma::{totals, Direction, DmaBuffer, DmaDevice, DmaMapping, DmaRun, Owned, Windows},
+    dma::{
+        totals, DmaBuffer, DmaDevice, DmaDirection, DmaMapping, DmaRun, DmaWindows, OwnedWindows,
+    },
     pin::PinnedPages,
 };
 use crate::{
@@ -48,7 +50,7 @@ fn run() {
     let device = device();
     let other = device.clone();
     let thread = spawn(move || {
-        let run = unsafe { DmaRun::new(&other, 1, 1, Direction::Both) };
+        let run = unsafe { DmaRun::new(&other, 1, 1, DmaDirection::Both) };
         drop(run);
     });
     assert_eq!(device.close(), 0);
@@ -60,7 +62,7 @@ fn run() {
 fn count_totals() {
     let device = device();
     let thread = spawn(move || {
-        let run = unsafe { DmaRun::new(&device, 1, 1, Direction::Both) };
+        let run = unsafe { DmaRun::new(&device, 1, 1, DmaDirection::Both) };
         drop(run);
     });
     let (mapped, unmapped) = totals();
@@ -74,7 +76,7 @@ fn count_live() {
     let device = device();
     let other = device.clone();
     let thread = spawn(move || {
-        let run = unsafe { DmaRun::new(&other, 1, 1, Direction::Both) };
+        let run = unsafe { DmaRun::new(&other, 1, 1, DmaDirection::Both) };
         drop(run);
     });
     let unmapped = device.unmapped();
@@ -110,7 +112,7 @@ fn mapping() {
 /// A page table with its lock.
 struct Table {
     lock: Mutex<()>,
-    windows: Arc<Windows>,
+    windows: Arc<DmaWindows>,
 }
 
 fn page(index: usize) -> PageRange {
@@ -119,7 +121,7 @@ fn page(index: usize) -> PageRange {
 
 impl Table {
     fn new(device: &Arc<DmaDevice>) -> Arc<Self> {
-        let windows = Windows::new(device).unwrap();
+        let windows = DmaWindows::new(device).unwrap();
         windows.prepare(page(0)).unwrap();
         let (name, key) = lock_classes::ended();
         let lock = Mutex::new((), name, key);
@@ -162,7 +164,7 @@ fn flushes() {
     assert_eq!(device.live(), 0);
     assert_eq!(table.map(0, 3), Ok(()));
     table.unmap(0);
-    drop(Owned(table.windows.clone()));
+    drop(OwnedWindows(table.windows.clone()));
 }
 
 /// The device is closed while an entry is installed and removed.
@@ -179,7 +181,7 @@ fn close() {
     assert_eq!(device.live(), 0);
     assert_eq!(table.map(0, 2), Err(ENODEV));
     thread.join();
-    drop(Owned(table.windows.clone()));
+    drop(OwnedWindows(table.windows.clone()));
 }
 
 /// A range is unmapped while an entry in it is removed and flushed.
@@ -201,7 +203,7 @@ fn forget() {
     table.windows.prepare(page(0)).unwrap();
     assert_eq!(table.map(0, 2), Ok(()));
     table.unmap(0);
-    drop(Owned(table.windows.clone()));
+    drop(OwnedWindows(table.windows.clone()));
 }
 
 /// A range is unmapped, and another one mapped in the same 2 MiB, while the last entry of the
@@ -223,5 +225,5 @@ fn again() {
         Err(error) => assert_eq!(error, EBUSY),
     }
     assert_eq!(device.live(), 0);
-    drop(Owned(table.windows.clone()));
+    drop(OwnedWindows(table.windows.clone()));
 }

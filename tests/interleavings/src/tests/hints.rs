@@ -2,7 +2,7 @@
 
 //! Hints on the chunks of device memory with free pages.
 
-use super::hints::{Class, Hints};
+use super::hints::{HintClass, Hints};
 use crate::harness::{full, Test};
 use kernel::{model::spawn, prelude::*, sync::Arc};
 
@@ -13,14 +13,14 @@ pub(crate) const TESTS: &[Test] =
 fn found() {
     let hints = Hints::new(1).unwrap();
     hints.prepare(0).unwrap();
-    hints.set(Class::Idle, 0);
-    hints.clear(Class::Idle, 0);
+    hints.set(HintClass::Idle, 0);
+    hints.clear(HintClass::Idle, 0);
     let shared = Arc::new(hints, GFP_KERNEL).unwrap();
     let other = shared.clone();
     let thread = spawn(move || {
-        other.find(Class::Idle, 0);
+        other.find(HintClass::Idle, 0);
     });
-    shared.set(Class::Idle, 0);
+    shared.set(HintClass::Idle, 0);
     thread.join();
-    assert_eq!(shared.find(Class::Idle, 0), Some(0));
+    assert_eq!(shared.find(HintClass::Idle, 0), Some(0));
 }

@@ -2,26 +2,9 @@
 
 //! Steps that unplug waits for, copies, claims of blocks, and cached connections.
 
-use super::{
-    arrivals::Arrivals,
-    connection::Connection,
-    copy::{Cancel, Copies, End},
-    known::{self, Known},
-    lru::{Lru, Usage},
-    steps::Steps,
-};
 use crate::{harness::{Test, bounded, full}, kernel::{identity::MemoryId, lock_classes}};
-use kernel::{
-    model::{spawn, Memory},
-    prelude::*,
-    sync::{
-        atomic::{
-            ordering::{Acquire, Full, Release},
-            Atomic,
-        },
-        Arc,
-    },
-};
+use kernel::{model::{Memory, spawn}, prelude::*, sync::{Arc, atomic::{Atomic, ordering::{Acquire, Full, Release}}}};
+use super::{arrivals::Arrivals, connection::Connection, copy::{Cancel, CopyContext, CopyEndpoint}, known::{self, ConnectionCache}, lru::{BlockUsage, Lru}, steps::Steps};
 
 pub(crate) const TESTS: &[Test] = &[
     full("arrivals_close_waits_for_steps_that_have_begun", close_waits),
@@ -121,12 +104,12 @@ impl Cancel for NoDriver {
 fn run_copies<const JOBS: usize>() {
     let memory: Arc<[Memory; JOBS]> =
         Arc::new([(); JOBS].map(|()| Memory::new(0)), GFP_KERNEL).unwrap();
-    let mut copies = Copies::new(false).unwrap();
+    let mut copies = CopyContext::new(false).unwrap();
     let mut threads = Vec::new();
     let mask = copies.run(&NoDriver, |batch| {
         batch.reserve(JOBS);
         for index in 0..JOBS {
-            let job = unsafe { batch.job(index, 1, None, End::Device(index)) };
+            let job = unsafe { batch.job(index, 1, None, CopyEndpoint::Device(index)) };
             let memory = memory.clone();
             threads.push(spawn(move || {
                 memory[index].write(1);
@@ -180,8 +163,8 @@ fn added() {
     let shared = Arc::new((lru, Atomic::new(0u32)), GFP_KERNEL).unwrap();
     let find = |(lru, used): &(Lru, Atomic<u32>)| {
         let usage = |_| match used.load(Acquire) {
-            0 => Usage::Empty,
-            _ => Usage::Full,
+            0 => BlockUsage::Empty,
+            _ => BlockUsage::Full,
         };
         lru.coldest(&usage, 1, lru.now()).is_ok()
     };
@@ -197,10 +180,10 @@ fn added() {
 
 /// A connection read before a change is not returned after it.
 fn answers() {
-    let known = kernel::init::made(Known::new()).unwrap();
+    let known = kernel::init::made(ConnectionCache::new()).unwrap();
     let shared = (known, Atomic::new(0u32));
     let shared = Arc::new(shared, GFP_KERNEL).unwrap();
-    let ask = |(known, truth): &(Known, Atomic<u32>)| {
+    let ask = |(known, truth): &(ConnectionCache, Atomic<u32>)| {
         known.get(MemoryId(1), || match truth.load(Acquire) {
             0 => Connection::None,
             _ => Connection::Unified,

@@ -2,19 +2,11 @@
 
 //! The page table, walked while it changes: with 16 entries in a table page, and two levels.
 
-use super::{DevicePte, Flusher, Format, Leaf, Reader, Spares, Table};
-use crate::{
-    harness::{full, Test},
-    kernel::{lock_classes, shrinker::Shrink},
-    mm::{addr::PageRange, table_memory::TableMemory},
-};
 use core::marker::PhantomData;
-use kernel::{
-    model::{spawn, Memory},
-    prelude::*,
-    sync::{rcu, Arc, SpinLock},
-};
+use crate::{harness::{Test, full}, kernel::{lock_classes, shrinker::Shrink}, mm::{addr::PageRange, table_memory::TableMemory}};
+use kernel::{model::{Memory, spawn}, prelude::*, sync::{Arc, SpinLock, rcu}};
 use std::collections::BTreeMap;
+use super::{DevicePte, Flusher, Format, Leaf, Prealloc, Table, TableReader};
 
 pub(crate) const TESTS: &[Test] = &[
     full("pgtable_walk_during_an_install", install),
@@ -80,7 +72,7 @@ fn pages(index: usize, count: usize) -> PageRange {
 }
 
 /// Installs entries in `range`, for device pages from `number` on.
-fn put(table: &mut Table<Small>, spares: &mut Spares<Small>, range: PageRange, number: usize) {
+fn put(table: &mut Table<Small>, spares: &mut Prealloc<Small>, range: PageRange, number: usize) {
     let mut batch = table.batch();
     table
         .install(range, spares, &mut batch, |addr, slot| {
@@ -141,12 +133,12 @@ fn split() {
 }
 
 /// Removes page 3, and uses the freed table page for page 16 + 3.
-fn use_again(table: &mut Table<Small>, spares: &mut Spares<Small>, walkers: &Walkers) {
+fn use_again(table: &mut Table<Small>, spares: &mut Prealloc<Small>, walkers: &Walkers) {
     let mut batch = table.batch();
     table.remove_all(page(3), &mut batch, |_, _| ());
     batch.start(walkers).wait(walkers);
     let freed = table.pool.take_kept().unwrap();
-    let mut only = super::list::List::EMPTY;
+    let mut only = super::list::PageList::EMPTY;
     table.pool.push(&mut only, freed);
     core::mem::swap(&mut spares.pages, &mut only);
     put(table, spares, page(16 + 3), 8);
@@ -225,14 +217,14 @@ fn reserve_and_shrink() {
 
 /// A device that walks the image of the table.
 struct Device {
-    reader: Reader<Small>,
+    reader: TableReader<Small>,
     /// The indices of the table pages, by address.
     tables: BTreeMap<u64, u32>,
 }
 
 impl Device {
     /// A table with preallocated pages, and a device that walks it.
-    fn new() -> (Table<Small>, Spares<Small>, Self) {
+    fn new() -> (Table<Small>, Prealloc<Small>, Self) {
         let table = Table::<Small>::with(None, TableMemory::plain()).unwrap();
         let mut spares = table.reader().spares();
         spares.refill().unwrap();

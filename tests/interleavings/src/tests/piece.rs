@@ -3,20 +3,10 @@
 //! A chunk of device memory that is removed when it is idle. The frames are plain memory, which
 //! mapping and unmapping write.
 
-use super::{piece::Piece, CpuFault, DevicePageOps, DevicePages, FaultError, Kind};
-use crate::{bindings::frames, harness::{Test, bounded, full}, kernel::identity::PgmapOwner, mm::device_alloc::{clear, set}};
 use core::{marker::PhantomData, pin::Pin};
-use kernel::{
-    model::spawn,
-    prelude::*,
-    sync::{
-        atomic::{
-            ordering::{Acquire, Release},
-            Atomic,
-        },
-        Arc,
-    },
-};
+use crate::{bindings::frames, harness::{Test, bounded, full}, kernel::identity::PgmapOwner, mm::device_alloc::{clear, set}};
+use kernel::{model::spawn, prelude::*, sync::{Arc, atomic::{Atomic, ordering::{Acquire, Release}}}};
+use super::{CpuFault, DevicePageOps, DevicePages, FaultError, MemoryKind, piece::Piece};
 
 pub(crate) const TESTS: &[Test] = &[
     bounded("piece_is_not_removed_while_a_page_is_used", 3, used),
@@ -56,7 +46,10 @@ impl Shared {
     }
 
     fn add(&self) {
-        assert_eq!(self.piece.add(PgmapOwner(1), Kind::Private, &self.lowest, &|_| Ok(())), Ok(()));
+        assert_eq!(
+            self.piece.add(PgmapOwner(1), MemoryKind::Private, &self.lowest, &|_| Ok(())),
+            Ok(())
+        );
     }
 
     /// Allocates a page, uses it and frees it.

@@ -2,17 +2,8 @@
 
 //! Counters, and fault-around windows.
 
-use crate::{
-    debug::stats::{Counter, Stats},
-    harness::{full, Test},
-    mm::addr::PMD_SIZE,
-    policy::window::Windows,
-};
-use kernel::{
-    model::spawn,
-    prelude::*,
-    sync::Arc, //
-};
+use crate::{debug::stats::{Counter, Stats}, harness::{Test, full}, mm::addr::PMD_SIZE, policy::window::FaultWindows};
+use kernel::{model::spawn, prelude::*, sync::Arc};
 
 pub(crate) const TESTS: &[Test] = &[
     full("stats_no_count_is_lost", count),
@@ -32,13 +23,13 @@ fn count() {
 }
 
 fn window() {
-    fn touch(windows: &Windows) {
+    fn touch(windows: &FaultWindows) {
         for addr in [1 << 40, (1 << 40) + (64 << 10)] {
             let size = windows.touch(1, addr);
             assert!(size.is_power_of_two() && (1 << 12..=PMD_SIZE).contains(&size));
         }
     }
-    let windows = Arc::new(Windows::new().unwrap(), GFP_KERNEL).unwrap();
+    let windows = Arc::new(FaultWindows::new().unwrap(), GFP_KERNEL).unwrap();
     let other = windows.clone();
     let thread = spawn(move || {
         touch(&other);

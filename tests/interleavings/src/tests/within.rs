@@ -2,18 +2,8 @@
 
 //! The table of tasks in callbacks. All tasks of a test hash to the same slot.
 
-use crate::{
-    harness::{bounded, full, Test},
-    kernel::{
-        limit::Limit,
-        reentry::{is_within, Within},
-    },
-};
-use kernel::{
-    model::{set_born, spawn},
-    prelude::*,
-    sync::Arc,
-};
+use crate::{harness::{Test, bounded, full}, kernel::{limit::RateLimit, reentry::{ReentryGuard, is_within}}};
+use kernel::{model::{set_born, spawn}, prelude::*, sync::Arc};
 
 pub(crate) const TESTS: &[Test] = &[
     bounded("within_two_tasks_take_different_places", 2, two),
@@ -26,10 +16,10 @@ fn enter() {
     set_born(1);
     assert!(!is_within());
     {
-        let _outer = Within::enter();
+        let _outer = ReentryGuard::enter();
         assert!(is_within());
         {
-            let _inner = Within::enter();
+            let _inner = ReentryGuard::enter();
         }
         assert!(is_within());
     }
@@ -45,9 +35,9 @@ fn two() {
 /// Like [`two`], without the calls that only read.
 fn enter_only() {
     set_born(1);
-    let _outer = Within::enter();
+    let _outer = ReentryGuard::enter();
     {
-        let _inner = Within::enter();
+        let _inner = ReentryGuard::enter();
     }
     assert!(is_within());
 }
@@ -60,8 +50,8 @@ fn taken_over() {
 }
 
 fn limit() {
-    let limit = Arc::new(Limit::new(1), GFP_KERNEL).unwrap();
-    let count = |limit: &Limit| usize::from(limit.allows()) + usize::from(limit.allows());
+    let limit = Arc::new(RateLimit::new(1), GFP_KERNEL).unwrap();
+    let count = |limit: &RateLimit| usize::from(limit.allows()) + usize::from(limit.allows());
     let other = limit.clone();
     let thread = spawn(move || count(&other));
     assert_eq!(count(&limit) + thread.join(), 1);

@@ -30,8 +30,8 @@ pub(super) struct Both<F: Format> {
     pub(super) look: Look,
     pub(super) model: Model<F>,
     pub(super) table: Table<F>,
-    pub(super) reader: Reader<F>,
-    pub(super) spares: Spares<F>,
+    pub(super) reader: TableReader<F>,
+    pub(super) spares: Prealloc<F>,
     pub(super) batch: Option<FlushBatch<F>>,
     pub(super) started: Vec<Started<F>>,
     /// Flushes that were started.
@@ -40,7 +40,7 @@ pub(super) struct Both<F: Format> {
     pub(super) tree: BTreeSet<u32>,
     /// Table pages that have left it, with the number of the flush that they wait for.
     pub(super) left: BTreeMap<u32, usize>,
-    pub(super) dma: Option<(Arc<DmaDevice>, Arc<Windows>)>,
+    pub(super) dma: Option<(Arc<DmaDevice>, Arc<DmaWindows>)>,
     pub(super) waiting: Waiting,
 }
 
@@ -52,7 +52,7 @@ impl<F: Format> Both<F> {
     pub(super) fn with_memory(look: Look, memory: TableMemory) -> Self {
         let dma = F::DMA.then(|| {
             let device = DmaDevice::software(c"properties").unwrap();
-            let windows = Windows::new(&device).unwrap();
+            let windows = DmaWindows::new(&device).unwrap();
             (device, windows)
         });
         let windows = dma.as_ref().map(|(_, windows)| windows.clone());
@@ -89,7 +89,7 @@ impl<F: Format> Both<F> {
                 // Nobody installs then.
                 continue;
             }
-            let fails = self.fails(Point::Install);
+            let fails = self.fails(FailPoint::Install);
             let mut none = self.table.reader().spares();
             let spares = if starves { &mut none } else { &mut self.spares };
             let batch = self.batch.as_mut().unwrap();
@@ -108,7 +108,7 @@ impl<F: Format> Both<F> {
     }
 
     /// Whether `point` is about to fail.
-    pub(super) fn fails(&self, point: Point) -> bool {
+    pub(super) fn fails(&self, point: FailPoint) -> bool {
         let fails = crate::inject::fails(point);
         if fails {
             arm(Some(point));
@@ -275,7 +275,7 @@ impl<F: Format> Both<F> {
     }
 
     pub(super) fn check_walks(&self) {
-        let near = std::cell::Cell::new(Near::NONE);
+        let near = std::cell::Cell::new(WalkCache::NONE);
         for page in looked_at::<F>() {
             let expected = self.model.get(page);
             assert_eq!(self.table.get(page * PAGE_SIZE), expected, "page {page}");

@@ -156,7 +156,7 @@ impl<F: Decode> Decode for BreakBeforeMake<F> {
     }
 }
 
-impl<F: Decode> Decode for OfDma<F> {
+impl<F: Decode> Decode for DmaFormat<F> {
     const HARDWARE: Option<walk::Format> = F::HARDWARE;
 
     fn decode(level: u32, word: u64) -> Decoded {

@@ -95,7 +95,7 @@ pub(super) enum Op {
     /// Table pages are reserved, and those for splits made up for.
     Refill,
     /// A failure is injected before the next operation.
-    Fail(Point),
+    Fail(FailPoint),
     /// The flush of all changes since the last flush starts.
     Start,
     /// Waits for the flush that started first, or, if false, last.
@@ -188,8 +188,8 @@ pub(super) fn failing_ops() -> BoxedStrategy<Op> {
     let op = prop_oneof![
         4 => ops(),
         1 => (at(), entries()).prop_map(|(at, entries)| Op::Starve(at, entries)),
-        1 => Just(Op::Fail(Point::Install)),
-        1 => Just(Op::Fail(Point::TablePage)),
+        1 => Just(Op::Fail(FailPoint::Install)),
+        1 => Just(Op::Fail(FailPoint::TablePage)),
     ];
     op.boxed()
 }

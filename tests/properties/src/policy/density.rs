@@ -10,8 +10,8 @@ fn shared() -> std::pin::Pin<KBox<Bounces>> {
 }
 
 /// A set of pages, as a mask and as an array.
-fn mask(parts: &[(usize, usize)]) -> (Mask, [bool; PMD_PAGES]) {
-    let mut mask = Mask::EMPTY;
+fn mask(parts: &[(usize, usize)]) -> (PageSet, [bool; PMD_PAGES]) {
+    let mut mask = PageSet::EMPTY;
     let mut plain = [false; PMD_PAGES];
     for (first, count) in parts {
         let end = (first + count).min(PMD_PAGES);
@@ -98,7 +98,7 @@ pub(super) fn places(trial: &Trial<'_>) {
             let mut attributes = Attributes::DEFAULT;
             attributes.set_granularity(asked.granularity).unwrap();
             let (resident, _) = mask(&asked.resident);
-            let placement = policy.place(&Wanted {
+            let placement = policy.place(&FaultInfo {
                 range,
                 write: false,
                 limits,
@@ -112,7 +112,7 @@ pub(super) fn places(trial: &Trial<'_>) {
             let block = range.start() & !(PMD_SIZE - 1);
             let holds = |outer: PageRange, inner: PageRange| outer.hull(&inner) == outer;
             match placement {
-                Placement::Move { range: moved, .. } => {
+                Decision::Move { range: moved, .. } => {
                     assert!(holds(moved, range), "{moved:?} does not have {range:?}");
                     assert!(holds(limits, moved), "{moved:?} is not within {limits:?}");
                     assert!(moved.start() >= block);
@@ -134,12 +134,12 @@ pub(super) fn places(trial: &Trial<'_>) {
                         policy.moved(moved, now);
                     }
                 }
-                Placement::Stay(stays) => {
+                Decision::Stay(stays) => {
                     assert!(holds(stays, range) && holds(limits, stays));
                     assert!(stays.start() >= block && stays.end() <= block + PMD_SIZE);
                 }
-                Placement::Later(ms) => assert!(1 <= ms && ms <= parameters.thrash_nap),
-                Placement::InPlace(_) => panic!("the default policy moves memory"),
+                Decision::Later(ms) => assert!(1 <= ms && ms <= parameters.thrash_nap),
+                Decision::InPlace(_) => panic!("the default policy moves memory"),
             }
         }
     });
@@ -169,14 +169,14 @@ pub(super) fn density_bounces(trial: &Trial<'_>) {
         let bounces = shared();
         let limits = pages(0, BLOCKS * PMD_PAGES);
         let mut moved: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
-        let mut there = [Mask::EMPTY; BLOCKS];
+        let mut there = [PageSet::EMPTY; BLOCKS];
         let mut now = 1000;
         for step in steps {
             now += step.after;
             for (first, count) in &step.leave {
                 there[step.page / PMD_PAGES].remove(*first..first + count);
             }
-            let placement = policy.place(&Wanted {
+            let placement = policy.place(&FaultInfo {
                 range: pages(step.page, 1),
                 write: false,
                 limits,
@@ -187,7 +187,7 @@ pub(super) fn density_bounces(trial: &Trial<'_>) {
                 resident: &|start| there[(start - BASE) / PMD_SIZE],
                 bounces: &bounces,
             });
-            let Placement::Move { range, .. } = placement else {
+            let Decision::Move { range, .. } = placement else {
                 continue;
             };
             bounces.moved(range, now);
@@ -218,12 +218,12 @@ pub(super) fn density_calm(trial: &Trial<'_>) {
         let policy = Density::new(Parameters::DEFAULT).unwrap();
         let bounces = shared();
         let limits = pages(0, BLOCKS * PMD_PAGES);
-        let mut there = [Mask::EMPTY; BLOCKS];
+        let mut there = [PageSet::EMPTY; BLOCKS];
         for (page, _) in faults {
             if there[page / PMD_PAGES].has(page % PMD_PAGES) {
                 continue;
             }
-            let placement = policy.place(&Wanted {
+            let placement = policy.place(&FaultInfo {
                 range: pages(*page, 1),
                 write: false,
                 limits,
@@ -234,7 +234,7 @@ pub(super) fn density_calm(trial: &Trial<'_>) {
                 resident: &|start| there[(start - BASE) / PMD_SIZE],
                 bounces: &bounces,
             });
-            let Placement::Move { range, .. } = placement else {
+            let Decision::Move { range, .. } = placement else {
                 panic!("{placement:?}");
             };
             bounces.moved(range, 0);

@@ -70,7 +70,7 @@ fn first_of_tile(
     let piece = PageRange::new(piece.start(), piece.end().min(vma.end()))?;
     let mut rest = Some(piece);
     while let Some(left) = rest {
-        let (kind, part) = vma.alike(left, tile)?;
+        let (kind, part) = vma.uniform_prefix(left, tile)?;
         if kind == PageClass::Device {
             return Ok((part.end(), Some(part)));
         }
@@ -82,7 +82,7 @@ fn first_of_tile(
 impl<D: Device> Mirror<D> {
     /// Returns the connection between the memory of `other`'s device and that of this one. It is
     /// the same in both directions, and does not change as long as both devices exist, unless a
-    /// driver calls [`Memory::connections_changed`]. Mirrors of different address spaces have no
+    /// driver calls [`Memory::invalidate_connections`]. Mirrors of different address spaces have no
     /// connection.
     pub fn connection(&self, other: &Self) -> Connection {
         if self.mm_id() != other.mm_id() {
@@ -120,7 +120,7 @@ impl<D: Device> Mirror<D> {
                 let inner = self.inner();
                 let to_device = true;
                 let trigger = MigrateReason::Pull;
-                inner.tell(&Event::MigrateBegin {
+                inner.emit(&Event::MigrateBegin {
                     range,
                     to_device,
                     trigger,
@@ -129,7 +129,7 @@ impl<D: Device> Mirror<D> {
                 let theirs = source.device().memory().ok_or(ENODEV)?;
                 let result = self.pull_directly(range, theirs, true, &mut outcome);
                 let stayed = outcome.no_memory + outcome.copy_failed;
-                inner.tell(&Event::MigrateEnd {
+                inner.emit(&Event::MigrateEnd {
                     to_device,
                     trigger,
                     moved: outcome.moved,
@@ -180,9 +180,9 @@ impl<D: Device> Mirror<D> {
             if let Some(run) = run {
                 source
                     .migrate(run)
-                    .because(MigrateReason::Pull)
+                    .reason(MigrateReason::Pull)
                     .to_system()?;
-                outcome += self.migrate(run).because(MigrateReason::Pull).to_device()?;
+                outcome += self.migrate(run).reason(MigrateReason::Pull).to_device()?;
             }
             rest = left.from_address(end);
         }
@@ -227,7 +227,7 @@ impl<D: Device> Mirror<D> {
             };
             // Before any lock is taken. Pages that cannot be allocated later are counted in the
             // outcome.
-            match mine.grow(run.pages()) {
+            match mine.add_chunks(run.pages()) {
                 Err(error) if error != ENOMEM => return Err(error),
                 _ => {}
             }

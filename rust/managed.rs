@@ -175,7 +175,7 @@ impl<D: Device> Mirror<D> {
     fn populate(&self, memory: &Allocation, stop: Option<CancelToken>) -> Result<Outcome> {
         let migration = self.migrate(memory.range);
         let migration = match stop {
-            Some(stop) => migration.stop(stop),
+            Some(stop) => migration.cancel_token(stop),
             None => migration,
         };
         let result = migration.to_device().and_then(|outcome| {
@@ -226,7 +226,7 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep; no lock may be held.
-    pub fn allocated(&self, memory: &Allocation) -> Result {
+    pub fn finish_allocation(&self, memory: &Allocation) -> Result {
         if Flags::of(memory.offset).is_some_and(|flags| flags.populate) {
             self.populate(memory, None)?;
         }
@@ -247,7 +247,7 @@ impl<D: Device> Mirror<D> {
 /// # Context
 ///
 /// May sleep; no lock may be held.
-pub fn allocated_later<H: HasMirror>(
+pub fn finish_allocation_async<H: HasMirror>(
     queue: &Queue,
     after: KVec<Fence>,
     owner: Arc<H>,

@@ -14,7 +14,6 @@ use crate::{
         identity::{MemoryId, MmId, PgmapOwner},
         lock_classes,
     },
-    mirror::MemoryClient,
     mm::{
         addr::PMD_PAGES,
         device_pages::{DevicePages, DeviceRange, MemoryKind, Owner, MAX_PAGES},
@@ -72,7 +71,7 @@ pub(crate) use lru::LruStamp;
 pub use no_memory::NoMemory;
 use ops::MemoryState;
 use peers::MirrorList;
-pub(crate) use peers::{MirrorRegistration, Peer};
+pub(crate) use peers::{MemoryClient, MirrorRegistration};
 use splits::Splits;
 pub(crate) use steps::StepGuard;
 use steps::Steps;
@@ -278,7 +277,7 @@ impl<M: MemoryOps> Memory<M> {
         space: MmId,
         peer: Arc<dyn MemoryClient>,
     ) -> Result<MirrorRegistration> {
-        self.pages().data().windows.forget(space.number());
+        self.pages().data().windows.reset(space.number());
         self.pages().data().peers.add(peer)
     }
 
@@ -299,28 +298,28 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Returns the number of chunks of 256 MiB, and how many of them have no page in use.
-    pub fn pieces(&self) -> (usize, usize) {
-        self.pages().pieces_idle()
+    pub fn chunks(&self) -> (usize, usize) {
+        self.pages().idle_chunks()
     }
 
     /// Adds pages to the memory until `pages` are free or the limit is reached; see
-    /// [`DevicePages::grow`].
+    /// [`DevicePages::add_chunks`].
     ///
     /// # Errors
     ///
     /// - `ENODEV` if the device was unplugged.
     /// - `ENOMEM`
-    /// - Those of [`DevicePages::grow`].
+    /// - Those of [`DevicePages::add_chunks`].
     ///
     /// # Context
     ///
     /// May sleep; neither the mmap lock nor a folio lock may be held.
-    pub(crate) fn grow(&self, pages: usize) -> Result {
+    pub(crate) fn add_chunks(&self, pages: usize) -> Result {
         if self.is_gone() {
             return Err(ENODEV);
         }
         self.start_worker()?;
-        self.pages().grow(pages)
+        self.pages().add_chunks(pages)
     }
 
     /// Starts the worker thread, and allows splits of huge pages. Called before the first chunk is
@@ -358,7 +357,7 @@ impl<M: MemoryOps> Memory<M> {
     /// frames that are close together.
     pub(crate) fn numbers(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
         let first = self.pages().first();
-        let mut find = self.pages().finder();
+        let mut find = self.pages().pfn_lookup();
         move |pfn| Some(first + find(pfn)?)
     }
 
@@ -439,8 +438,8 @@ impl<M: MemoryOps> Memory<M> {
 
     /// Invalidates all cached connections, so that drivers are queried again. A driver calls this
     /// after a change of the hardware.
-    pub fn connections_changed(&self) {
-        known::forget();
+    pub fn invalidate_connections(&self) {
+        known::invalidate();
     }
 
     /// Copies the isolated pages of this memory to their destinations in `other`. Returns the
@@ -484,7 +483,7 @@ impl<M: MemoryOps> Memory<M> {
 
 impl<M: MemoryOps> Drop for MemoryParts<M> {
     fn drop(&mut self) {
-        known::forget();
+        known::invalidate();
         self.evict_until_empty();
         // Waits for the work items that hold references to the pages: the last reference must be
         // dropped here.

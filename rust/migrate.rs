@@ -94,14 +94,14 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     /// Sets the reason that events report.
-    pub(crate) fn because(mut self, trigger: MigrateReason) -> Self {
+    pub(crate) fn reason(mut self, trigger: MigrateReason) -> Self {
         self.trigger = trigger;
         self
     }
 
     /// Sets a cancellation token. Once it is set, copies that have not begun are cancelled and no
     /// further step begins; the pages of both stay where they are.
-    pub fn stop(mut self, stop: CancelToken) -> Self {
+    pub fn cancel_token(mut self, stop: CancelToken) -> Self {
         self.stop = Some(stop);
         self
     }
@@ -154,7 +154,7 @@ impl<'m, D: Device> Migrate<'m, D> {
         let inner = self.mirror.inner();
         let to_device = target == Target::Device;
         let trigger = self.trigger;
-        inner.tell(&Event::MigrateBegin {
+        inner.emit(&Event::MigrateBegin {
             range: self.range,
             to_device,
             trigger,
@@ -172,7 +172,7 @@ impl<'m, D: Device> Migrate<'m, D> {
         let result = result.and_then(|()| self.run_steps(target, &mut total));
         total += gathered;
         let stayed = total.skipped + total.no_memory + total.copy_failed;
-        inner.tell(&Event::MigrateEnd {
+        inner.emit(&Event::MigrateEnd {
             to_device,
             trigger,
             moved: total.moved,
@@ -214,7 +214,7 @@ impl<'m, D: Device> Migrate<'m, D> {
         while let Some(range) = rest.filter(|_| !step.is_stopped()) {
             step.arm(range);
             let (done, result) = step.run(range);
-            step.tell(range.start(), done);
+            step.add_outcomes(range.start(), done);
             let (end, result) = step.finish_left(result);
             result?;
             rest = range.from_address(end.map_or(done, |end| done.max(end)));

@@ -66,11 +66,10 @@ mod walker;
 mod watch;
 
 pub use crate::mm::location::{PageAddress, PageMemory, PageMemoryMut};
-pub use access::{PageMemory, PageMemoryMut, TableGuard};
+pub use access::TableGuard;
 pub(crate) use announced::Announced;
 pub(crate) use fault::InstallFilter;
 pub(crate) use invalidate::{MirrorShared, MirrorState};
-pub(crate) use ops::MemoryClient;
 pub use outcome::{Outcome, PageOutcome};
 pub use serve::FaultOutcome;
 pub use snapshot::{PageLocation, Snapshot};

@@ -4,9 +4,9 @@
 //! maps in place.
 //!
 //! A policy is a function from the state at a fault ([`FaultInfo`]) to a decision ([`Decision`]),
-//! which [`Mirror::serve`](crate::mirror::Mirror::serve) executes. Policies use no hardware, page
-//! tables or locks of the engine. Therefore unit tests cover them with plain numbers and a
-//! simulated clock.
+//! which [`Mirror::fault_with_policy`](crate::mirror::Mirror::fault_with_policy) executes. Policies
+//! use no hardware, page tables or locks of the engine. Therefore unit tests cover them with plain
+//! numbers and a simulated clock.
 //!
 //! - [`Density`]: the default. Prefetches by the density of 2 MiB blocks and along sequential
 //!   streams, and maps thrashing memory in place for a while.

@@ -12,7 +12,7 @@
 //! with the first error since the previous `record`; errors are cleared after that.
 
 use crate::kernel::{
-    completion::{let_others_run, TimedCompletion},
+    completion::{cond_resched, TimedCompletion},
     deferred::{Deferred, DropWaits},
     fence::{cancelled, DriverFence, Fence},
     identity::FenceType,
@@ -152,7 +152,7 @@ impl QueueShared {
 
     /// Waits for `fence`. Returns its result, or `ECANCELED` if the queue is dropped.
     fn wait_for(&self, fence: &Fence) -> Result {
-        if let Some(ended) = fence.check().ended() {
+        if let Some(ended) = fence.check().result() {
             return ended;
         }
         if fence.is_of(self.kind) {
@@ -161,18 +161,18 @@ impl QueueShared {
             self.count(WaitCount::OnHost);
             for _ in 0..FOREIGN_FENCE_POLLS {
                 self.count(WaitCount::Looks);
-                if let Some(ended) = fence.check().ended() {
+                if let Some(ended) = fence.check().result() {
                     return ended;
                 }
                 self.stop.check()?;
-                let_others_run();
+                cond_resched();
             }
             self.count(WaitCount::Sleeps);
         }
         loop {
             // A kernel thread has no signals, so that the wait is not interrupted.
             let _signal = fence.sleep(&self.bell, QUEUE_RECHECK_JIFFIES, false);
-            if let Some(ended) = fence.check().ended() {
+            if let Some(ended) = fence.check().result() {
                 return ended;
             }
             self.stop.check()?;
@@ -188,7 +188,7 @@ impl QueueShared {
         while !self.stop.is_set() {
             let item = self.items.lock().pop();
             match item {
-                None => self.bell.wait(QUEUE_RECHECK_JIFFIES),
+                None => self.bell.wait_timeout(QUEUE_RECHECK_JIFFIES),
                 Some(QueueItem::Wait(fence)) => {
                     sticky = sticky.and(self.wait_for(&fence));
                     first = first.and(sticky);
@@ -294,7 +294,7 @@ impl Queue {
             }
         }
         drop(items);
-        shared.bell.ring();
+        shared.bell.complete();
         Ok(())
     }
 
@@ -384,7 +384,7 @@ impl Drop for Queue {
 impl Drop for QueueThread {
     fn drop(&mut self) {
         self.shared.stop.set();
-        self.shared.bell.ring();
+        self.shared.bell.complete();
         self.thread = None;
         // Cancel the entries in their order. Drop them without the lock, because they own objects
         // of the driver.

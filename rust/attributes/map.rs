@@ -4,10 +4,10 @@
 //! ([`Sets`]).
 //!
 //! A notifier event does not distinguish whether a range was unmapped or moved, and does not report
-//! the new address. Therefore [`Map::lose`] sets the attributes of the range aside, and before the
-//! next use [`Map::settle`] searches their pages: anonymous pages keep their offset when they are
-//! moved, and a VMA keeps its reverse mapping (`anon_vma`). Attributes of pages that are not found
-//! are dropped.
+//! the new address. Therefore [`Map::orphan`] sets the attributes of the range aside, and before
+//! the next use [`Map::resolve_orphans`] searches their pages: anonymous pages keep their offset
+//! when they are moved, and a VMA keeps its reverse mapping (`anon_vma`). Attributes of pages that
+//! are not found are dropped.
 
 use super::{
     home::{number_of, pack, unpack, Relocated, VmaAnchor},
@@ -307,9 +307,9 @@ impl Map {
     }
 
     /// Removes the attributes of `device`, whose last mirror is being closed. Context: may sleep.
-    pub(crate) fn forget(&self, device: DeviceId) {
+    pub(crate) fn remove_device(&self, device: DeviceId) {
         if self.was_used() {
-            self.inside.lock().sets.forget(device);
+            self.inside.lock().sets.remove_device(device);
         }
     }
 
@@ -319,7 +319,7 @@ impl Map {
     ///
     /// Invalidation callbacks; does not allocate with reclaim. Takes a mutex that is below the
     /// table lock in the lock order.
-    pub(crate) fn lose(&self, range: PageRange) {
+    pub(crate) fn orphan(&self, range: PageRange) {
         let (first, last) = numbers(range);
         if self.ranges.find(first, last).is_none() {
             return;
@@ -365,7 +365,7 @@ impl Map {
     /// # Context
     ///
     /// May sleep; the mmap lock is held.
-    pub(crate) fn settle(
+    pub(crate) fn resolve_orphans(
         &self,
         watched: Option<PageRange>,
         find: impl Fn(usize, usize) -> Option<Relocated>,

@@ -86,7 +86,7 @@ impl Set {
     }
 
     /// Removes attributes that name `device`.
-    fn forget(&mut self, device: DeviceIndex) {
+    fn remove_device(&mut self, device: DeviceIndex) {
         if self.preferred == Preferred::Device(device) {
             self.preferred = Preferred::Any;
         }
@@ -273,14 +273,14 @@ impl Sets {
 
     /// Removes attributes that name `device`. Its index may be reused for another device. Two sets
     /// may become equal, which is harmless.
-    pub(super) fn forget(&mut self, device: DeviceId) {
+    pub(super) fn remove_device(&mut self, device: DeviceId) {
         let Some(index) = self.index_of(device) else {
             return;
         };
         self.sets
             .iter_mut()
             .flatten()
-            .for_each(|set| set.forget(index));
+            .for_each(|set| set.remove_device(index));
         if let Some(place) = self.devices.get_mut(usize::from(index)) {
             *place = DeviceId::NONE;
         }

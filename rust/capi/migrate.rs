@@ -57,8 +57,9 @@ unsafe fn migrate(
         });
     }
     if !how.stop.is_null() {
-        // SAFETY: By the function's requirements, `stop` belongs to the operation that calls this.
-        migration = migration.stop(unsafe { stop_of(how.stop) }.clone());
+        // SAFETY: By the function's requirements, `cancel_token` belongs to the operation that
+        // calls this.
+        migration = migration.cancel_token(unsafe { stop_of(how.stop) }.clone());
     }
     match how.target {
         bindings::rust_hmm_target_RUST_HMM_TO_THE_DEVICE => migration.to_device(),

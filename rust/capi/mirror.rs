@@ -266,7 +266,7 @@ unsafe extern "C" fn rust_hmm_serve(
     let serve = || {
         let policy = this.policy(policy)?;
         this.mirror
-            .serve(PageRange::new(start, end)?, access(flags)?, policy)
+            .fault_with_policy(PageRange::new(start, end)?, access(flags)?, policy)
     };
     let result = serve();
     if !served.is_null() {

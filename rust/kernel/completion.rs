@@ -8,7 +8,7 @@ use crate::bindings;
 use kernel::{prelude::*, time::Jiffies, types::Opaque};
 
 /// A `struct completion`. The waiter checks its condition each time it is woken. A call of
-/// [`Self::ring`] that precedes the wait is not lost: each call completes one wait.
+/// [`Self::complete`] that precedes the wait is not lost: each call completes one wait.
 #[pin_data]
 pub struct TimedCompletion {
     #[pin]
@@ -40,7 +40,7 @@ impl TimedCompletion {
     /// # Context
     ///
     /// Any, including hard interrupts.
-    pub fn ring(&self) {
+    pub fn complete(&self) {
         // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::complete(self.as_raw()) };
     }
@@ -50,7 +50,7 @@ impl TimedCompletion {
     /// # Context
     ///
     /// Any, including hard interrupts.
-    pub(crate) fn ring_for_good(&self) {
+    pub(crate) fn complete_all(&self) {
         // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::complete_all(self.as_raw()) };
     }
@@ -67,7 +67,7 @@ impl TimedCompletion {
 
     /// Whether a wait would return immediately.
     #[cfg(CONFIG_KUNIT = "y")]
-    pub(crate) fn is_rung(&self) -> bool {
+    pub(crate) fn is_completed(&self) -> bool {
         // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::completion_done(self.as_raw()) }
     }
@@ -77,7 +77,7 @@ impl TimedCompletion {
     /// # Context
     ///
     /// May sleep. Meant for kernel threads, because a pending signal ends the wait.
-    pub fn wait(&self, timeout: Jiffies) {
+    pub fn wait_timeout(&self, timeout: Jiffies) {
         // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::wait_for_completion_interruptible_timeout(self.as_raw(), timeout) };
     }
@@ -88,14 +88,14 @@ impl TimedCompletion {
 /// # Context
 ///
 /// May sleep.
-pub(crate) fn let_others_run() {
+pub(crate) fn cond_resched() {
     // SAFETY: `schedule()` only requires a context that may sleep. The state of the task is
     // `TASK_RUNNING`, so that it is not dequeued.
     unsafe { bindings::schedule() };
 }
 
 /// Returns `CLOCK_MONOTONIC` in nanoseconds. Callable from any context.
-pub fn monotonic_ns() -> u64 {
+pub fn ktime_get_ns() -> u64 {
     // SAFETY: `ktime_get()` has no preconditions.
     u64::try_from(unsafe { bindings::ktime_get() }).unwrap_or(0)
 }

@@ -3,7 +3,7 @@
 //! DMA fences, for hardware that accesses memory which cannot move.
 //!
 //! Any driver may wait for a DMA fence in memory reclaim. Therefore, between
-//! [`DmaFenceAlloc::make`] and [`DmaDriverFence::signal`], nothing may allocate with reclaim, take
+//! [`DmaFenceAlloc::init`] and [`DmaDriverFence::signal`], nothing may allocate with reclaim, take
 //! an mmap lock or a lock under which other tasks allocate, fault a page in, or wait for anything
 //! but other DMA fences. The time between them must be bounded, whatever user space does. A
 //! hardware copy of memory that is pinned or already isolated meets these rules if everything is
@@ -75,7 +75,7 @@ impl DmaFenceAlloc {
     ///
     /// Fences of one timeline must be created in the order in which they signal. From here on, the
     /// rules of the module apply.
-    pub fn make(self, timeline: &FenceContext, kind: FenceType) -> DmaDriverFence {
+    pub fn init(self, timeline: &FenceContext, kind: FenceType) -> DmaDriverFence {
         let this = ManuallyDrop::new(self);
         let seqno = timeline.last.fetch_add(1, Relaxed) + 1;
         // SAFETY: The memory is ours and not initialized, by the type invariant. `kind` is only
@@ -104,7 +104,7 @@ impl Drop for DmaFenceAlloc {
 ///
 /// # Invariants
 ///
-/// The fence was made by [`DmaFenceAlloc::make`], and is not signalled.
+/// The fence was made by [`DmaFenceAlloc::init`], and is not signalled.
 #[must_use = "dropped, it is cancelled"]
 pub struct DmaDriverFence(DmaFence);
 
@@ -237,7 +237,7 @@ mod tests {
     use crate::kernel::fence::{Fence, FenceStatus};
 
     fn pending(kind: FenceType) -> Result<DmaDriverFence> {
-        Ok(DmaFenceAlloc::new()?.make(&FenceContext::new(), kind))
+        Ok(DmaFenceAlloc::new()?.init(&FenceContext::new(), kind))
     }
 
     #[test]
@@ -250,9 +250,9 @@ mod tests {
             assert_eq!(early.check(), FenceStatus::NotDone);
             let dma = pending.fence();
             pending.signal(result);
-            assert_eq!(early.check().ended(), Some(result));
+            assert_eq!(early.check().result(), Some(result));
             assert_eq!(early.synchronize(None), result);
-            assert_eq!(Fence::of(&dma)?.check().ended(), Some(result));
+            assert_eq!(Fence::of(&dma)?.check().result(), Some(result));
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ pub enum FenceStatus {
 
 impl FenceStatus {
     /// Returns the result of the operation, if it has ended.
-    pub fn ended(self) -> Option<Result> {
+    pub fn result(self) -> Option<Result> {
         match self {
             Self::NotDone => None,
             Self::Done => Some(Ok(())),
@@ -113,7 +113,7 @@ impl Drop for DriverFence {
 }
 
 /// Memory for a fence that follows a DMA fence. It is allocated before
-/// [`DmaFenceAlloc::make`](super::dma_fence::DmaFenceAlloc::make), because nothing may be allocated
+/// [`DmaFenceAlloc::init`](super::dma_fence::DmaFenceAlloc::init), because nothing may be allocated
 /// after that.
 ///
 /// # Invariants
@@ -256,7 +256,7 @@ impl Fence {
     /// May sleep. The caller must not hold a lock that is taken before the fence is signalled.
     pub fn synchronize(&self, timeout: Option<Delta>) -> Result {
         reentry::may_wait()?;
-        if let Some(ended) = self.check().ended() {
+        if let Some(ended) = self.check().result() {
             return ended;
         }
         let bell = KBox::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
@@ -274,7 +274,7 @@ impl Fence {
                 }
             };
             self.sleep(&bell, left, true)?;
-            if let Some(ended) = self.check().ended() {
+            if let Some(ended) = self.check().result() {
                 return ended;
             }
         }

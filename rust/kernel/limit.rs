@@ -5,13 +5,10 @@
 //! A driver that makes a mistake often makes it for each page, which would flood the kernel log.
 //! The kernel's own rate limit (`___ratelimit()`) has no safe binding.
 
-use crate::kernel::completion::monotonic_ns;
+use crate::kernel::completion::ktime_get_ns;
 use kernel::{
     prelude::*,
-    sync::atomic::{
-        ordering::Relaxed,
-        Atomic, //
-    },
+    sync::atomic::{ordering::Relaxed, Atomic},
 };
 
 /// Length of a period, in ns.
@@ -41,7 +38,7 @@ impl RateLimit {
     ///
     /// Any but NMI.
     pub(crate) fn allows(&self) -> bool {
-        self.allows_at(monotonic_ns())
+        self.allows_at(ktime_get_ns())
     }
 
     fn allows_at(&self, now: u64) -> bool {

@@ -20,7 +20,7 @@ struct TaskWait {
     bell: Arc<TimedCompletion>,
 }
 
-/// Makes the current task wait until `bell` is [completed for all](TimedCompletion::ring_for_good),
+/// Makes the current task wait until `bell` is [completed for all](TimedCompletion::complete_all),
 /// before it returns to user mode. Any signal ends the wait: the task handles it, and then repeats
 /// the instruction. An exiting task does not wait.
 ///
@@ -105,7 +105,7 @@ mod tests {
         let thread = Thread::spawn(c"hmm-test", move || {
             let refused = sleep_before_return(theirs.clone()) == Err(ESRCH);
             told.store(if refused { 1 } else { 2 }, Release);
-            theirs.ring_for_good();
+            theirs.complete_all();
         })?;
         bell.wait_interruptible();
         drop(thread);

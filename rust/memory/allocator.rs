@@ -57,7 +57,7 @@ impl<'m, M: MemoryOps> Allocator<'m, M> {
         if self.fails_allocation() {
             return None;
         }
-        let choice = self.pages.data().driver.choose(order);
+        let choice = self.pages.data().driver.suggest_page(order);
         match &mut self.row {
             Some(row) if order == 0 && choice.is_none() && row.pages() != 0 => {
                 self.last = Some(row.number());
@@ -85,9 +85,9 @@ impl<'m, M: MemoryOps> Allocator<'m, M> {
             None if order == 0 => return self.next_row(choice.is_some()),
             None => self.pages.alloc_numbered(order)?,
         };
-        self.note(number, order);
+        self.mark_used(number, order);
         if order == PMD_ORDER {
-            self.pages.data().splits.forget(number);
+            self.pages.data().splits.cancel(number);
         }
         Some(folio)
     }
@@ -98,7 +98,7 @@ impl<'m, M: MemoryOps> Allocator<'m, M> {
         let most = if chooses { 1 } else { self.ahead };
         let mut row = self.pages.take_row(self.last, most)?;
         self.ahead = self.ahead.saturating_sub(row.pages());
-        self.note(row.number(), 0);
+        self.mark_used(row.number(), 0);
         let folio = row.take();
         self.row = Some(row);
         folio
@@ -106,13 +106,13 @@ impl<'m, M: MemoryOps> Allocator<'m, M> {
 
     /// Marks the block of device page `number` as used, where a folio of `order` or a row was
     /// taken.
-    fn note(&mut self, number: usize, order: u32) {
+    fn mark_used(&mut self, number: usize, order: u32) {
         // Only the first page of a block changes the order of use.
         let block = number / PMD_PAGES;
         let last = self.last.replace(number);
         if last.map(|last| last / PMD_PAGES) != Some(block) {
             let lru = &self.pages.data().lru;
-            lru.touch(block);
+            lru.mark_accessed(block);
             lru.allocated(block, order == PMD_ORDER);
         }
     }

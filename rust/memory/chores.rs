@@ -70,7 +70,7 @@ impl DeferredWork {
                 continue;
             }
             drop(guard);
-            pages.shrink(pieces);
+            pages.remove_chunks(pieces);
             guard = self.lock.lock();
         }
     }
@@ -81,11 +81,11 @@ struct ChunkShrinker<M: MemoryOps>(Arc<DevicePages<MemoryState<M>>>);
 
 impl<M: MemoryOps> Shrink for ChunkShrinker<M> {
     fn count(&self) -> usize {
-        self.0.pieces_idle().1 * OBJECTS
+        self.0.idle_chunks().1 * OBJECTS
     }
 
     fn scan(&self, objects: usize) -> usize {
-        let (_, idle) = self.0.pieces_idle();
+        let (_, idle) = self.0.idle_chunks();
         let wanted = objects.div_ceil(OBJECTS).min(idle);
         if wanted != 0 {
             let chores = &self.0.data().chores;

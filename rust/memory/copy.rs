@@ -6,11 +6,11 @@ use super::MemoryOps;
 use crate::{
     inject::{fails, FailPoint},
     kernel::{completion::monotonic_ns, limit::RateLimit, lock_classes},
-    mirror::{PageMemory, PageMemoryMut},
     mm::{
         addr::PMD_PAGES,
+        bell::ktime_get_ns,
         device_pages::DeviceRange,
-        location::{Place, PlaceMut},
+        location::{PageMemory, PageMemoryMut},
         mask::PageSet,
         page::{CpuPages, CpuPagesMut},
         space::fatal_signal_pending,
@@ -246,7 +246,7 @@ impl CopyBatch<'_> {
         // SAFETY: By the function's requirements, the pages are alive and the destination is
         // exclusive until `self` is dropped. `copy` ends before.
         let copy = unsafe { copy_of(pages, source, destination) };
-        match driver.copy_at_once(&copy) {
+        match driver.copy_sync(&copy) {
             Some(Ok(())) if !fails(FailPoint::Copy) => self.at_once.insert(index),
             Some(_) => {}
             None => {
@@ -297,7 +297,7 @@ impl Drop for CopyBatch<'_> {
         // Signals do not end the wait, because the device may still access the pages. A fatal
         // signal only cancels the jobs, so that the driver completes early those that have not
         // begun.
-        let start = monotonic_ns();
+        let start = ktime_get_ns();
         let mut guard = self.state.lock.lock();
         while self.state.outstanding.load(Acquire) != 0 {
             report_late(self.state, start);
@@ -331,7 +331,7 @@ impl Drop for CopyBatch<'_> {
 /// does not see the wait, which is interruptible and has a time limit.
 #[inline(never)]
 fn report_late(state: &CopyState, start: u64) {
-    let waited = monotonic_ns().saturating_sub(start);
+    let waited = ktime_get_ns().saturating_sub(start);
     if waited >= COPY_LATE_NS && LATE_COPY_REPORTS.allows() {
         pr_warn!(
             "{} copy jobs not completed for {} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n",

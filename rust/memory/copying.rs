@@ -68,7 +68,7 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
     #[inline(never)]
     pub(crate) fn complete(&mut self) -> PageSet {
         match self.batch.take() {
-            Some(batch) => settle(&mut self.isolated, &batch.wait(), self.count),
+            Some(batch) => release_unfilled(&mut self.isolated, &batch.wait(), self.count),
             None => PageSet::EMPTY,
         }
     }
@@ -99,7 +99,11 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
 
 /// Records which of `count` destinations were filled, and releases the others. Returns the indices
 /// of the entries of the released ones.
-pub(super) fn settle<R>(isolated: &mut Isolated<'_, R>, filled: &PageSet, count: usize) -> PageSet {
+pub(super) fn release_unfilled<R>(
+    isolated: &mut Isolated<'_, R>,
+    filled: &PageSet,
+    count: usize,
+) -> PageSet {
     let mut failed = PageSet::EMPTY;
     if filled.count(0..PMD_PAGES) == count {
         isolated.set_all_filled(filled);
@@ -114,7 +118,7 @@ pub(super) fn settle<R>(isolated: &mut Isolated<'_, R>, filled: &PageSet, count:
         if filled.has(entry.index) {
             isolated.set_filled(entry.index);
         } else {
-            isolated.abandon(entry.index);
+            isolated.skip(entry.index);
             failed.insert(entry.index);
         }
     }

@@ -41,14 +41,14 @@ pub(super) fn serve<M: MemoryOps>(
     }
     // Size in bytes of the window that is migrated with the faulting page.
     let space = fault.vma().space().number();
-    let window = pages.data().windows.touch(space, fault.address());
+    let window = pages.data().windows.record_fault(space, fault.address());
     let mut batch = Batch::with_room(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
     let mut copies = CopyContext::new(true).map_err(|_| FaultError::NoMemory)?;
-    if fault.is_part_of_large() {
+    if fault.is_large_folio_subpage() {
         // Isolating the page splits the folio, and then migrates the page only if it is the first
         // one. If the split failed, the CPU repeats the access.
         let moved = attempt(pages, fault, &mut batch, &mut copies, PAGE_SIZE)?;
-        if moved != 0 || fault.is_part_of_large() {
+        if moved != 0 || fault.is_large_folio_subpage() {
             return Ok(moved);
         }
     }
@@ -117,11 +117,11 @@ fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, tile: MemoryId) -> Op
     let mut rest = Some(range);
     let mut run: Option<PageRange> = None;
     while let Some(left) = rest {
-        let (kind, part) = vma.alike(left, tile).ok()?;
+        let (kind, part) = vma.uniform_prefix(left, tile).ok()?;
         rest = left.from_address(part.end());
         run = match (kind, run) {
             (PageClass::Device, None) => Some(part),
-            (PageClass::Device, Some(run)) => Some(run.hull(&part)),
+            (PageClass::Device, Some(run)) => Some(run.union(&part)),
             (_, Some(run)) if run.index_of(addr).is_some() => return Some(run),
             _ => None,
         };
@@ -177,7 +177,7 @@ fn attempt<M: MemoryOps>(
     })
     .map_err(|_| FaultError::Lost)?;
     lap.end(Phase::Unmap);
-    if isolated.fill_small(Some(vma), |_| true) {
+    if isolated.alloc_small(Some(vma), |_| true) {
         isolated.fill(|entry| {
             if entry.source == Source::Hole {
                 // migrate_vma_setup() also collects empty PTEs, which have no page to migrate.

@@ -29,7 +29,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// Copies synchronously, if the driver can: this saves a job and its completion. `None` makes
     /// the library call [`Self::copy`] instead. The context and the meaning of a failure are those
     /// of [`Self::copy`].
-    fn copy_at_once(&self, copy: &CopyDesc<'_>) -> Option<Result> {
+    fn copy_sync(&self, copy: &CopyDesc<'_>) -> Option<Result> {
         let _ = copy;
         None
     }
@@ -51,7 +51,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// # Context
     ///
     /// As for [`Self::copy`].
-    fn choose(&self, order: u32) -> Option<usize> {
+    fn suggest_page(&self, order: u32) -> Option<usize> {
         let _ = order;
         None
     }

@@ -233,14 +233,14 @@ impl<M: MemoryOps> MemoryParts<M> {
             .pages
             .isolate_huge(block.first, locks, batch, |isolated| {
                 evicting.set(None);
-                self.bring_back(isolated, huge.take(), copies, &mut lap)
+                self.migrate_to_ram(isolated, huge.take(), copies, &mut lap)
             });
         if moved.is_none() && !self.pages.is_huge(block.first) {
             let mut small = 0;
             self.pages
                 .isolate_small(block.first, locks, batch, |isolated| {
                     evicting.set(None);
-                    small += self.bring_back(isolated, None, copies, &mut lap);
+                    small += self.migrate_to_ram(isolated, None, copies, &mut lap);
                     evicting.set(begin());
                 });
             moved = Some(small);
@@ -251,7 +251,7 @@ impl<M: MemoryOps> MemoryParts<M> {
 
     /// Migrates the isolated pages to system memory, a huge page to `huge`. Returns the number of
     /// pages that moved.
-    fn bring_back(
+    fn migrate_to_ram(
         &self,
         mut isolated: Isolated<'_>,
         mut huge: Option<LockedFolio>,
@@ -259,7 +259,7 @@ impl<M: MemoryOps> MemoryParts<M> {
         lap: &mut Stopwatch,
     ) -> usize {
         lap.end(Phase::Unmap);
-        if isolated.fill_small(None, |_| true) {
+        if isolated.alloc_small(None, |_| true) {
             isolated.fill(|entry| match (entry.source, entry.order()) {
                 // Only other migrations have holes: each entry of an eviction has a page of the
                 // device or is empty.

@@ -24,14 +24,14 @@ static CONNECTION_GENERATION: Atomic<usize> = Atomic::new(0);
 #[inline(never)]
 fn changes() -> usize {
     // Acquire: the driver's changes that led to this generation are visible to the call that asks
-    // it again. Pairs with the release in `forget()`.
+    // it again. Pairs with the release in `invalidate()`.
     CONNECTION_GENERATION.load(Acquire)
 }
 
 /// Invalidates all cached connections. Called when drivers report a change, and when a device is
 /// removed, because the address that identifies its memory may be reused.
 #[inline(never)]
-pub(crate) fn forget() {
+pub(crate) fn invalidate() {
     // Release: the driver's changes are visible to a task that loads the new generation.
     CONNECTION_GENERATION.fetch_add(1, Release);
 }
@@ -133,12 +133,12 @@ mod tests {
         for other in others.iter().skip(1) {
             known.get(MemoryId::of(other), || Connection::Unified);
         }
-        // The oldest entry was replaced, and `forget()` invalidates all of them.
+        // The oldest entry was replaced, and `invalidate()` invalidates all of them.
         assert_eq!(
             known.get(MemoryId::of(&others[0]), || Connection::None),
             Connection::None
         );
-        forget();
+        invalidate();
         assert_eq!(
             known.get(MemoryId::of(&others[3]), || Connection::None),
             Connection::None

@@ -185,9 +185,9 @@ impl Lru {
     ///
     /// Any.
     #[inline]
-    pub(super) fn touch(&self, block: usize) {
+    pub(super) fn mark_accessed(&self, block: usize) {
         if let Some(block) = self.block(block) {
-            self.turns.touch(block);
+            self.turns.mark_accessed(block);
         }
     }
 

@@ -6,7 +6,7 @@ use super::{
     arrivals::Arrivals,
     chores::DeferredWork,
     copy::{Cancel, CopyBatch},
-    copying::{settle, Copying},
+    copying::{release_unfilled, Copying},
     cpu_fault,
     known::ConnectionCache,
     lru::Lru,
@@ -92,7 +92,7 @@ impl<M: MemoryOps> MemoryState<M> {
             // SAFETY: `isolated` stays borrowed until `run` returns, which drops `batch` before.
             count = unsafe { self.hand_out_all(pages, other, isolated, batch) };
         });
-        settle(isolated, &filled, count)
+        release_unfilled(isolated, &filled, count)
     }
 
     /// Submits the copies of [`Self::copy_all`], and returns while they are outstanding.
@@ -134,9 +134,9 @@ impl<M: MemoryOps> MemoryState<M> {
         let private = matches!(pages.kind(), MemoryKind::Private);
         let cpu_sources = isolated.has_cpu_sources();
         let to_device = private && cpu_sources;
-        let mut find = pages.finder();
+        let mut find = pages.pfn_lookup();
         let mut device = |pfn| find(pfn).map(CopyEndpoint::Device);
-        let mut find_other = other.map(DevicePages::finder);
+        let mut find_other = other.map(DevicePages::pfn_lookup);
         batch.reserve(isolated.room());
         let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
         for entry in with_destination {

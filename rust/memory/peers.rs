@@ -2,7 +2,7 @@
 
 //! Mirrors of a device, in any address space: for evictions, and for unplug.
 
-use crate::{debug::events::EvictReason, kernel::lock_classes, mirror::MemoryClient};
+use crate::{debug::events::EvictReason, kernel::lock_classes};
 use kernel::{
     prelude::*,
     sync::{Arc, Mutex},
@@ -15,7 +15,7 @@ pub(crate) trait MemoryClient: Send + Sync {
     /// # Context
     ///
     /// May sleep. Takes the table lock.
-    fn forget(&self);
+    fn remove_entries(&self);
 
     /// Called after an eviction whose address spaces were too many to be recorded; see
     /// [`Space::evicted`](crate::space::Space::evicted).
@@ -119,11 +119,11 @@ mod tests {
         time::{delay::fsleep, Delta, Instant, Monotonic},
     };
 
-    /// A mirror that counts calls of `forget`.
+    /// A mirror that counts calls of `remove_entries`.
     struct Counting(Atomic<u32>);
 
     impl MemoryClient for Counting {
-        fn forget(&self) {
+        fn remove_entries(&self) {
             self.0.add(1, Relaxed);
         }
 
@@ -143,7 +143,7 @@ mod tests {
         let mut seen = 0;
         let mut thread = None;
         peers.for_each(|peer| {
-            peer.forget();
+            peer.remove_entries();
             seen += 1;
             if seen == 2 {
                 // Remove a mirror that the walk has passed, and add one. Another task does it,

@@ -39,18 +39,18 @@ impl<M: MemoryOps> Memory<M> {
     /// # Context
     ///
     /// Any.
-    pub fn touch(&self, range: DeviceRange) {
+    pub fn mark_accessed(&self, range: DeviceRange) {
         let lru = &self.pages().data().lru;
         let last = range.first.saturating_add(range.count.saturating_sub(1));
         for block in range.first / PMD_PAGES..=last / PMD_PAGES {
-            lru.touch(block);
+            lru.mark_accessed(block);
         }
     }
 
     /// Records an access to page `local` of this memory.
     #[inline]
     pub(crate) fn touch_page(&self, local: usize) {
-        self.pages().data().lru.touch(local / PMD_PAGES);
+        self.pages().data().lru.mark_accessed(local / PMD_PAGES);
     }
 
     /// Returns the current turn of the LRU.

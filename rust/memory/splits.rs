@@ -172,8 +172,8 @@ impl<M: MemoryOps> Splits<M> {
     /// # Context
     ///
     /// May sleep. A folio lock may be held.
-    pub(super) fn forget(&self, number: usize) {
-        self.table.forget(number);
+    pub(super) fn cancel(&self, number: usize) {
+        self.table.cancel(number);
     }
 
     /// Returns whether a fault that met a work item must return early, so that its reference does

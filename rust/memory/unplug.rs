@@ -61,7 +61,7 @@ impl<M: MemoryOps> Memory<M> {
         if !ops.arrivals.close() {
             return Err(ENODEV);
         }
-        ops.peers.for_each(|peer| peer.forget());
+        ops.peers.for_each(|peer| peer.remove_entries());
         // Wait for migrations to the device. Their pages are saved with the others.
         ops.arrivals.wait();
         let before = self.stats().get(Counter::Evicted);
@@ -76,7 +76,7 @@ impl<M: MemoryOps> Memory<M> {
             lost = self.parts.evict(MmapLocks::All, false)?;
         }
         // Remove the entries that these migrations have installed.
-        ops.peers.for_each(|peer| peer.forget());
+        ops.peers.for_each(|peer| peer.remove_entries());
         Ok(((self.stats().get(Counter::Evicted) - before) as usize, lost))
     }
 
@@ -93,7 +93,7 @@ impl<M: MemoryOps> Memory<M> {
     /// # Context
     ///
     /// May sleep. No lock may be held.
-    pub fn remove(&self, range: DeviceRange) -> Result<usize> {
+    pub fn offline_pages(&self, range: DeviceRange) -> Result<usize> {
         reentry::may_wait()?;
         let end = range.first.checked_add(range.count).ok_or(EINVAL)?;
         if range.count == 0 || end > self.pages().limit() {
@@ -109,7 +109,7 @@ impl<M: MemoryOps> Memory<M> {
             if pass > 0 {
                 fsleep(UNPLUG_PASS_INTERVAL);
             }
-            if self.pages().withdraw(range) == 0 {
+            if self.pages().offline(range) == 0 {
                 self.parts.tell_victims(None);
                 return Ok(0);
             }
@@ -127,10 +127,10 @@ impl<M: MemoryOps> Memory<M> {
             }
         }
         self.parts.tell_victims(None);
-        Ok(self.pages().withdraw(range))
+        Ok(self.pages().offline(range))
     }
 
-    /// Returns pages to use that [`Self::remove`] took out of use.
+    /// Returns pages to use that [`Self::offline_pages`] took out of use.
     ///
     /// # Errors
     ///
@@ -140,13 +140,13 @@ impl<M: MemoryOps> Memory<M> {
     /// # Context
     ///
     /// May sleep.
-    pub fn add(&self, range: DeviceRange) -> Result {
+    pub fn online_pages(&self, range: DeviceRange) -> Result {
         reentry::may_wait()?;
         let end = range.first.checked_add(range.count).ok_or(EINVAL)?;
         if range.count == 0 || end > self.pages().limit() {
             return Err(EINVAL);
         }
-        self.pages().restore(range);
+        self.pages().online(range);
         Ok(())
     }
 }

@@ -222,7 +222,7 @@ impl<D: Device> MigrateStep<'_, D> {
                 // Pages that the retry has not reached keep their first outcome.
                 let all = done == left.start() || result.is_err();
                 let end = if all { left.end() } else { done };
-                self.tell(left.start(), end);
+                self.add_outcomes(left.start(), end);
                 rest = left.from_address(end);
                 let index = left.index_of(end).unwrap_or(PMD_PAGES);
                 self.work.pages.copy_within(index.., 0);

@@ -47,7 +47,7 @@ impl ResidentRanges {
         let block = |range: &PageRange| range.start() & !(PMD_SIZE - 1);
         if let Some(last) = self.list.last_mut() {
             if block(last) == block(&span) {
-                *last = last.hull(&span);
+                *last = last.union(&span);
                 return true;
             }
         }
@@ -89,7 +89,7 @@ impl<D: Device> Mirror<D> {
         let inner = self.inner();
         let to_device = false;
         let trigger = MigrateReason::Close;
-        inner.tell(&Event::MigrateBegin {
+        inner.emit(&Event::MigrateBegin {
             range: all,
             to_device,
             trigger,
@@ -97,7 +97,7 @@ impl<D: Device> Mirror<D> {
         self.stats().add(Counter::Migrations, 1);
         let mut moved = 0;
         let result = self.drain_all(all, &mut parts, &mut step, &mut moved);
-        inner.tell(&Event::MigrateEnd {
+        inner.emit(&Event::MigrateEnd {
             to_device,
             trigger,
             moved,

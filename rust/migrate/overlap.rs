@@ -95,12 +95,12 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
             let Some((finished, after)) = self.advance(next, ahead, end, room, odd) else {
                 break;
             };
-            self.note(finished, even, left_even, ahead, &mut failed);
+            self.record_result(finished, even, left_even, ahead, &mut failed);
             let room = (&mut *two, &mut *joined_two);
             let Some((finished, then)) = self.advance(after, ahead, end, room, even) else {
                 break;
             };
-            self.note(finished, odd, left_odd, ahead, &mut failed);
+            self.record_result(finished, odd, left_odd, ahead, &mut failed);
             next = then;
         }
         let lost = result?;
@@ -128,7 +128,7 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
 
     /// Records the result of a block. After an error, or if pages did not migrate, no other block
     /// overlaps.
-    fn note(
+    fn record_result(
         &mut self,
         (result, range): FinishedBlock,
         pages: &BlockOutcomes,

@@ -222,7 +222,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
     }
 
     /// Adds the outcomes of the pages from `start` to `end`, of the last step, to the tally.
-    pub(super) fn tell(&mut self, start: usize, end: usize) {
+    pub(super) fn add_outcomes(&mut self, start: usize, end: usize) {
         // There are no outcomes if the survey failed, or the step was cancelled before it.
         if let Ok(part) = PageRange::new(start, end) {
             let pages = self.work.pages.get(..part.pages());
@@ -272,7 +272,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
         let Some(memory) = self.mirror.device().memory() else {
             return Ok(false);
         };
-        match memory.grow(pages) {
+        match memory.add_chunks(pages) {
             Err(error) if error != ENOMEM => return Err(error),
             _ => {}
         }

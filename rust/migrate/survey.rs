@@ -112,7 +112,7 @@ impl Surveyor {
                     (part, self.outcome_to_device(kind, part, &mut survey))
                 }
                 Target::System => {
-                    let (kind, part) = vma.alike(left, self.tile)?;
+                    let (kind, part) = vma.uniform_prefix(left, self.tile)?;
                     let outcome = match kind {
                         PageClass::Device => {
                             survey.found = Some(part);
@@ -144,7 +144,7 @@ impl Surveyor {
         match kind {
             PageClass::Device => {
                 let (hull, count) = survey.resident.unwrap_or((part, 0));
-                survey.resident = Some((hull.hull(&part), count + part.pages()));
+                survey.resident = Some((hull.union(&part), count + part.pages()));
                 return PageOutcome::None;
             }
             // A fault does not retry for pages with extra references. The device maps them in
@@ -184,7 +184,7 @@ impl Surveyor {
             let (kind, part, _) = vma.alike_system(left, self.tile)?;
             run = match kind {
                 PageClass::Device | PageClass::Held | PageClass::Stay => {
-                    Some(run.map_or(part, |run| run.hull(&part)))
+                    Some(run.map_or(part, |run| run.union(&part)))
                 }
                 PageClass::System | PageClass::Busy => {
                     run.into_iter().for_each(&mut each);

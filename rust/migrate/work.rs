@@ -310,7 +310,7 @@ fn fill<M: MemoryOps, R>(
         None => {
             let asked = memory.allocator(0);
             let refused = &mut *pages;
-            let left = isolated.fill_small(Some(vma), move |index| {
+            let left = isolated.alloc_small(Some(vma), move |index| {
                 let fails = asked.fails_allocation();
                 if let Some(page) = refused.get_mut(index).filter(|_| fails) {
                     *page = PageOutcome::NoMemory;

@@ -118,7 +118,7 @@ pub(crate) struct FlushedStep<'m, D: Device> {
 impl<'m, D: Device> MigrationReader for Announced<'m, D> {
     type Done = FlushedStep<'m, D>;
 
-    fn forget(self, moved: &Moved<'_>) -> FlushedStep<'m, D> {
+    fn remove_moved(self, moved: &Moved<'_>) -> FlushedStep<'m, D> {
         let flushed = forget_moved(self.mirror.inner(), moved);
         self.settled(flushed)
     }

@@ -88,18 +88,18 @@ impl<D: Device> MirrorShared<D> {
             return Ok(mmap);
         }
         drop(mmap);
-        self.settle(space)
+        self.resolve_orphans(space)
     }
 
     #[cold]
-    fn settle<'s>(&self, space: &'s AddressSpace) -> Result<MmapGuard<'s>> {
+    fn resolve_orphans<'s>(&self, space: &'s AddressSpace) -> Result<MmapGuard<'s>> {
         let attributes = self.space.attributes();
         for _ in 0..ORPHAN_MAX_ROUNDS {
             // Load this before the mmap lock is taken, because the mmap lock may be taken under the
             // mutex that is taken here. The watched ranges only grow.
             let watched = self.space.watched();
             let mmap = space.mmap_lock_here()?;
-            let settled = attributes.settle(watched, |offset, from| {
+            let settled = attributes.resolve_orphans(watched, |offset, from| {
                 let vma = mmap.vma_of_offset(from << PAGE_SHIFT, offset)?;
                 Some(Relocated {
                     first: vma.start() >> PAGE_SHIFT,
@@ -206,7 +206,7 @@ impl<D: Device> Mirror<D> {
             .space
             .attributes()
             .change(part, home, change, device)?;
-        inner.lock().immovable.forget(part);
+        inner.lock().immovable.remove(part);
         Ok((
             part.end(),
             vma.is_anonymous() && writable && vma.anon() == 0,
@@ -284,7 +284,7 @@ impl<D: Device> Mirror<D> {
         }
         let (vma, part) = mmap.readable(part)?;
         // Refuses special VMAs. One page suffices, because that is a property of the VMA.
-        vma.alike(PageRange::from_pages(part.start(), 1)?, MemoryId::NONE)?;
+        vma.uniform_prefix(PageRange::from_pages(part.start(), 1)?, MemoryId::NONE)?;
         Ok((part, false))
     }
 
@@ -326,7 +326,7 @@ impl<D: Device> MirrorShared<D> {
     pub(super) fn restore(&self, range: Option<PageRange>) -> Result {
         let lost = self.lock().lost.take();
         let lost = lost.map_or(range, |lost| {
-            Some(range.map_or(lost, |range| lost.hull(&range)))
+            Some(range.map_or(lost, |range| lost.union(&range)))
         });
         let Some(lost) = lost else {
             return Ok(());

@@ -185,10 +185,10 @@ impl<D: Device> Mirror<D> {
     ) -> Result {
         let write = access == Access::Write;
         let inner = self.inner();
-        inner.tell(&Event::FaultBegin { range, write });
+        inner.emit(&Event::FaultBegin { range, write });
         let result = self.fault_all(range, access, tiles, pulled);
         self.stats().add(Counter::Faults, 1);
-        inner.tell(&Event::FaultEnd {
+        inner.emit(&Event::FaultEnd {
             range,
             write,
             result,
@@ -358,7 +358,7 @@ impl<D: Device> MirrorShared<D> {
                     events::RetryReason::Busy
                 }
             };
-            self.tell(&Event::Retry { range: piece, why });
+            self.emit(&Event::Retry { range: piece, why });
             retrying.get_or_insert_with(|| self.space.retry());
             self.stats.add(Counter::Retries, 1);
         }

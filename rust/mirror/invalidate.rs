@@ -224,7 +224,7 @@ impl<D: Device> MirrorShared<D> {
         let mut batch = table.batch();
         let result = f(table, &mut batch);
         if let Some(range) = range.filter(|_| others) {
-            batch.cover(range);
+            batch.extend(range);
         }
         if batch.is_empty() {
             self.changing.fetch_sub(1, Release);
@@ -295,7 +295,7 @@ impl<D: Device> MirrorShared<D> {
     /// That of the operation that causes the event.
     // Always inlined, so that the kind of the event is a compile-time constant.
     #[inline(always)]
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn emit(&self, event: &Event) {
         self.who.trace(event);
         if self.device.wants_events() {
             let _within = ReentryGuard::enter();
@@ -307,7 +307,7 @@ impl<D: Device> MirrorShared<D> {
     pub(crate) fn evicted(&self, need: EvictReason) {
         let pages = self.taken.xchg(0, Relaxed);
         if pages != 0 {
-            self.tell(&Event::Evict { need, pages });
+            self.emit(&Event::Evict { need, pages });
         }
     }
 
@@ -357,11 +357,11 @@ impl<D: Device> MirrorShared<D> {
             lost,
             immovable,
         } = state;
-        let own = transactions.note(event);
+        let own = transactions.handle_event(event);
         let own = own.and_then(|name| transactions.get(name, event.range.start()));
         // Pages that leave the device memory can migrate to it again.
         if own.is_none_or(InFlightMigration::takes_device_pages) {
-            immovable.forget(event.range);
+            immovable.remove(event.range);
         }
         let is_foreign = own.is_none();
         let keeps_reads = event.reason.keeps_reads();
@@ -399,10 +399,10 @@ impl<D: Device> MirrorShared<D> {
             changed
         });
         if let Some(windows) = self.dma().filter(|_| event.reason == NotifierEvent::Unmap) {
-            windows.forget(event.range);
+            windows.retire_windows(event.range);
         }
         if changed != 0 && self.space.attributes().any_accessed() {
-            *lost = Some(lost.map_or(event.range, |lost| lost.hull(&event.range)));
+            *lost = Some(lost.map_or(event.range, |lost| lost.union(&event.range)));
         }
         self.stats.add(Counter::Invalidations, 1);
         self.stats.add(Counter::InvalidatedPages, changed as u64);
@@ -418,7 +418,7 @@ impl<D: Device> MirrorShared<D> {
         }
         let range = event.range;
         let reason = event.reason;
-        self.tell(&Event::Invalidate {
+        self.emit(&Event::Invalidate {
             range,
             reason,
             changed,

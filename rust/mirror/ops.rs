@@ -12,14 +12,14 @@ use super::{
 };
 use crate::{
     debug::{
-        events::Need,
+        events::EvictReason,
         timing::{Lap, Phase},
     },
     kernel::{
         identity::{DeviceId, MemoryId, MigrationId},
         reentry::Within,
     },
-    memory::{Connection, Memory, Peer},
+    memory::{Connection, Memory, MemoryClient},
     mm::{addr::PageRange, mask::Mask, migrate::Moved, notifier::NotifierRange, page::DirtyBatch},
     pgtable::{Flushed, Flushing},
     space::{Destination, Home, Invalidated, MirrorOps, Request},
@@ -89,9 +89,9 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
         if state.table.any(range, |_| true) || state.transactions.overlap(range) {
             return false;
         }
-        state.immovable.forget(range);
+        state.immovable.remove(range);
         if let Some(windows) = self.dma() {
-            windows.forget(range);
+            windows.retire_windows(range);
         }
         true
     }
@@ -189,7 +189,7 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
 }
 
 impl<D: Device> MemoryClient for MirrorShared<D> {
-    fn forget(&self) {
+    fn remove_entries(&self) {
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
             remove(self, all);
         }

@@ -11,7 +11,7 @@ use crate::{
     mm::{
         addr::PageRange,
         range_fault::{Access, AddressSpace},
-        space::sleep_killable,
+        space::msleep_killable,
     },
     policy::{block, Bounces, Decision, FaultInfo, Immovable, PageSet, Policy},
 };
@@ -78,7 +78,7 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep. No lock may be held.
-    pub fn serve(
+    pub fn fault_with_policy(
         &self,
         range: PageRange,
         access: Access,
@@ -90,7 +90,7 @@ impl<D: Device> Mirror<D> {
         let mut naps = 0;
         while let Some(range) = rest {
             let space = self.space()?;
-            let part = self.alike(&space, range);
+            let part = self.uniform_prefix(&space, range);
             let done =
                 match self.serve_part(&space, part, access, policy, naps < POLICY_MAX_DELAYS)? {
                     PolicyResult::Served(done) => done,
@@ -122,7 +122,7 @@ impl<D: Device> Mirror<D> {
         let mut left = ms;
         while left != 0 {
             let slice = left.min(DELAY_SLICE_MS);
-            sleep_killable(slice)?;
+            msleep_killable(slice)?;
             left -= slice;
             if !self.is_alive() {
                 return Err(EFAULT);
@@ -135,7 +135,7 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Returns the first part of `range` that has the same attributes.
-    fn alike(&self, space: &AddressSpace, range: PageRange) -> PageRange {
+    fn uniform_prefix(&self, space: &AddressSpace, range: PageRange) -> PageRange {
         if !self.has_attributes() {
             return range;
         }
@@ -176,7 +176,7 @@ impl<D: Device> Mirror<D> {
                 None
             }
             Ok(FaultAction::Place(Decision::Later(ms))) if may_wait => {
-                self.inner().tell(&Event::Thrash {
+                self.inner().emit(&Event::Thrash {
                     range,
                     ms: Some(ms),
                 });
@@ -192,7 +192,7 @@ impl<D: Device> Mirror<D> {
                 Some(all)
             }
             Ok(FaultAction::Place(Decision::Stay(all))) => {
-                self.inner().tell(&Event::Thrash {
+                self.inner().emit(&Event::Thrash {
                     range: all,
                     ms: None,
                 });
@@ -257,7 +257,7 @@ impl<D: Device> Mirror<D> {
     /// - `EINTR` if a fatal signal is pending. Other errors are left to the fault to report.
     fn attract(&self, range: PageRange, evict: bool, pages: &mut [PageOutcome]) -> Result<Outcome> {
         let migration = self.migrate(range).evict(evict).outcomes(pages);
-        match migration.because(MigrateReason::Fault).to_device() {
+        match migration.reason(MigrateReason::Fault).to_device() {
             Ok(outcome) => Ok(outcome),
             Err(error) if error == EINTR => Err(error),
             Err(_) => Ok(Outcome::default()),
@@ -363,16 +363,16 @@ impl<D: Device> Mirror<D> {
         if !movable || stays(attributes, write) {
             let around = block(range.start()).and_then(|block| block.intersect(&limits));
             return Ok(FaultAction::Place(Decision::InPlace(
-                around.map_or(range, |all| all.hull(&range)),
+                around.map_or(range, |all| all.union(&range)),
             )));
         }
         let known = self.inner().lock().immovable.around(range, self.now());
         if let Some(around) = known {
             let around = around.intersect(&limits).unwrap_or(range);
-            return Ok(FaultAction::Place(Decision::InPlace(around.hull(&range))));
+            return Ok(FaultAction::Place(Decision::InPlace(around.union(&range))));
         }
         if whole {
-            return Ok(FaultAction::Bring(limits.hull(&range)));
+            return Ok(FaultAction::Bring(limits.union(&range)));
         }
         let bounces = self.bounces()?;
         let (used, _) = memory.usage();
@@ -433,5 +433,5 @@ fn by_granularity(range: PageRange, attributes: Attributes, limits: PageRange) -
     PageRange::new(range.start() & !(size - 1), end.unwrap_or(range.end()))
         .ok()
         .and_then(|all| all.intersect(&limits))
-        .map_or(range, |all| all.hull(&range))
+        .map_or(range, |all| all.union(&range))
 }

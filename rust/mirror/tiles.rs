@@ -47,14 +47,14 @@ impl Unreached {
     }
 
     /// Extends `found` by the page at `addr`, if the page continues it.
-    fn note(found: &mut Option<Self>, addr: usize, tile: Option<MemoryId>) {
+    fn extend(found: &mut Option<Self>, addr: usize, tile: Option<MemoryId>) {
         let Ok(page) = PageRange::from_pages(addr, 1) else {
             return;
         };
         match found {
             None => *found = Some(Self { range: page, tile }),
             Some(run) if run.tile == tile && run.range.end() == addr => {
-                run.range = run.range.hull(&page);
+                run.range = run.range.union(&page);
             }
             Some(_) => {}
         }
@@ -143,9 +143,9 @@ impl<D: Device> MirrorShared<D> {
                 return Some(DevicePte::device(number, pfn.is_writable()));
             }
             Some((_, tile, _)) if tile.is_private() => {
-                Unreached::note(unreached, addr, Some(tile.tile()));
+                Unreached::extend(unreached, addr, Some(tile.tile()));
             }
-            None if pfn.is_device_private() => Unreached::note(unreached, addr, None),
+            None if pfn.is_device_private() => Unreached::extend(unreached, addr, None),
             _ => return Some(DevicePte::system(pfn.pfn(), pfn.is_writable())),
         }
         None

@@ -321,7 +321,7 @@ impl InFlightMigrations {
     /// Handles a notifier event: clears the marks in its range of all migrations except the one
     /// that caused the event. Returns the name of that migration.
     #[inline]
-    pub(crate) fn note(&mut self, event: &NotifierRange<'_>) -> Option<MigrationId> {
+    pub(crate) fn handle_event(&mut self, event: &NotifierRange<'_>) -> Option<MigrationId> {
         if self.0.is_empty() {
             None
         } else {

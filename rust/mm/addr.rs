@@ -85,7 +85,7 @@ impl PageRange {
 
     /// Returns the smallest range that contains both ranges.
     #[inline]
-    pub fn hull(&self, other: &Self) -> Self {
+    pub fn union(&self, other: &Self) -> Self {
         // INVARIANT: Both ends are ends of valid ranges, and `start` did not grow nor `end` shrink.
         Self {
             start: self.start.min(other.start),

@@ -90,7 +90,7 @@ pub(in crate::mm) struct FreeMap {
 
 impl FreeMap {
     /// Creates a map of `pages` pages, a multiple of 512. All pages are withdrawn until
-    /// [`Self::restore`].
+    /// [`Self::online`].
     ///
     /// # Errors
     ///
@@ -367,7 +367,7 @@ impl FreeMap {
         gone: u64,
     ) {
         self.hide(hidden, gone);
-        // A concurrent `restore` may have cleared bits of `out` before the pages were hidden.
+        // A concurrent `online` may have cleared bits of `out` before the pages were hidden.
         set(word, self.show(hidden, gone & !peek_u64(out)));
         if mask & !gone != 0 {
             set(word, mask & !gone);
@@ -394,7 +394,7 @@ impl FreeMap {
     /// Withdraws `pages` pages from `index` on. Free pages are hidden now, and pages in use when
     /// they are freed. Returns the number of pages still in use; the caller may repeat the call to
     /// find out when that is 0. Context: any.
-    pub(in crate::mm) fn withdraw(&self, index: usize, pages: usize) -> usize {
+    pub(in crate::mm) fn offline(&self, index: usize, pages: usize) -> usize {
         self.some_out.store(true, Release);
         let mut left = 0;
         for_each_word(index, pages, |at, mask| {
@@ -409,9 +409,9 @@ impl FreeMap {
         left as usize
     }
 
-    /// Reverts [`Self::withdraw`]: hidden pages become free. Context: any; must not run
-    /// concurrently with [`Self::withdraw`].
-    pub(in crate::mm) fn restore(&self, index: usize, pages: usize) {
+    /// Reverts [`Self::offline`]: hidden pages become free. Context: any; must not run
+    /// concurrently with [`Self::offline`].
+    pub(in crate::mm) fn online(&self, index: usize, pages: usize) {
         if !self.some_out.load(Relaxed) {
             return;
         }

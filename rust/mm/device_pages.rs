@@ -394,7 +394,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Returns a function like [`Self::lookup`] that is faster for frames of the same piece.
-    pub(crate) fn finder(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
+    pub(crate) fn pfn_lookup(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
         // First frame and first number of the piece of the previous lookup.
         let mut base = usize::MAX;
         let mut first = 0;

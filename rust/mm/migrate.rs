@@ -269,7 +269,7 @@ impl<'a, R> Isolated<'a, R> {
     /// # Context
     ///
     /// May sleep. No lock that a notifier takes may be held.
-    pub fn fill_small(&mut self, vma: Option<Vma<'_>>, wanted: impl FnMut(usize) -> bool) -> bool {
+    pub fn alloc_small(&mut self, vma: Option<Vma<'_>>, wanted: impl FnMut(usize) -> bool) -> bool {
         if is_injecting() {
             // Leave all entries to `fill`, so that a fault can be injected for each allocation.
             return true;
@@ -341,7 +341,7 @@ impl<'a, R> Isolated<'a, R> {
         if !self.pages.0.is_addressable(&entry) {
             return None;
         }
-        // SAFETY: `self` owns the destination folio. It is freed only by `abandon`, which requires
+        // SAFETY: `self` owns the destination folio. It is freed only by `skip`, which requires
         // a mutable borrow of `self`.
         Some(unsafe { CpuPagesMut::new(entry.destination, entry.pages) })
     }
@@ -362,8 +362,8 @@ impl<'a, R> Isolated<'a, R> {
     }
 
     /// Frees the destination of the entry at `index`, which could not be filled.
-    pub fn abandon(&mut self, index: usize) {
-        self.pages.0.abandon(index);
+    pub fn skip(&mut self, index: usize) {
+        self.pages.0.skip(index);
     }
 }
 

@@ -343,7 +343,7 @@ impl Drop for PeerMapping {
 /// Handler of a device interrupt.
 pub trait IrqHandler: Send + Sync + 'static {
     /// Called when the device raises the interrupt, in interrupt context.
-    fn interrupted(&self);
+    fn handle_irq(&self);
 }
 
 /// A registered interrupt handler. Dropping it waits until the handler does not run.
@@ -424,6 +424,6 @@ impl<T: IrqHandler> Interrupt<T> {
     unsafe extern "C" fn handle(data: *const ffi::c_void) {
         // SAFETY: `data` is a `T` by the function's requirements, and alive by the invariant of
         // `RegisteredIrq`.
-        unsafe { &*data.cast::<T>() }.interrupted();
+        unsafe { &*data.cast::<T>() }.handle_irq();
     }
 }

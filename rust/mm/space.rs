@@ -45,7 +45,7 @@ pub(crate) fn is_in_use(mm: &Mm) -> bool {
 /// # Context
 ///
 /// May sleep. The caller should hold no lock, so that it does not delay other tasks.
-pub fn sleep_killable(ms: u64) -> Result {
+pub fn msleep_killable(ms: u64) -> Result {
     let ms = ms.min(60_000) as u32;
     // SAFETY: The helper only requires a context that may sleep.
     if unsafe { bindings::rust_hmm_sleep_killable(ms) } {
@@ -290,7 +290,7 @@ mod tests {
         })?;
         for _ in 0..5 {
             let begin = Instant::<Monotonic>::now();
-            sleep_killable(20)?;
+            msleep_killable(20)?;
             assert!(begin.elapsed().as_millis() >= 20);
         }
         drop(waker);

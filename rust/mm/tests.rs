@@ -33,7 +33,7 @@ mod suite {
     fn coherent_memory_that_is_not_free() -> Result {
         // System memory. Without the check, the core warns and the whole test run fails.
         let ram = device(MemoryKind::Coherent { start: 32 << 20 })?;
-        assert_eq!(ram.grow(1), Err(EBUSY));
+        assert_eq!(ram.add_chunks(1), Err(EBUSY));
         assert_eq!((ram.total(), ram.alloc(0).is_none()), (0, true));
         // Beyond the physical address space, where additions overflow.
         for start in [0, 4096, 1 << 52, u64::MAX & !(PMD_SIZE as u64 - 1)] {
@@ -43,19 +43,19 @@ mod suite {
         let start = 0x1_4000_0000;
         let first = device(MemoryKind::Coherent { start })?;
         let second = device(MemoryKind::Coherent { start })?;
-        let got = first.grow(1);
+        let got = first.add_chunks(1);
         assert!(got.is_ok() || got == Err(EBUSY));
-        assert_eq!(second.grow(1), Err(EBUSY));
+        assert_eq!(second.add_chunks(1), Err(EBUSY));
         drop(first);
         // The drop has released the region.
-        assert_eq!(second.grow(1), got);
+        assert_eq!(second.add_chunks(1), got);
         Ok(())
     }
 
     #[test]
     fn numbers_that_overflow() -> Result {
         let device = device(MemoryKind::Private)?;
-        device.grow(1)?;
+        device.add_chunks(1)?;
         let mut batch = Batch::new()?;
         for first in [usize::MAX, usize::MAX - PMD_PAGES, PIECE_PAGES, 1] {
             let mut found = false;
@@ -86,7 +86,7 @@ mod suite {
         let addr = unsafe { bindings::rust_hmm_kunit_mmap(4 * PAGE_SIZE) };
         let range = PageRange::from_pages(addr, 4)?;
         let device = device(MemoryKind::Private)?;
-        device.grow(8)?;
+        device.add_chunks(8)?;
         let mut batch = Batch::new()?;
         let current = current!();
         let mmap = MmapGuard::lock(current.mm().ok_or(EINVAL)?)?;
@@ -102,9 +102,9 @@ mod suite {
         // A second destination would leak the first one, which would stay locked.
         isolated.fill(|_| device.alloc(0));
         assert_eq!(device.used(), 4);
-        isolated.abandon(1);
-        isolated.abandon(1);
-        isolated.abandon(usize::MAX);
+        isolated.skip(1);
+        isolated.skip(1);
+        isolated.skip(usize::MAX);
         assert_eq!(device.used(), 3);
         isolated.fill(|_| device.alloc(0));
         assert_eq!(device.used(), 4);

@@ -46,24 +46,24 @@ impl<F: Format> FlushBatch<F> {
 
     /// Adds `range` to the addresses to be flushed.
     #[inline]
-    pub fn cover(&mut self, range: PageRange) {
+    pub fn extend(&mut self, range: PageRange) {
         let FlushSpan(hull) = &mut self.hull;
-        *hull = Some(hull.map_or(range, |hull| hull.hull(&range)));
+        *hull = Some(hull.map_or(range, |hull| hull.union(&range)));
     }
 
     /// Records the change of an entry that covers `span`.
     #[inline]
     pub(super) fn record(&mut self, span: PageRange, old: DevicePte, new: DevicePte) {
         if old.is_outdated_by(new) {
-            self.cover(span);
+            self.extend(span);
             self.pages += span.pages();
         }
     }
 
-    /// Records changes of the entries of `pages` pages, all within `hull`.
+    /// Records changes of the entries of `pages` pages, all within `union`.
     pub(super) fn record_all(&mut self, hull: Option<PageRange>, pages: usize) {
         if let Some(hull) = hull {
-            self.cover(hull);
+            self.extend(hull);
             self.pages += pages;
         }
     }
@@ -71,7 +71,7 @@ impl<F: Format> FlushBatch<F> {
     /// Adds a table page that covered `span` and was removed from the tree. It is freed when the
     /// flush has completed. `pool` must be the pool of the table.
     pub(super) fn detach(&mut self, pool: &Arc<Pool<F>>, span: PageRange, index: u32) {
-        self.cover(span);
+        self.extend(span);
         let pool = self.pool.get_or_insert_with(|| pool.clone());
         pool.push(&mut self.detached, index);
     }

@@ -136,10 +136,10 @@ impl<F: Format> Images<F> {
             .unwrap_or_default()
     }
 
-    /// Forgets the sizes of the entries of page `index`, which no TLB caches.
+    /// Clears the sizes of the entries of page `index`, which no TLB caches.
     #[inline]
-    pub(super) fn forget(&self, index: usize) {
-        self.places(index).iter().for_each(SizeCell::forget);
+    pub(super) fn clear_sizes(&self, index: usize) {
+        self.places(index).iter().for_each(SizeCell::clear);
     }
 
     /// Empties that of page `index`, which is in `memory`, and which no device walks.
@@ -276,7 +276,7 @@ impl<F: Format> Publisher<'_, F> {
             self.resize(start..start + size, before & !VALID, run);
             if before & VALID != 0 && before & !VALID != run {
                 if let Some(span) = self.span(start, size) {
-                    batch.cover(span);
+                    batch.extend(span);
                 }
             }
         }

@@ -332,7 +332,7 @@ impl<F: Format> Pool<F> {
             // A TLB may hold the leaf, and must not hold a small entry of the same range as well.
             let (start, end) = span_of::<F>(level, addr);
             if let Some(span) = range_of(start, end) {
-                batch.cover(span);
+                batch.extend(span);
             }
         }
     }
@@ -391,7 +391,7 @@ impl<F: Format> Pool<F> {
             }
             if F::break_before_make() {
                 if let Some((images, at)) = self.images(&guard, next) {
-                    images.forget(at);
+                    images.clear_sizes(at);
                 }
             }
             next = page.meta.next();

@@ -124,8 +124,8 @@ impl SizeCell {
         Self(Atomic::new(WrittenSize::NONE.0))
     }
 
-    /// Forgets the size of an empty entry that no TLB caches.
-    pub(super) fn forget(&self) {
+    /// Clears the size of an empty entry that no TLB caches.
+    pub(super) fn clear(&self) {
         self.set(WrittenSize::NONE);
     }
 
@@ -194,7 +194,7 @@ impl<F: Format> Publisher<'_, F> {
                 self.written(slot..slot + 1);
                 place.set(past.emptied(now));
                 if let Some(span) = self.span(slot, 1) {
-                    batch.cover(span);
+                    batch.extend(span);
                 }
             }
         }
@@ -256,12 +256,12 @@ impl<F: Format> Table<F> {
                     .unwritten(slots)
                     .and_then(|slots| image.span(slots.start, slots.len()));
                 if let Some(span) = span {
-                    found = Some(found.map_or(span, |found| found.hull(&span)));
+                    found = Some(found.map_or(span, |found| found.union(&span)));
                 }
             },
         );
         let range = found?;
-        batch.cover(range);
+        batch.extend(range);
         let time = self.pool.clock.tick();
         Some(Unwritten { range, time })
     }

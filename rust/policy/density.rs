@@ -138,7 +138,7 @@ impl Density {
         range
             .ok()
             .and_then(|range| range.intersect(&wanted.limits))
-            .map_or(wanted.range, |range| range.hull(&wanted.range))
+            .map_or(wanted.range, |range| range.union(&wanted.range))
     }
 
     /// Returns the part of `range` around the faulting pages that does not thrash, and at least
@@ -159,7 +159,7 @@ impl Density {
             let now = wanted.now;
             let by = &self.parameters;
             if wanted.bounces.comes_along(piece, &there, now, by) {
-                calm = calm.hull(&piece);
+                calm = calm.union(&piece);
                 continue;
             }
             if piece.start() <= wanted.range.start() {
@@ -192,7 +192,7 @@ impl Policy for Density {
         let stay = || {
             let around =
                 block(wanted.range.start()).and_then(|block| block.intersect(&wanted.limits));
-            Decision::Stay(around.map_or(wanted.range, |all| all.hull(&wanted.range)))
+            Decision::Stay(around.map_or(wanted.range, |all| all.union(&wanted.range)))
         };
         if verdict == ThrashHint::Stay {
             return stay();

@@ -141,7 +141,7 @@ impl Immovable {
     }
 
     /// Removes the entries of blocks that overlap `range`, because of a change there.
-    pub(crate) fn forget(&mut self, range: PageRange) {
+    pub(crate) fn remove(&mut self, range: PageRange) {
         if !self.any {
             return;
         }
@@ -207,10 +207,10 @@ mod tests {
     fn changes_are_forgotten() -> Result {
         let mut known = Immovable::new();
         known.add(pages(0, 2048)?, 0);
-        known.forget(pages(512 + 511, 2)?);
+        known.remove(pages(512 + 511, 2)?);
         assert!(known.has(pages(0, 1)?, 0) && known.has(pages(3 * 512, 1)?, 0));
         assert!(!known.has(pages(512, 1)?, 0) && !known.has(pages(1024, 1)?, 0));
-        known.forget(PageRange::new(0, usize::MAX & !0xfff)?);
+        known.remove(PageRange::new(0, usize::MAX & !0xfff)?);
         assert!(!known.has(pages(0, 1)?, 0) && !known.any);
         Ok(())
     }

@@ -153,7 +153,7 @@ impl ThrashDetector {
     fn past(&mut self, range: PageRange, now: u64) -> Option<&mut BlockHistory> {
         let block = block_start(range.start());
         if self.pasts.get(&block).is_none() {
-            self.forget(now);
+            self.expire(now);
             let past = BlockHistory { when: now, ..NONE };
             self.pasts
                 .insert(RBTreeNode::new(block, past, GFP_KERNEL).ok()?);
@@ -164,7 +164,7 @@ impl ThrashDetector {
 
     /// Checks up to [`EXPIRY_CHECKS`] histories, if at least `kept` are in the tree, and removes
     /// those that have expired.
-    fn forget(&mut self, now: u64) {
+    fn expire(&mut self, now: u64) {
         for _ in 0..EXPIRY_CHECKS {
             if self.count < self.kept {
                 return;

@@ -44,7 +44,7 @@ impl LastWindow {
     }
 
     /// Returns the order of the window for a fault on `page`, and the new history.
-    fn touch(self, page: usize) -> (u32, Self) {
+    fn record_fault(self, page: usize) -> (u32, Self) {
         let order = self.order().min(PMD_ORDER);
         let order = if self.0 == 0 {
             FIRST_WINDOW_ORDER
@@ -92,7 +92,7 @@ impl FaultWindows {
     }
 
     /// Resets the history of `space`, because a new address space may reuse its number.
-    pub(crate) fn forget(&self, space: usize) {
+    pub(crate) fn reset(&self, space: usize) {
         if let Some(place) = self.place(space) {
             place.store(0, Relaxed);
         }
@@ -104,11 +104,11 @@ impl FaultWindows {
     /// # Context
     ///
     /// Any.
-    pub(crate) fn touch(&self, space: usize, addr: usize) -> usize {
+    pub(crate) fn record_fault(&self, space: usize, addr: usize) -> usize {
         let Some(place) = self.place(space) else {
             return PAGE_SIZE << FIRST_WINDOW_ORDER;
         };
-        let (order, past) = LastWindow(place.load(Relaxed)).touch(addr >> PAGE_SHIFT);
+        let (order, past) = LastWindow(place.load(Relaxed)).record_fault(addr >> PAGE_SHIFT);
         // If a concurrent fault has updated the slot, its history is overwritten.
         place.store(past.0, Relaxed);
         (PAGE_SIZE << order).min(PMD_SIZE)
@@ -125,29 +125,29 @@ mod tests {
         let base = 1 << 40;
         let mut at = base;
         for expected in [64, 128, 256, 512, 1024, 2048, 2048] {
-            let size = windows.touch(1, at);
+            let size = windows.record_fault(1, at);
             assert_eq!(size, expected << 10);
             at = (at & !(size - 1)) + size;
         }
         for expected in [1024, 512, 256, 128, 64, 32, 16, 8, 4, 4] {
             at += 1 << 30;
-            assert_eq!(windows.touch(1, at), expected << 10);
+            assert_eq!(windows.record_fault(1, at), expected << 10);
         }
         // A near fault lets the window grow again.
         at += 4096;
-        assert_eq!(windows.touch(1, at), 8 << 10);
-        windows.forget(1);
-        assert_eq!(windows.touch(1, at), 64 << 10);
+        assert_eq!(windows.record_fault(1, at), 8 << 10);
+        windows.reset(1);
+        assert_eq!(windows.record_fault(1, at), 64 << 10);
         Ok(())
     }
 
     #[test]
     fn address_spaces_do_not_disturb_each_other() -> Result {
         let windows = FaultWindows::new()?;
-        assert_eq!(windows.touch(1, 1 << 40), 64 << 10);
-        assert_eq!(windows.touch(2, 1 << 41), 64 << 10);
-        assert_eq!(windows.touch(1, (1 << 40) + (64 << 10)), 128 << 10);
-        assert_eq!(windows.touch(2, (1 << 41) + (64 << 10)), 128 << 10);
+        assert_eq!(windows.record_fault(1, 1 << 40), 64 << 10);
+        assert_eq!(windows.record_fault(2, 1 << 41), 64 << 10);
+        assert_eq!(windows.record_fault(1, (1 << 40) + (64 << 10)), 128 << 10);
+        assert_eq!(windows.record_fault(2, (1 << 41) + (64 << 10)), 128 << 10);
         Ok(())
     }
 
@@ -158,7 +158,7 @@ mod tests {
         for _ in 0..1000 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
             let addr = (random >> 17) as usize & !(PAGE_SIZE - 1);
-            let size = windows.touch(3, addr);
+            let size = windows.record_fault(3, addr);
             assert!(size.is_power_of_two() && (PAGE_SIZE..=PMD_SIZE).contains(&size));
         }
         Ok(())

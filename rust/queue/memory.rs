@@ -11,6 +11,7 @@ use crate::{
     mirror::{Device, Mirror},
     mm::{
         addr::{PageRange, PMD_SIZE},
+        bell::ktime_get_ns,
         range_fault::Access,
     },
 };
@@ -18,7 +19,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc, //
+        Arc,
     },
 };
 
@@ -40,12 +41,12 @@ pub trait HasMirror: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     ///
-    /// - `ECANCELED` if `stop` was set.
+    /// - `ECANCELED` if `cancel_token` was set.
     /// - `EINVAL` by default: the device cannot copy.
     ///
     /// # Context
     ///
-    /// A kernel thread. Must return soon after `stop` is set.
+    /// A kernel thread. Must return soon after `cancel_token` is set.
     fn copy(self: &Arc<Self>, to: PageRange, from: PageRange, stop: &CancelToken) -> Result {
         let _ = (to, from, stop);
         Err(EINVAL)
@@ -85,9 +86,9 @@ impl TransferReport {
 
     /// Executes `operation`, and records when it began and ended.
     pub fn during(&self, operation: impl FnOnce() -> Result) -> Result {
-        self.began.store(monotonic_ns(), Relaxed);
+        self.began.store(ktime_get_ns(), Relaxed);
         let result = operation();
-        self.ended.store(monotonic_ns(), Relaxed);
+        self.ended.store(ktime_get_ns(), Relaxed);
         result
     }
 
@@ -142,7 +143,7 @@ impl<H: HasMirror> ParallelJob for TransferBlocks<H> {
             start.saturating_add(PMD_SIZE).min(self.range.end()),
         )?;
         let mirror = self.owner.mirror();
-        let migration = mirror.migrate(block).stop(self.stop.clone());
+        let migration = mirror.migrate(block).cancel_token(self.stop.clone());
         let outcome = match self.transfer {
             Transfer::ToDevice | Transfer::Prefetch => migration.to_device(),
             Transfer::ToSystem => migration.to_system(),

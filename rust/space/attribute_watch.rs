@@ -31,7 +31,7 @@ impl NotifierOps for UnmapNotifier {
 
     fn invalidate(&self, event: &NotifierRange<'_>, _pending: &mut Option<()>) -> ControlFlow<()> {
         if event.reason == NotifierEvent::Unmap {
-            self.0.attributes.lose(event.range);
+            self.0.attributes.orphan(event.range);
         }
         ControlFlow::Continue(())
     }
@@ -96,7 +96,7 @@ impl Space {
             range.start() & !(SPAN_ALIGN_BYTES - 1),
             end.unwrap_or(range.end()),
         )?;
-        let hull = hull.map_or(range, |hull| hull.hull(&range));
+        let hull = hull.map_or(range, |hull| hull.union(&range));
         let larger = IntervalNotifier::new(registered, hull, UnmapNotifier(space.clone()));
         let larger = Arc::pin_init(larger, GFP_KERNEL_ACCOUNT)?;
         // The former notifier is removed after the larger one was inserted, so that no event is

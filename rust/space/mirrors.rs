@@ -401,7 +401,7 @@ impl Drop for Membership {
         // get the same identity. Therefore attributes of this device never apply to another one.
         if let Some(place) = place.as_ref() {
             if !self.space.mirrors.has_device(place.device) {
-                self.space.attributes.forget(place.device);
+                self.space.attributes.remove_device(place.device);
             }
         }
         drop(opening);

@@ -146,7 +146,7 @@ pub(crate) struct FlushedReaders<'p> {
 impl<'p> MigrationReader for Readers<'p> {
     type Done = FlushedReaders<'p>;
 
-    fn forget(self, moved: &Moved<'_>) -> FlushedReaders<'p> {
+    fn remove_moved(self, moved: &Moved<'_>) -> FlushedReaders<'p> {
         for mirror in self.0.each() {
             let _flushed: Flushed = mirror.forget_moved(moved);
         }

@@ -112,7 +112,7 @@ impl NotifierWindow {
 
     /// Counts events without effect. Queues the window for a worker, which checks whether it is
     /// still needed, after [`IDLE_EVENTS`] of them, or after an unmap of the whole window.
-    fn note(&self, event: &NotifierRange<'_>, changed: bool) {
+    fn count_event(&self, event: &NotifierRange<'_>, changed: bool) {
         let all = event.reason == NotifierEvent::Unmap
             && event.range.intersect(&self.range) == Some(self.range);
         if changed && !all {
@@ -196,7 +196,7 @@ impl NotifierOps for NotifierWindow {
                 }
             }
         }
-        self.note(event, changed);
+        self.count_event(event, changed);
         ControlFlow::Continue(())
     }
 

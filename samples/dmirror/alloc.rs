@@ -37,7 +37,7 @@ pub(crate) fn alloc(client: &Arc<Client>, user: usize) -> Result {
     }
     if queue == 0 {
         let memory = managed::allocate(&FILE_OPS, fd, bytes, flags)?;
-        client.mirror().allocated(&memory)?;
+        client.mirror().finish_allocation(&memory)?;
         raw.addr = memory.range().start() as u64;
         return raw.write().inspect_err(|_| {
             // User space did not receive the address. The memory may have been unmapped

@@ -125,7 +125,7 @@ impl Shared {
         let mut result = Ok(());
         for fence in after {
             loop {
-                if let Some(ended) = fence.check().ended() {
+                if let Some(ended) = fence.check().result() {
                     result = result.and(ended);
                     break;
                 }
@@ -179,7 +179,7 @@ impl Shared {
                 first
             };
             let Some(blit) = first else {
-                self.submitted.wait(BLIT_RECHECK_JIFFIES);
+                self.submitted.wait_timeout(BLIT_RECHECK_JIFFIES);
                 continue;
             };
             let remains = self.carry_out(blit);
@@ -188,7 +188,7 @@ impl Shared {
             // Does not fail: `submit` limits the number of blits to the capacity.
             let _full = lists.ended.push_within_capacity(remains);
             drop(lists);
-            self.ended.ring();
+            self.ended.complete();
         }
     }
 
@@ -206,7 +206,7 @@ impl Shared {
                     self.lists.lock().busy -= 1;
                 }
                 None if self.stop.load(Relaxed) => return,
-                None => self.ended.wait(BLIT_RECHECK_JIFFIES),
+                None => self.ended.wait_timeout(BLIT_RECHECK_JIFFIES),
             }
         }
     }
@@ -275,7 +275,7 @@ impl BlitEngine {
         // Each blit has a fence context of its own, because blits need not signal in order.
         let room = DmaFenceAlloc::new()?;
         let fence = FenceAlloc::new()?;
-        let end = room.make(&FenceContext::new(), kind);
+        let end = room.init(&FenceContext::new(), kind);
         let dma = end.fence();
         let fence = fence.follow(&dma);
         let blit = Blit {
@@ -296,7 +296,7 @@ impl BlitEngine {
         let full = lists.waiting.push_within_capacity(blit);
         drop(lists);
         drop(full);
-        self.shared.submitted.ring();
+        self.shared.submitted.complete();
         Ok((fence, dma))
     }
 }
@@ -304,8 +304,8 @@ impl BlitEngine {
 impl Drop for BlitEngine {
     fn drop(&mut self) {
         self.shared.stop.store(true, Relaxed);
-        self.shared.submitted.ring();
-        self.shared.ended.ring();
+        self.shared.submitted.complete();
+        self.shared.ended.complete();
         self.threads.clear();
         let (waiting, ended) = {
             let mut lists = self.shared.lists.lock();

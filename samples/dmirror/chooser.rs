@@ -37,7 +37,7 @@ impl Chooser {
     }
 
     /// Returns the device page to suggest for the next folio of `order`.
-    pub(crate) fn choose(&self, order: u32) -> Option<usize> {
+    pub(crate) fn suggest_page(&self, order: u32) -> Option<usize> {
         let pages = 1 << order;
         let next = self.next.fetch_add(pages, Relaxed) % self.pages.max(1);
         let number = next & !(pages - 1);

@@ -12,9 +12,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc,
-        CondVar,
-        Mutex, //
+        Arc, CondVar, Mutex,
     },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
@@ -200,7 +198,7 @@ impl CopyEngine {
 
     /// Copies synchronously, without a job, if no copy delay is set and there is at most one
     /// thread: switching to a single thread would only add latency.
-    pub(crate) fn copy_at_once(&self, copy: &CopyDesc<'_>) -> Option<Result> {
+    pub(crate) fn copy_sync(&self, copy: &CopyDesc<'_>) -> Option<Result> {
         let takes_time = self.shared.settings.get(Setting::CopyDelay) != 0;
         let shared = &self.shared;
         (self.threads.len() <= 1 && !takes_time).then(|| shared.copy(copy, &shared.store))

@@ -280,7 +280,7 @@ impl Drop for Session {
             count: self.0.memory.limit(),
         };
         // Does not fail: the range is not empty, and this is not called from a callback.
-        let _ = self.0.memory.add(all);
+        let _ = self.0.memory.online_pages(all);
         // Pages that remain are not lost: a CPU fault migrates them back, and unloading the module
         // evicts again.
         if let Err(error) = self.0.memory.evict_all() {

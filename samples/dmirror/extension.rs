@@ -306,6 +306,6 @@ fn set(client: &Client, user: usize) -> Result {
     no_flags(raw.flags)?;
     no_flags(raw.reserved)?;
     raw.old = client.device().set(raw.what, raw.value)?;
-    client.memory().connections_changed();
+    client.memory().invalidate_connections();
     raw.write()
 }

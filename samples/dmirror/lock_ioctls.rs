@@ -16,7 +16,7 @@ use kernel::{
 use rust_hmm::{
     host_lock::{Coherence, LockError},
     kernel::completion::monotonic_ns,
-    mm::{addr::PageRange, dma::DmaDevice},
+    mm::{addr::PageRange, bell::ktime_get_ns, dma::DmaDevice},
 };
 
 const LOCK: u32 = 0x70;
@@ -101,12 +101,12 @@ fn locked(client: &Client, user: usize) -> Result {
     if looks > MAX_LOOKUPS {
         return Err(EINVAL);
     }
-    let since = monotonic_ns();
+    let since = ktime_get_ns();
     let mut found = client.mirror().locked(addr);
     for _ in 1..looks {
         found = client.mirror().locked(addr);
     }
-    raw.ns = monotonic_ns() - since;
+    raw.ns = ktime_get_ns() - since;
     let region = found.ok_or(ENOENT)?;
     let range = region.range();
     raw.addr = range.start() as u64;

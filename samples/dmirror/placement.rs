@@ -76,7 +76,7 @@ impl Decider {
             DEFAULT => &*self.density,
             _ => &SinglePage,
         };
-        let served = client.mirror().serve(range, access, policy)?;
+        let served = client.mirror().fault_with_policy(range, access, policy)?;
         self.faults.add(1, Relaxed);
         self.moved.add(served.moved as u64, Relaxed);
         self.in_place.add(u64::from(served.in_place), Relaxed);
@@ -173,7 +173,7 @@ fn placement(client: &Client, user: usize) -> Result {
     no_flags(raw.flags)?;
     let decider = client.decider();
     let memory = client.memory();
-    let (pieces, idle) = memory.pieces();
+    let (pieces, idle) = memory.chunks();
     raw.faults = decider.faults.load(Relaxed);
     raw.moved = decider.moved.load(Relaxed);
     raw.in_place = decider.in_place.load(Relaxed);
@@ -204,10 +204,10 @@ fn memory(client: &Client, user: usize) -> Result {
         count: usize::try_from(raw.count)?,
     };
     let left = if flags & RESTORE != 0 {
-        client.memory().add(range)?;
+        client.memory().online_pages(range)?;
         0
     } else {
-        client.memory().remove(range)?
+        client.memory().offline_pages(range)?
     };
     raw.left = left as u64;
     raw.write()

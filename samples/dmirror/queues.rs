@@ -25,7 +25,7 @@ use rust_hmm::{
         identity::FenceType,
         miscdevice::{Ready, Waiter},
     },
-    managed::{allocated_later, Allocation},
+    managed::{finish_allocation_async, Allocation},
     mirror::Mirror,
     mm::addr::PageRange,
     queue::{Crew, HasMirror, Queue, Report, Stop},
@@ -429,7 +429,7 @@ impl Number<'_> {
     ) -> Result<u64> {
         let after = KVec::new();
         let owner = client.clone();
-        let fence = allocated_later(queue, after, owner, memory, &self.findings.report)?;
+        let fence = finish_allocation_async(queue, after, owner, memory, &self.findings.report)?;
         Ok(self.name(fence.into()))
     }
 }

@@ -143,8 +143,8 @@ impl MemoryOps for Vram {
         self.copy_engine.submit(job, Some(other.store.clone()));
     }
 
-    fn copy_at_once(&self, copy: &CopyDesc<'_>) -> Option<Result> {
-        self.copy_engine.copy_at_once(copy)
+    fn copy_sync(&self, copy: &CopyDesc<'_>) -> Option<Result> {
+        self.copy_engine.copy_sync(copy)
     }
 
     fn kick(&self) {
@@ -155,8 +155,8 @@ impl MemoryOps for Vram {
         self.copy_engine.drop_cancelled();
     }
 
-    fn choose(&self, order: u32) -> Option<usize> {
-        self.chooser.as_ref()?.choose(order)
+    fn suggest_page(&self, order: u32) -> Option<usize> {
+        self.chooser.as_ref()?.suggest_page(order)
     }
 
     fn freed(&self, range: DeviceRange) {

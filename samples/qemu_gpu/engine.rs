@@ -118,12 +118,12 @@ pub(crate) struct Engine {
 }
 
 impl IrqHandler for Engine {
-    fn interrupted(&self) {
+    fn handle_irq(&self) {
         if let Some(registers) = self.registers.try_access() {
             registers.write32(registers.read32(STATUS), ACKNOWLEDGE);
         }
         self.finished.fetch_add(1, Release);
-        self.bell.ring();
+        self.bell.complete();
     }
 }
 
@@ -336,7 +336,7 @@ impl Hardware {
                 pr_err!("qemu_gpu: no interrupt\n");
                 return Err(EIO);
             }
-            self.engine.bell.wait(100);
+            self.engine.bell.wait_timeout(100);
         }
         Ok(())
     }

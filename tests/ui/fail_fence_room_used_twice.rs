@@ -8,8 +8,8 @@ use rust_hmm::kernel::{
 };
 
 pub fn twice(room: DmaFenceAlloc, timeline: &FenceContext) {
-    let one = room.make(timeline, FenceType::NONE);
-    let two = room.make(timeline, FenceType::NONE);
+    let one = room.init(timeline, FenceType::NONE);
+    let two = room.init(timeline, FenceType::NONE);
     //~^ ERROR E0382: use of moved value: `room`: value used here after move
     drop((one, two));
 }

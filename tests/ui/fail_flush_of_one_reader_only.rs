@@ -11,14 +11,14 @@ pub struct Proof(());
 impl MigrationReader for Table {
     type Done = Proof;
 
-    fn forget(self, _moved: &Moved<'_>) -> Proof {
+    fn remove_moved(self, _moved: &Moved<'_>) -> Proof {
         Proof(())
     }
 }
 
 pub fn finalize(migrated: Migrated<'_, (Table, Table)>) {
     migrated.finalize(|(here, there), moved| {
-        let proof = here.forget(moved);
+        let proof = here.remove_moved(moved);
         drop(there);
         proof
         //~^ ERROR E0308: mismatched types: expected `(Proof, Proof)`, found `Proof`

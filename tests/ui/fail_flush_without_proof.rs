@@ -11,7 +11,7 @@ pub struct Proof(());
 impl MigrationReader for Table {
     type Done = Proof;
 
-    fn forget(self, _moved: &Moved<'_>) -> Proof {
+    fn remove_moved(self, _moved: &Moved<'_>) -> Proof {
         Proof(())
     }
 }

@@ -7,7 +7,7 @@ use rust_hmm::mm::migrate::Isolated;
 pub fn late(isolated: Isolated<'_>) {
     let mut isolated = isolated;
     let migrated = isolated.migrate();
-    isolated.abandon(0);
+    isolated.skip(0);
     //~^ ERROR E0382: borrow of moved value: `isolated`: value borrowed here after move
     drop(migrated);
 }

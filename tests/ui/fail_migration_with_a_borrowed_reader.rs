@@ -10,7 +10,7 @@ pub struct Table;
 impl MigrationReader for Table {
     type Done = ();
 
-    fn forget(self, _moved: &Moved<'_>) {}
+    fn remove_moved(self, _moved: &Moved<'_>) {}
 }
 
 pub fn migrate(isolated: Isolated<'_, &Table>) {

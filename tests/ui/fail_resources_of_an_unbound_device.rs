@@ -12,7 +12,7 @@ use rust_hmm::mm::{
 pub struct Handler;
 
 impl IrqHandler for Handler {
-    fn interrupted(&self) {}
+    fn handle_irq(&self) {}
 }
 
 pub fn dma(device: &pci::Device) -> Result<Arc<DmaDevice>> {

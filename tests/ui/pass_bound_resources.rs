@@ -14,7 +14,7 @@ use rust_hmm::mm::{
 pub struct Handler;
 
 impl IrqHandler for Handler {
-    fn interrupted(&self) {}
+    fn handle_irq(&self) {}
 }
 
 /// Resources kept in an open file, which may outlive the device's binding.

@@ -20,7 +20,7 @@ use rust_hmm::{
 
 /// Creates a pending DMA fence for an interrupt to signal, and a sync file for it.
 pub fn export(timeline: &FenceContext) -> Result<(DmaDriverFence, SyncFile)> {
-    let pending = DmaFenceAlloc::new()?.make(timeline, FenceType::NONE);
+    let pending = DmaFenceAlloc::new()?.init(timeline, FenceType::NONE);
     let file = SyncFile::new(&pending.fence())?;
     Ok((pending, file))
 }

@@ -41,12 +41,12 @@ pub struct Table(FlushBatch<Radix4>);
 impl MigrationReader for Table {
     type Done = Flushed;
 
-    fn forget(self, _moved: &Moved<'_>) -> Flushed {
+    fn remove_moved(self, _moved: &Moved<'_>) -> Flushed {
         flush(self.0)
     }
 }
 
 pub fn finalize(one: Migrated<'_, Table>, two: Migrated<'_, (Table, Table)>) {
-    one.finalize(|table, moved| table.forget(moved));
-    two.finalize(|(here, there), moved| (here.forget(moved), there.forget(moved)));
+    one.finalize(|table, moved| table.remove_moved(moved));
+    two.finalize(|(here, there), moved| (here.remove_moved(moved), there.remove_moved(moved)));
 }

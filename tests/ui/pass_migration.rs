@@ -40,7 +40,7 @@ pub fn migrate(
         if let Some(pages) = isolated.destination(0) {
             pages.clear();
         }
-        isolated.abandon(0);
+        isolated.skip(0);
         drop(isolated.migrate());
     }
     let vma = guard.vma_lookup(range.start()).ok_or(EFAULT)?;

@@ -91,8 +91,8 @@ mod suite {
             };
             if bits(58, 8) == 0 {
                 // The range was unmapped, and not moved.
-                map.lose(part);
-                settled(map.settle(ALL, |_, _| None))?;
+                map.orphan(part);
+                settled(map.resolve_orphans(ALL, |_, _| None))?;
                 model
                     .iter_mut()
                     .skip(first)
@@ -157,7 +157,7 @@ mod suite {
             device(FIRST),
         )?;
         // Moved to page 5000 by `mremap()`. The offset and the reverse mapping stay.
-        map.lose(range(1000, 10)?);
+        map.orphan(range(1000, 10)?);
         assert!(map.is_unsettled());
         assert_eq!(
             map.common(range(1000, 10)?, device(FIRST)),
@@ -172,7 +172,7 @@ mod suite {
         let find = |offset: usize, from: usize| {
             (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
         };
-        settled(map.settle(ALL, find))?;
+        settled(map.resolve_orphans(ALL, find))?;
         let preferred = |first, pages| {
             Ok::<_, Error>(map.common(range(first, pages)?, device(FIRST)).preferred)
         };
@@ -181,14 +181,14 @@ mod suite {
         assert_eq!(preferred(5000, 10)?, None);
         assert_eq!(preferred(1000, 10)?, Some(To::Any));
         // Moved again, in part. The part that was unmapped loses its attributes.
-        map.lose(range(5000, 5)?);
+        map.orphan(range(5000, 5)?);
         let again = Relocated {
             first: 7000,
             pages: 3,
             offset: 1000,
             home: VmaAnchor::new(7000, 1000, 0x1234_5678),
         };
-        settled(map.settle(ALL, |offset, from| {
+        settled(map.resolve_orphans(ALL, |offset, from| {
             (from < 7003 && offset < 1003).then_some(again)
         }))?;
         assert_eq!(preferred(7000, 3)?, Some(To::Device));
@@ -206,7 +206,7 @@ mod suite {
             &prefer(To::Device),
             device(FIRST),
         )?;
-        map.lose(range(1000, 10)?);
+        map.orphan(range(1000, 10)?);
         // A new VMA at the old address, and another one that was moved from there, with other
         // pages.
         let anew = Relocated {
@@ -222,7 +222,7 @@ mod suite {
             home: VmaAnchor::new(9000, 1000, 0x9999_0000),
         };
         assert_ne!(other.home.tag, home(1000).tag);
-        settled(map.settle(ALL, |_, from| match from {
+        settled(map.resolve_orphans(ALL, |_, from| match from {
             0 => Some(anew),
             _ if from < 9010 => Some(other),
             _ => None,
@@ -247,10 +247,10 @@ mod suite {
             &prefer(To::Device),
             device(FIRST),
         )?;
-        map.lose(range(1000, 10)?);
+        map.orphan(range(1000, 10)?);
         assert!(map.is_unsettled());
         let asked = Cell::new(0);
-        settled(map.settle(ALL, |_, _| {
+        settled(map.resolve_orphans(ALL, |_, _| {
             asked.set(asked.get() + 1);
             None
         }))?;
@@ -285,7 +285,7 @@ mod suite {
                 device(FIRST),
             )?;
         }
-        map.lose(range(1000, 2 * (MAX_ORPHANS + 10))?);
+        map.orphan(range(1000, 2 * (MAX_ORPHANS + 10))?);
         let mut found = 0;
         let count = |_, from| {
             (from == 0).then_some(Relocated {
@@ -295,7 +295,7 @@ mod suite {
                 home: VmaAnchor::new(50_000, 1000, 0x1234_5678),
             })
         };
-        settled(map.settle(ALL, count))?;
+        settled(map.resolve_orphans(ALL, count))?;
         for number in 0..MAX_ORPHANS + 10 {
             found += usize::from(map.any(range(2 * number + 50_000, 1)?));
         }
@@ -354,7 +354,7 @@ mod suite {
             device(FIRST),
         )?;
         map.change(range(1005, 5)?, home(1000), &access(true), device(SECOND))?;
-        map.lose(range(1000, 10)?);
+        map.orphan(range(1000, 10)?);
         let moved = Relocated {
             first: 5000,
             pages: 10,
@@ -364,7 +364,7 @@ mod suite {
         let find = |offset: usize, from: usize| {
             (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
         };
-        settled(map.settle(ALL, find))?;
+        settled(map.resolve_orphans(ALL, find))?;
         let seen = |number, first| {
             let common = map.common(range(first, 5)?, device(number));
             Ok::<_, Error>((common.preferred, common.accessed_by))
@@ -387,7 +387,7 @@ mod suite {
             device(FIRST),
         )?;
         let watched = Some(range(0, 4096)?);
-        map.lose(range(1000, 10)?);
+        map.orphan(range(1000, 10)?);
         let moved = Relocated {
             first: 5000,
             pages: 10,
@@ -398,16 +398,16 @@ mod suite {
             (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
         };
         for _ in 0..2 {
-            assert_eq!(map.settle(watched, find), Err(range(5000, 10)?));
+            assert_eq!(map.resolve_orphans(watched, find), Err(range(5000, 10)?));
             assert!(map.is_unsettled() && map.any(range(5000, 10)?));
             let common = map.common(range(5000, 10)?, device(FIRST));
             assert_eq!(common, CommonAttributes::of(Attributes::DEFAULT));
         }
-        settled(map.settle(ALL, find))?;
+        settled(map.resolve_orphans(ALL, find))?;
         let common = map.common(range(5000, 10)?, device(FIRST));
         assert_eq!(common.preferred, Some(To::Device));
         // Alternatively, the ranges that were set aside lose their attributes.
-        map.lose(range(5000, 10)?);
+        map.orphan(range(5000, 10)?);
         map.forget_aside();
         assert!(!map.is_unsettled() && !map.any(range(0, 10_000)?));
         Ok(())
@@ -427,8 +427,8 @@ mod suite {
         };
         map.change(range(1000, 5)?, home, &set, device(FIRST))?;
         // This includes ranges that are set aside.
-        map.lose(range(1005, 5)?);
-        map.forget(device(FIRST));
+        map.orphan(range(1005, 5)?);
+        map.remove_device(device(FIRST));
         let find = |offset: usize, from: usize| {
             (from == 0).then_some(Relocated {
                 first: 5000 + (offset - 1000),
@@ -437,7 +437,7 @@ mod suite {
                 home: VmaAnchor::new(5000, 1000, 0x1234_5678),
             })
         };
-        settled(map.settle(ALL, find))?;
+        settled(map.resolve_orphans(ALL, find))?;
         let seen = |number, first| {
             let common = map.common(range(first, 5)?, device(number));
             Ok::<_, Error>((common.preferred, common.accessed_by, common.read_mostly))
@@ -452,7 +452,7 @@ mod suite {
         // identity.
         map.change(range(0, 1)?, home, &access(true), device(0x3000))?;
         assert_eq!(seen(0x3000, 1000)?, (any, no, yes));
-        map.forget(device(SECOND));
+        map.remove_device(device(SECOND));
         assert_eq!(seen(SECOND, 5005)?, (any, no, no));
         Ok(())
     }
@@ -504,9 +504,9 @@ mod suite {
         map.change(range(2000, 1)?, home(0), &distinct(8), device(FIRST))?;
         // Numbers of sets are reused when no page has them: those of unmapped pages, but not those
         // of ranges that are set aside, until these are resolved.
-        map.lose(range(100, 1)?);
+        map.orphan(range(100, 1)?);
         assert_eq!(set_distinct(&map, 1279), Err(ENOSPC));
-        settled(map.settle(ALL, |_, _| None))?;
+        settled(map.resolve_orphans(ALL, |_, _| None))?;
         set_distinct(&map, 1279)?;
         assert_eq!(set_distinct(&map, 1278), Err(ENOSPC));
         map.change(range(101, 1)?, home(0), &distinct(8), device(FIRST))?;
@@ -530,7 +530,7 @@ mod suite {
         // A change that names no device applies to all devices.
         map.change(all, home, &prefer(To::System), more)?;
         assert_eq!(map.common(all, more).preferred, Some(To::System));
-        map.forget(device(5 << 12));
+        map.remove_device(device(5 << 12));
         map.change(all, home, &access(true), more)?;
         assert_eq!(map.common(all, more).accessed_by, Some(true));
         assert_eq!(map.common(all, device(5 << 12)).accessed_by, Some(false));

@@ -174,7 +174,7 @@ mod tests {
         let (_range, driver) = attached(1)?;
         let refused = EPERM.to_errno();
         let room = DmaFenceAlloc::new()?;
-        let dma = room.make(&FenceContext::new(), FenceType::NONE);
+        let dma = room.init(&FenceContext::new(), FenceType::NONE);
         // SAFETY: The objects are valid until they are destroyed here or in `detach`. The test has
         // the references to the fences, and drops each once.
         unsafe {

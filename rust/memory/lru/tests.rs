@@ -49,7 +49,7 @@ mod suite {
     fn concurrent_evictors_choose_different_blocks() -> Result {
         let lru = lru(3)?;
         for block in [1, 2, 0] {
-            lru.touch(block);
+            lru.mark_accessed(block);
         }
         let now = lru.now();
         let choose = || choose(&lru, 0..3, None, now);
@@ -79,20 +79,20 @@ mod suite {
     fn order_is_that_of_accesses() -> Result {
         let lru = lru(4)?;
         for block in [2, 0, 3, 1, 2] {
-            lru.touch(block);
+            lru.mark_accessed(block);
         }
         let now = lru.now();
         assert_eq!(coldest(&lru, 0..4, None, now), Some(0));
-        lru.touch(0);
+        lru.mark_accessed(0);
         assert_eq!(coldest(&lru, 0..4, None, lru.now()), Some(3));
         // Only blocks in use are candidates.
         assert_eq!(coldest(&lru, 0..3, None, lru.now()), Some(1));
         assert_eq!(coldest(&lru, 0..0, None, lru.now()), None);
         // Blocks that were used after `now` are not candidates.
-        lru.touch(3);
-        lru.touch(1);
+        lru.mark_accessed(3);
+        lru.mark_accessed(1);
         assert_eq!(coldest(&lru, 0..4, None, now), Some(2));
-        lru.touch(2);
+        lru.mark_accessed(2);
         assert_eq!(coldest(&lru, 0..4, None, now), None);
         Ok(())
     }
@@ -100,16 +100,16 @@ mod suite {
     #[test]
     fn staying_in_a_block_passes_no_time() -> Result {
         let lru = lru(2)?;
-        lru.touch(0);
+        lru.mark_accessed(0);
         let now = lru.now();
         for _ in 0..100 {
-            lru.touch(0);
+            lru.mark_accessed(0);
         }
         assert_eq!(lru.now(), now);
-        lru.touch(1);
+        lru.mark_accessed(1);
         assert!(lru.now() > now);
         // A block number beyond the end is ignored.
-        lru.touch(2);
+        lru.mark_accessed(2);
         Ok(())
     }
 
@@ -117,7 +117,7 @@ mod suite {
     fn what_is_used_in_part_goes_first() -> Result {
         let lru = lru(8)?;
         for block in 0..8 {
-            lru.touch(block);
+            lru.mark_accessed(block);
         }
         assert_eq!(coldest(&lru, 0..8, Some(2), lru.now()), Some(2));
         // A block that is being filled is not preferred.
@@ -133,12 +133,12 @@ mod suite {
         let mut list: [usize; BLOCKS] = core::array::from_fn(|block| block);
         let mut random = 12345u64;
         for block in list {
-            lru.touch(block);
+            lru.mark_accessed(block);
         }
         for _ in 0..1000 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
             let block = (random >> 33) as usize % BLOCKS;
-            lru.touch(block);
+            lru.mark_accessed(block);
             let at = list
                 .iter()
                 .position(|other| *other == block)
@@ -158,7 +158,7 @@ mod suite {
     fn blocks_that_are_used_in_part_later_go_first() -> Result {
         let lru = lru(8)?;
         for block in 0..8 {
-            lru.touch(block);
+            lru.mark_accessed(block);
         }
         let full = |_| BlockUsage::Full;
         for block in 0..8 {
@@ -192,18 +192,18 @@ mod suite {
         let blocks = [0, 70, 5000, 5001, (1 << 23) - 1];
         for block in blocks {
             lru.prepare(block)?;
-            lru.touch(block);
+            lru.mark_accessed(block);
             lru.allocated(block, true);
         }
         let full = |_| BlockUsage::Full;
         for expected in [0, 70, 5000, 5001, (1 << 23) - 1, 0] {
             let claim = lru.coldest(&full, 5, lru.now());
             assert!(claim.is_ok_and(|claim| claim.block() == expected));
-            lru.touch(expected);
+            lru.mark_accessed(expected);
         }
         // Blocks without allocated state are ignored.
         assert_eq!(lru.claim(1 << 22).err(), Some(NoClaim::Nothing));
-        lru.touch(1 << 22);
+        lru.mark_accessed(1 << 22);
         Ok(())
     }
 }

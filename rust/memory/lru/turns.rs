@@ -54,13 +54,14 @@ impl LruClock {
     ///
     /// Any.
     #[inline]
-    pub(super) fn touch(&self, block: &BlockState) {
+    pub(super) fn mark_accessed(&self, block: &BlockState) {
         if load_u64(&block.last) != load_u64(&self.0) {
             self.advance(block);
         }
     }
 
-    /// Like [`Self::touch`], but advances the turn even if `block` is the most recently used one.
+    /// Like [`Self::mark_accessed`], but advances the turn even if `block` is the most recently
+    /// used one.
     #[inline]
     pub(super) fn advance(&self, block: &BlockState) {
         block.last.store(self.0.fetch_add(1, Relaxed) + 1, Relaxed);

@@ -123,10 +123,10 @@ impl SplitTable {
 
     /// Removes the entry of page `number`, because another page now begins there. Wakes the tasks
     /// that wait for the split.
-    pub(super) fn forget(&self, number: usize) {
+    pub(super) fn cancel(&self, number: usize) {
         let split = self.state.lock().splits.remove(&number);
         if let Some(split) = split {
-            split.bell.ring_for_good();
+            split.bell.complete_all();
         }
     }
 
@@ -168,7 +168,7 @@ impl SplitItem {
             }
         }
         drop(state);
-        self.bell.ring_for_good();
+        self.bell.complete_all();
     }
 }
 
@@ -197,9 +197,9 @@ mod tests {
         let (_, beside) = table.begin(1024, true)?;
         assert!(beside.is_some());
         assert!(matches!(table.meet(512, true), Met::Splitting(met) if Arc::ptr_eq(&bell, &met)));
-        assert!(!bell.is_rung());
+        assert!(!bell.is_completed());
         item.end(true);
-        assert!(bell.is_rung());
+        assert!(bell.is_completed());
         assert!(matches!(table.meet(512, true), Met::Nothing));
         drop((item, beside));
         table.wait_until_idle();
@@ -212,7 +212,7 @@ mod tests {
         let give_up = |can_sleep: bool| -> Result {
             let (bell, item) = table.begin(512, can_sleep)?;
             item.ok_or(EINVAL)?.end(false);
-            assert!(bell.is_rung());
+            assert!(bell.is_completed());
             Ok(())
         };
         give_up(true)?;
@@ -244,8 +244,8 @@ mod tests {
         let (bell, first) = table.begin(512, true)?;
         let first = first.ok_or(EINVAL)?;
         assert!(first.is_wanted());
-        table.forget(512);
-        assert!(bell.is_rung() && !first.is_wanted());
+        table.cancel(512);
+        assert!(bell.is_completed() && !first.is_wanted());
         let (_, second) = table.begin(512, true)?;
         let second = second.ok_or(EINVAL)?;
         first.end(false);
@@ -260,7 +260,7 @@ mod tests {
         let table = SplitTable::new()?;
         let (bell, item) = table.begin(512, true)?;
         drop(item);
-        assert!(bell.is_rung());
+        assert!(bell.is_completed());
         assert!(matches!(table.meet(512, true), Met::Nothing));
         table.wait_until_idle();
         Ok(())

@@ -260,7 +260,11 @@ mod suite {
         let cancel = |mirror: &Arc<Mirror<Nosy>>, range| {
             let stop = CancelToken::new()?;
             *mirror.device().0.probe.stop.lock() = Some(stop.clone());
-            mirror.migrate(range).stop(stop).to_device().map(|_| ())
+            mirror
+                .migrate(range)
+                .cancel_token(stop)
+                .to_device()
+                .map(|_| ())
         };
         assert_eq!(dropped_in(From::Cancelled, cancel), Ok(COUNTED_OBJECTS));
         Ok(())

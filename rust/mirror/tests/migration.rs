@@ -135,7 +135,7 @@ mod suite {
     fn a_new_huge_page_is_not_split_for_the_one_before() -> Result {
         let (_, shared, _mirror) = attached(PMD_PAGES)?;
         let memory = &shared.memory;
-        memory.grow(PMD_PAGES)?;
+        memory.add_chunks(PMD_PAGES)?;
         let arrival = memory.arrive()?;
         let huge = || -> Result<(LockedFolio, usize)> {
             let folio = memory.alloc(&arrival, PMD_ORDER).ok_or(ENOMEM)?;
@@ -169,7 +169,7 @@ mod suite {
     fn a_new_page_has_no_stale_flags() -> Result {
         let (_, shared, _mirror) = attached(PMD_PAGES)?;
         let memory = &shared.memory;
-        memory.grow(PMD_PAGES)?;
+        memory.add_chunks(PMD_PAGES)?;
         let arrival = memory.arrive()?;
         let taken = |order| -> Result<(LockedFolio, usize)> {
             let folio = memory.alloc(&arrival, order).ok_or(ENOMEM)?;
@@ -304,7 +304,7 @@ mod suite {
         }
         // Without this, the first page would be evicted next.
         let first = place(0)?.ok_or(EINVAL)?;
-        shared.memory.touch(DeviceRange { first, count: 1 });
+        shared.memory.mark_accessed(DeviceRange { first, count: 1 });
         assert_eq!(mirror.migrate(piece(4)?).to_device()?.moved, PMD_PAGES);
         assert_eq!((place(0)?, place(1)?), (Some(first), None));
         assert_eq!(load(piece(1)?.start())?, 1);
@@ -367,7 +367,7 @@ mod suite {
             to.ok_or(EINVAL)?.write(0, &word)?;
             isolated.set_filled(index);
         }
-        isolated.abandon(2);
+        isolated.skip(2);
         isolated.fill(|entry| {
             LockedFolio::alloc_system(Some(vma), range.start(), entry.order(), Effort::Must).ok()
         });
@@ -502,7 +502,7 @@ mod suite {
         let memory = shared.memory.driver();
         // This copy has begun.
         *memory.at_copy.lock() = Some(Arc::new(move || asked.set(), GFP_KERNEL)?);
-        let outcome = mirror.migrate(range).stop(stop).to_device()?;
+        let outcome = mirror.migrate(range).cancel_token(stop).to_device()?;
         *memory.at_copy.lock() = None;
         assert_eq!(
             (outcome.moved, shared.memory.usage().0),

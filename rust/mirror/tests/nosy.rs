@@ -96,7 +96,9 @@ pub(super) fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
         memory.evict_all().map(|_| ()),
         memory.evict_all_killable().map(|_| ()),
         again.unwrap_or(refused),
-        mirror.serve(range, Access::Read, &NoMigration).map(|_| ()),
+        mirror
+            .fault_with_policy(range, Access::Read, &NoMigration)
+            .map(|_| ()),
         mirror.pull(range, mirror).map(|_| ()),
         mirror.set_attributes(range, &AttributeUpdate::default()),
         mirror.attributes(range).map(|_| ()),
@@ -106,8 +108,8 @@ pub(super) fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
         }),
         mirror.unlock(0),
         mirror.device().0.probe.fence.synchronize(None),
-        memory.remove(none).map(|_| ()),
-        memory.add(none),
+        memory.offline_pages(none).map(|_| ()),
+        memory.online_pages(none),
         // The last call, because it unplugs the memory if it is not refused.
         memory.unplug().map(|_| ()),
     ];
@@ -194,7 +196,7 @@ impl MemoryOps for NosyMemory {
         job.complete(Ok(()));
     }
 
-    fn copy_at_once(&self, _copy: &CopyDesc<'_>) -> Option<Result> {
+    fn copy_sync(&self, _copy: &CopyDesc<'_>) -> Option<Result> {
         self.0.ask(From::CopyAtOnce);
         None
     }
@@ -208,7 +210,7 @@ impl MemoryOps for NosyMemory {
         drop(self.0.kept.lock().take());
     }
 
-    fn choose(&self, _order: u32) -> Option<usize> {
+    fn suggest_page(&self, _order: u32) -> Option<usize> {
         self.0.ask(From::Choose);
         None
     }

@@ -410,7 +410,7 @@ mod suite {
         let stop = CancelToken::new()?;
         let its = stop.clone();
         *shared.memory.driver().at_copy.lock() = Some(Arc::new(move || its.set(), GFP_KERNEL)?);
-        let outcome = mirror.migrate(range).stop(stop).to_device();
+        let outcome = mirror.migrate(range).cancel_token(stop).to_device();
         *shared.memory.driver().at_copy.lock() = None;
         assert_eq!(outcome?.moved, PMD_PAGES);
         assert_eq!(since(&before), ends(0, Some(Overlap::Stopped)));

@@ -174,7 +174,7 @@ mod suite {
             first: 0,
             count: PMD_PAGES,
         };
-        assert_eq!(other.memory.remove(block)?, 0);
+        assert_eq!(other.memory.offline_pages(block)?, 0);
         assert_eq!(one.migrate(range).to_device()?.moved, 4);
         assert_eq!(one.lock_table()?.present(range), 4);
         let flushes = shared.flushes.load(Relaxed);
@@ -206,7 +206,7 @@ mod suite {
         assert_eq!((here.asked.load(Relaxed), there.asked.load(Relaxed)), asked);
         there.connection.store(Connection::None as usize, Relaxed);
         assert_eq!(one.connection(&two), Connection::Migratable);
-        shared.memory.connections_changed();
+        shared.memory.invalidate_connections();
         assert_eq!(one.connection(&two), Connection::None);
         assert_eq!(two.connection(&one), Connection::None);
         Ok(())
@@ -299,7 +299,7 @@ mod suite {
             first: 0,
             count: PMD_PAGES,
         };
-        assert_eq!(shared.memory.remove(block)?, 0);
+        assert_eq!(shared.memory.offline_pages(block)?, 0);
         mirror.fault(range, Access::Write)?;
         let flushes = shared.flushes.load(Relaxed);
         assert_eq!(mirror.migrate(range).to_device().err(), Some(EINVAL));

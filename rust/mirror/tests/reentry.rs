@@ -109,7 +109,7 @@ mod suite {
         let stop = CancelToken::new()?;
         let armed = ArmedProbe::new(&mirror, range);
         *armed.0.stop.lock() = Some(stop.clone());
-        let outcome = mirror.migrate(range).stop(stop).to_device()?;
+        let outcome = mirror.migrate(range).cancel_token(stop).to_device()?;
         assert_eq!((outcome.moved, outcome.copy_failed), (0, 1));
         assert!(armed.0.was_refused(From::Cancelled));
         drop(armed);

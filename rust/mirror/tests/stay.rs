@@ -148,7 +148,12 @@ mod suite {
                 range.address(chunk * MIN_MIGRATION_PAGES),
                 MIN_MIGRATION_PAGES,
             )?;
-            assert_eq!(mirror.serve(part, Access::Read, &SinglePage)?.moved, 0);
+            assert_eq!(
+                mirror
+                    .fault_with_policy(part, Access::Read, &SinglePage)?
+                    .moved,
+                0
+            );
         }
         let asked = mirror.stats().get(Counter::Migrations) - before;
         // There is another attempt if 500 ms have passed.
@@ -172,7 +177,12 @@ mod suite {
         let before = mirror.stats().get(Counter::Migrations);
         for _ in 0..8 {
             mirror.discard(range)?;
-            assert_eq!(mirror.serve(range, Access::Read, &SinglePage)?.moved, 0);
+            assert_eq!(
+                mirror
+                    .fault_with_policy(range, Access::Read, &SinglePage)?
+                    .moved,
+                0
+            );
             assert_eq!(mirror.lock_table()?.present(range), PAGES);
         }
         let asked = mirror.stats().get(Counter::Migrations) - before;
@@ -182,12 +192,16 @@ mod suite {
         assert_eq!(load(range.address(3))?, 103);
         let left = shared.memory.usage().0;
         assert!(left < PAGES - 1);
-        let moved = mirror.serve(range, Access::Read, &SinglePage)?.moved;
+        let moved = mirror
+            .fault_with_policy(range, Access::Read, &SinglePage)?
+            .moved;
         assert_eq!(moved, PAGES - 1 - left);
         // This also holds for pages that a request has migrated back.
-        mirror.serve(range, Access::Read, &SinglePage)?;
+        mirror.fault_with_policy(range, Access::Read, &SinglePage)?;
         assert_eq!(mirror.migrate(range).to_system()?.moved, PAGES - 1);
-        let moved = mirror.serve(range, Access::Read, &SinglePage)?.moved;
+        let moved = mirror
+            .fault_with_policy(range, Access::Read, &SinglePage)?
+            .moved;
         assert_eq!(moved, PAGES - 1);
         Ok(())
     }
@@ -200,7 +214,9 @@ mod suite {
         settle(&mirror)?;
         mirror.discard(range)?;
         let policy = Reported(Atomic::new(0));
-        let moved = mirror.serve(range, Access::Read, &policy)?.moved;
+        let moved = mirror
+            .fault_with_policy(range, Access::Read, &policy)?
+            .moved;
         assert_eq!(moved, MIN_MIGRATION_PAGES - 1);
         let reported = policy.0.load(Relaxed);
         let expected = (0..MIN_MIGRATION_PAGES).filter(|index| *index != HELD);
@@ -216,7 +232,7 @@ mod suite {
         for withdraw in [false, true] {
             assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
             // Make the block of these pages not the most recently used one.
-            shared.memory.touch(DeviceRange {
+            shared.memory.mark_accessed(DeviceRange {
                 first: 2 * PMD_PAGES,
                 count: 1,
             });
@@ -261,7 +277,7 @@ mod suite {
                 count: PMD_PAGES,
             };
             let stay = if withdraw {
-                shared.memory.remove(all)
+                shared.memory.offline_pages(all)
             } else {
                 shared.memory.evict_all()
             };

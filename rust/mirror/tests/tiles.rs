@@ -173,7 +173,7 @@ mod suite {
             first: 0,
             count: tiles[0].memory.limit(),
         };
-        assert_eq!(tiles[0].memory.remove(all)?, 0);
+        assert_eq!(tiles[0].memory.offline_pages(all)?, 0);
         mirrors[0].fault(range, Access::Read)?;
         assert_eq!(used(&tiles), [0, 0]);
         assert_eq!(tiled_load(&mirrors[0], range.start())?, Some(100));

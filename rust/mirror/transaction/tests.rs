@@ -33,7 +33,7 @@ mod suite {
         assert!(!running.owns(other, 0x20_0000) && !running.owns(mine, 0x40_0000));
 
         assert_eq!(
-            running.note(&NotifierRange::for_test(
+            running.handle_event(&NotifierRange::for_test(
                 NotifierEvent::Migrate,
                 range,
                 mine
@@ -45,7 +45,7 @@ mod suite {
         // Events with another originator, without one, or of another kind.
         let page = PageRange::from_pages(0x20_3000, 1)?;
         assert_eq!(
-            running.note(&NotifierRange::for_test(
+            running.handle_event(&NotifierRange::for_test(
                 NotifierEvent::Migrate,
                 page,
                 other
@@ -55,13 +55,13 @@ mod suite {
         assert!(!running.owns(mine, 0x20_3000) && running.owns(mine, 0x20_2000));
         let page = PageRange::from_pages(0x20_4000, 1)?;
         assert_eq!(
-            running.note(&NotifierRange::for_test(NotifierEvent::Clear, page, mine)),
+            running.handle_event(&NotifierRange::for_test(NotifierEvent::Clear, page, mine)),
             None
         );
         assert!(!running.owns(mine, 0x20_4000) && running.owns(mine, 0x20_5000));
         let all = PageRange::new(0, usize::MAX & !0xfff)?;
         assert_eq!(
-            running.note(&NotifierRange::for_test(
+            running.handle_event(&NotifierRange::for_test(
                 NotifierEvent::Release,
                 all,
                 EventOwner::NONE
@@ -133,7 +133,7 @@ mod suite {
         // An event clears marks only in its range.
         let range = PageRange::from_pages(100 << PAGE_SHIFT, 300)?;
         assert_eq!(
-            running.note(&NotifierRange::for_test(
+            running.handle_event(&NotifierRange::for_test(
                 NotifierEvent::Clear,
                 range,
                 EventOwner::NONE
@@ -181,7 +181,7 @@ mod suite {
         // entry.
         let range = PageRange::from_pages(0x3000, 4)?;
         let event = NotifierRange::for_test(NotifierEvent::Migrate, range, second);
-        assert_eq!(running.note(&event), Some(second));
+        assert_eq!(running.handle_event(&event), Some(second));
         assert!(!running.owns(first, 0x4000) && running.owns(first, 0x2000));
         let entry = DevicePte::system(1, false);
         let page = |addr| PageRange::from_pages(addr, 1);
@@ -231,7 +231,7 @@ mod suite {
             InFlightNode::new()?,
         )?;
         let event = NotifierRange::for_test(NotifierEvent::Migrate, range, there);
-        assert_eq!(running.note(&event), Some(there));
+        assert_eq!(running.handle_event(&event), Some(there));
         let page = |addr| PageRange::from_pages(addr, 1);
         let device = DevicePte::device(1, false);
         let system = DevicePte::system(1, false);
@@ -259,16 +259,16 @@ mod suite {
         running.begin(request, InFlightNode::new()?)?;
         let entry = DevicePte::device(1, false);
         let event = |range, owner| NotifierRange::for_test(NotifierEvent::Migrate, range, owner);
-        assert_eq!(running.note(&event(range, owner)), Some(name));
+        assert_eq!(running.handle_event(&event(range, owner)), Some(name));
         let page = |addr| PageRange::from_pages(addr, 1);
         assert!(running.keeps(name, page(0x20_0000)?, entry));
         // An event beyond the range is foreign, although it has the same owner: a CPU fault of this
         // task.
         let more = PageRange::from_pages(0x20_f000, 2)?;
-        assert_eq!(running.note(&event(more, owner)), None);
+        assert_eq!(running.handle_event(&event(more, owner)), None);
         assert!(!running.owns(name, 0x20_f000));
         assert!(!running.keeps(name, page(0x20_f000)?, entry));
-        assert_eq!(running.note(&event(range, other)), None);
+        assert_eq!(running.handle_event(&event(range, other)), None);
         assert!(!running.owns(name, 0x20_0000));
         assert!(running.end(name, range.start()));
 
@@ -276,7 +276,7 @@ mod suite {
         request.identity = EventMatch::Task { pid: -1, owner };
         running.begin(request, InFlightNode::new()?)?;
         assert!(running.holds(0x20_0000) && running.overlap(range));
-        assert_eq!(running.note(&event(range, owner)), None);
+        assert_eq!(running.handle_event(&event(range, owner)), None);
         assert!(!running.holds(0x20_0000));
         Ok(())
     }

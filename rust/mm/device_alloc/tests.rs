@@ -24,7 +24,7 @@ fn next(random: &mut u64) -> usize {
 fn free_map(pages: usize) -> Result<FreeMap> {
     let map = FreeMap::new(pages)?;
     assert_eq!((map.take(0), map.withdrawn()), (None, pages));
-    map.restore(0, pages);
+    map.online(0, pages);
     Ok(map)
 }
 
@@ -120,23 +120,20 @@ mod suite {
     fn pages_go_out_of_use_and_back() -> Result {
         let map = free_map(2 * PMD_PAGES)?;
         assert_eq!(map.take(PMD_ORDER), Some(PMD_PAGES));
-        assert_eq!(map.withdraw(0, 10), 0);
+        assert_eq!(map.offline(0, 10), 0);
         // One of these three pages is in use.
-        assert_eq!(map.withdraw(PMD_PAGES - 2, 3), 1);
+        assert_eq!(map.offline(PMD_PAGES - 2, 3), 1);
         assert_eq!((map.withdrawn(), map.used()), (12, PMD_PAGES));
         assert_eq!(map.take(0), Some(10));
         // The withdrawn page does not become free when it is given back.
         map.give_back(PMD_PAGES, PMD_PAGES);
-        assert_eq!(
-            (map.withdraw(PMD_PAGES - 2, 3), map.has_block()),
-            (0, false)
-        );
+        assert_eq!((map.offline(PMD_PAGES - 2, 3), map.has_block()), (0, false));
         assert_eq!(
             (map.withdrawn(), map.used(), map.used_in_block(PMD_PAGES)),
             (13, 1, 0)
         );
         map.give_back(10, 1);
-        map.restore(0, 2 * PMD_PAGES);
+        map.online(0, 2 * PMD_PAGES);
         assert_eq!(map.withdrawn(), 0);
         assert!(map.take(PMD_ORDER).is_some() && map.take(PMD_ORDER).is_some());
         Ok(())
@@ -179,11 +176,11 @@ mod suite {
                     fill(&mut model, at, Page::Free);
                 }
                 6 if all(&model, at, Page::Free) => {
-                    assert_eq!(map.withdraw(at, pages), 0);
+                    assert_eq!(map.offline(at, pages), 0);
                     fill(&mut model, at, Page::Out);
                 }
                 7 if all(&model, at, Page::Out) => {
-                    map.restore(at, pages);
+                    map.online(at, pages);
                     fill(&mut model, at, Page::Free);
                 }
                 _ => {}

@@ -108,14 +108,14 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Withdraws the pages of `range`: free pages now, and pages in use when they are freed.
     /// Returns the number of pages that are not withdrawn yet, which includes the pages of pieces
     /// that are not added.
-    pub fn withdraw(&self, range: DeviceRange) -> usize {
+    pub fn offline(&self, range: DeviceRange) -> usize {
         // Excludes a concurrent addition of a piece, which would restore its pages.
         let _adding = self.adding.lock();
         let mut left = 0;
         self.for_each_part(range, |piece, first, count| {
             self.hints.set(HintClass::Withdrawn, piece.index);
             left += if piece.is_there() {
-                piece.free.withdraw(first, count)
+                piece.free.offline(first, count)
             } else {
                 count
             };
@@ -123,12 +123,12 @@ impl<T: DevicePageOps> DevicePages<T> {
         left
     }
 
-    /// Reverts [`Self::withdraw`] for the pages of `range`.
-    pub fn restore(&self, range: DeviceRange) {
+    /// Reverts [`Self::offline`] for the pages of `range`.
+    pub fn online(&self, range: DeviceRange) {
         let _adding = self.adding.lock();
         self.for_each_part(range, |piece, first, count| {
             if piece.is_there() {
-                piece.free.restore(first, count);
+                piece.free.online(first, count);
                 self.note_room(piece, None);
             }
         });

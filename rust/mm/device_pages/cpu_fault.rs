@@ -70,7 +70,7 @@ impl<'a> CpuFault<'a> {
     /// (`fault_folio`, 7.2 and 7.3). It would therefore migrate that page without its lock, and
     /// unlock a folio that is not locked, which remains locked for ever. Callers must not isolate
     /// more than the faulting page before the folio is split.
-    pub fn is_part_of_large(&self) -> bool {
+    pub fn is_large_folio_subpage(&self) -> bool {
         // SAFETY: `vmf` is being handled for `'a` by the type invariant.
         !self.is_huge() && unsafe { bindings::rust_hmm_vmf_folio_is_large(self.vmf) }
     }

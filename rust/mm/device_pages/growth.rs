@@ -40,7 +40,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// May sleep. Takes memory hot-plug locks, so that neither the mmap lock nor a folio lock may
     /// be held.
-    pub fn grow(&self, pages: usize) -> Result {
+    pub fn add_chunks(&self, pages: usize) -> Result {
         if fails(FailPoint::Grow) {
             return Err(ENOMEM);
         }
@@ -69,11 +69,11 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// # Errors
     ///
     /// * `EINVAL`: `end` is beyond the limit of the memory.
-    /// * `ENOMEM`, `EBUSY`: see [`Self::grow`].
+    /// * `ENOMEM`, `EBUSY`: see [`Self::add_chunks`].
     ///
     /// # Context
     ///
-    /// As for [`Self::grow`].
+    /// As for [`Self::add_chunks`].
     pub fn grow_to(&self, end: usize) -> Result {
         let _adding = self.adding.lock();
         for index in 0..end.div_ceil(PIECE_PAGES) {
@@ -165,19 +165,19 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Returns the number of present pieces, and how many of them have no page in use.
-    pub fn pieces_idle(&self) -> (usize, usize) {
+    pub fn idle_chunks(&self) -> (usize, usize) {
         let there = self.there.load(Relaxed).div_ceil(PIECE_PAGES);
         (there, self.idle().count())
     }
 
     /// Removes up to `count` pieces of which no page is in use. Returns how many were removed. This
-    /// frees [`PIECE_OVERHEAD`](super::PIECE_OVERHEAD) bytes of kernel memory each. [`Self::grow`]
-    /// adds the pieces again when they are needed.
+    /// frees [`PIECE_OVERHEAD`](super::PIECE_OVERHEAD) bytes of kernel memory each.
+    /// [`Self::add_chunks`] adds the pieces again when they are needed.
     ///
     /// # Context
     ///
-    /// As for [`Self::grow`].
-    pub fn shrink(&self, count: usize) -> usize {
+    /// As for [`Self::add_chunks`].
+    pub fn remove_chunks(&self, count: usize) -> usize {
         let _adding = self.adding.lock();
         let removed = self.idle().filter(|piece| {
             if !piece.remove_idle() {

@@ -90,7 +90,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// May sleep. Calls MMU notifiers, so that the caller must not hold a lock that one of them
     /// takes.
     pub fn split(&self, number: usize, locks: MmapLocks, batch: &mut Batch) -> bool {
-        let _: Option<()> = self.visit(number, false, locks, batch, |isolated| {
+        let _: Option<()> = self.for_each_mapping(number, false, locks, batch, |isolated| {
             drop(isolated);
             None
         });
@@ -114,7 +114,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         take: impl FnOnce(Isolated<'_>) -> R,
     ) -> Option<R> {
         let mut take = Some(take);
-        self.visit(number, true, locks, batch, |isolated| {
+        self.for_each_mapping(number, true, locks, batch, |isolated| {
             take.take().map(|take| take(isolated))
         })
     }
@@ -191,7 +191,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         let Some(vma) = mmap.vma_lookup(addr) else {
             return Ok(false);
         };
-        let Some(run) = vma.run(addr, frames, seen) else {
+        let Some(run) = vma.mapped_run(addr, frames, seen) else {
             return Ok(false);
         };
         take(Isolated::new(vma, run, self.origin(), false, None, batch)?);
@@ -218,7 +218,7 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// Isolates the huge folio through one mapping after the other, until `take` returns `Some` or
     /// the folio is not huge.
-    fn visit<R>(
+    fn for_each_mapping<R>(
         &self,
         number: usize,
         compound: bool,
@@ -335,7 +335,12 @@ impl FolioMapping {
 impl Vma<'_> {
     /// Returns the range around `addr`, at most 512 pages, whose pages all map page frames of
     /// `frames`; `None` if `addr` maps none of them. Sets the bits of these page frames in `seen`.
-    fn run(&self, addr: usize, frames: &Range<usize>, seen: &mut PageBits) -> Option<PageRange> {
+    fn mapped_run(
+        &self,
+        addr: usize,
+        frames: &Range<usize>,
+        seen: &mut PageBits,
+    ) -> Option<PageRange> {
         let mut start = 0;
         let mut end = 0;
         let last = frames.end.min(frames.start + PMD_PAGES);

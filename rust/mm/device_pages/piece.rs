@@ -210,7 +210,7 @@ impl<T: DevicePageOps> Piece<T> {
         lowest.store(lowest.load(Relaxed).min(base), Relaxed);
         // INVARIANT: `pgmap` is mapped. Pages become free only after `base` is set.
         self.base.store(base, Release);
-        self.free.restore(0, self.free.len());
+        self.free.online(0, self.free.len());
         Ok(())
     }
 
@@ -223,8 +223,8 @@ impl<T: DevicePageOps> Piece<T> {
             return false;
         }
         // No page can be allocated after this.
-        if self.free.withdraw(0, self.free.len()) != 0 {
-            self.free.restore(0, self.free.len());
+        if self.free.offline(0, self.free.len()) != 0 {
+            self.free.online(0, self.free.len());
             return false;
         }
         // Full barrier: look() increments `lookers` before it loads `base`, so that either it sees
@@ -233,7 +233,7 @@ impl<T: DevicePageOps> Piece<T> {
         let base = self.base.xchg(NO_BASE, Full);
         if self.lookers.load(Acquire) != 0 {
             self.base.store(base, Release);
-            self.free.restore(0, self.free.len());
+            self.free.online(0, self.free.len());
             return false;
         }
         // SAFETY: All pages are withdrawn, so that none is in use or can be allocated, and there is

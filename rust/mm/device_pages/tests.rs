@@ -7,7 +7,7 @@ use crate::{
     bindings,
     inject::{ArmedPoint, FailPoint},
     kernel::{completion::monotonic_ns, kthread::Thread},
-    mm::addr::PMD_ORDER,
+    mm::{addr::PMD_ORDER, bell::ktime_get_ns},
 };
 use kernel::{
     sync::{
@@ -44,7 +44,7 @@ mod suite {
     #[test]
     fn a_free_block_is_no_large_folio() -> Result {
         let device = device(PMD_PAGES)?;
-        device.grow(PMD_PAGES)?;
+        device.add_chunks(PMD_PAGES)?;
         let pfn = device.pfn(0).ok_or(EINVAL)?;
         let block = device.alloc(PMD_ORDER).ok_or(ENOMEM)?;
         assert_eq!((order_of(pfn), device.used()), (PMD_ORDER, PMD_PAGES));
@@ -60,7 +60,7 @@ mod suite {
         let device = device(PMD_PAGES)?;
         assert_eq!((device.total(), device.limit()), (0, PMD_PAGES));
         assert!(device.alloc(0).is_none());
-        device.grow(1)?;
+        device.add_chunks(1)?;
         let pages = [0; 2].map(|order| device.alloc(order));
         assert!(pages.iter().all(|page| page.is_some()));
         assert_eq!(device.used(), 2);
@@ -87,7 +87,7 @@ mod suite {
     #[test]
     fn rows_end_at_pages_in_use_and_blocks() -> Result {
         let device = device(2 * PMD_PAGES)?;
-        device.grow(1)?;
+        device.add_chunks(1)?;
         let row = |near, most| device.take_row(near, most).ok_or(ENOMEM);
         // A row has pages of one word of the map only.
         let mut first = row(None, PMD_PAGES)?;
@@ -115,26 +115,26 @@ mod suite {
     #[test]
     fn idle_pieces_come_and_go() -> Result {
         let device = device(2 * PIECE_PAGES)?;
-        device.grow(PIECE_PAGES + 1)?;
+        device.add_chunks(PIECE_PAGES + 1)?;
         assert_eq!(
-            (device.total(), device.pieces_idle()),
+            (device.total(), device.idle_chunks()),
             (2 * PIECE_PAGES, (2, 2))
         );
         let page = device.alloc_at(PIECE_PAGES + 7, 0).ok_or(ENOMEM)?;
         assert_eq!(device.lookup(page.pfn()), Some(PIECE_PAGES + 7));
         // The piece in use is not removed.
-        assert_eq!((device.shrink(2), device.total()), (1, PIECE_PAGES));
+        assert_eq!((device.remove_chunks(2), device.total()), (1, PIECE_PAGES));
         assert!(device.pfn(0).is_none() && device.alloc_at(0, 0).is_none());
         assert_eq!(device.used(), 1);
-        device.grow(PIECE_PAGES)?;
+        device.add_chunks(PIECE_PAGES)?;
         assert_eq!(device.total(), 2 * PIECE_PAGES);
         drop(page);
         // A concurrent user of the frames prevents the removal of their piece.
         let looker = device.look(PIECE_PAGES).ok_or(EINVAL)?;
-        assert_eq!(device.shrink(2), 1);
+        assert_eq!(device.remove_chunks(2), 1);
         drop(looker);
-        assert_eq!((device.shrink(2), device.total()), (1, 0));
-        device.grow(1)?;
+        assert_eq!((device.remove_chunks(2), device.total()), (1, 0));
+        device.add_chunks(1)?;
         assert!(device.alloc(PMD_ORDER).is_some());
         Ok(())
     }
@@ -144,14 +144,14 @@ mod suite {
         assert!(device(MAX_PAGES + 1).is_err());
         let device = device(1 << 32)?;
         assert_eq!((device.total(), device.limit()), (0, 1 << 32));
-        device.grow(1)?;
-        assert_eq!(device.pieces_idle(), (1, 1));
+        device.add_chunks(1)?;
+        assert_eq!(device.idle_chunks(), (1, 1));
         let page = device.alloc(0).ok_or(ENOMEM)?;
         let block = device.alloc(PMD_ORDER).ok_or(ENOMEM)?;
         assert_eq!(device.lookup(page.pfn()), Some(0));
         assert_eq!(device.lookup(block.pfn()), Some(PIECE_PAGES - PMD_PAGES));
         assert_eq!(
-            (device.used(), device.pieces_idle()),
+            (device.used(), device.idle_chunks()),
             (PMD_PAGES + 1, (1, 0))
         );
         assert_eq!(device.used_blocks().count(), 2);
@@ -159,15 +159,15 @@ mod suite {
         assert!(device.pfn(1 << 31).is_none() && device.alloc_at(1 << 31, 0).is_none());
         assert_eq!(device.used_in_block(1 << 31), 0);
         drop((page, block));
-        assert_eq!((device.shrink(9), device.total()), (1, 0));
-        assert_eq!(device.pieces_idle(), (0, 0));
+        assert_eq!((device.remove_chunks(9), device.total()), (1, 0));
+        assert_eq!(device.idle_chunks(), (0, 0));
         Ok(())
     }
 
     #[test]
     fn pieces_without_room_are_passed_over() -> Result {
         let device = device(3 * PIECE_PAGES)?;
-        device.grow(2 * PIECE_PAGES)?;
+        device.add_chunks(2 * PIECE_PAGES)?;
         let mut blocks = KVec::new();
         for _ in 0..PIECE_PAGES / PMD_PAGES {
             blocks.push(device.alloc(PMD_ORDER).ok_or(ENOMEM)?, GFP_KERNEL)?;
@@ -193,9 +193,9 @@ mod suite {
     fn cost(call: impl Fn() -> bool) -> u64 {
         let mut least = u64::MAX;
         for _ in 0..50 {
-            let begin = monotonic_ns();
+            let begin = ktime_get_ns();
             assert!(call());
-            least = least.min(monotonic_ns().saturating_sub(begin));
+            least = least.min(ktime_get_ns().saturating_sub(begin));
         }
         least
     }
@@ -218,7 +218,7 @@ mod suite {
         assert!(large <= small + small / 2);
         let page = |pages: usize| -> Result<u64> {
             let device = device(pages)?;
-            device.grow(1)?;
+            device.add_chunks(1)?;
             Ok(cost(|| device.alloc(0).is_some()))
         };
         let small = page(1 << 18)?;
@@ -238,14 +238,14 @@ mod suite {
         let count = removed.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
             while count.load(Relaxed) < REMOVALS {
-                count.fetch_add(theirs.shrink(1), Relaxed);
+                count.fetch_add(theirs.remove_chunks(1), Relaxed);
             }
         })?;
         let mut grown = 0;
         let mut result = Ok(());
         // The thread ends only if memory comes again, so that errors do not end this.
         while removed.load(Relaxed) < REMOVALS {
-            let growing = device.grow(1);
+            let growing = device.add_chunks(1);
             grown += usize::from(growing.is_ok());
             result = result.and(growing);
         }
@@ -257,21 +257,21 @@ mod suite {
     #[test]
     fn a_region_that_cannot_be_used_is_passed_over() -> Result {
         let device = device(PMD_PAGES)?;
-        device.grow(1)?;
+        device.add_chunks(1)?;
         let usual = device.pfn(0).ok_or(EINVAL)?;
-        assert_eq!(device.shrink(1), 1);
+        assert_eq!(device.remove_chunks(1), 1);
         let armed = ArmedPoint::new(FailPoint::Region, 1, false)?;
-        device.grow(1)?;
+        device.add_chunks(1)?;
         assert!(!armed.is_left());
         let other = device.pfn(0).ok_or(EINVAL)?;
         assert!(other.abs_diff(usual) >= PIECE_PAGES);
         assert_eq!(device.lookup(other), Some(0));
         // It was held only meanwhile, and so are all of them.
-        assert_eq!(device.shrink(1), 1);
+        assert_eq!(device.remove_chunks(1), 1);
         let armed = ArmedPoint::new(FailPoint::Region, 1, true)?;
-        assert_eq!(device.grow(1), Err(ENOMEM));
+        assert_eq!(device.add_chunks(1), Err(ENOMEM));
         drop(armed);
-        device.grow(1)?;
+        device.add_chunks(1)?;
         assert_eq!(device.pfn(0), Some(usual));
         Ok(())
     }
@@ -279,19 +279,19 @@ mod suite {
     #[test]
     fn pages_are_taken_out_of_use() -> Result {
         let device = device(PMD_PAGES)?;
-        device.grow(1)?;
+        device.add_chunks(1)?;
         let range = DeviceRange {
             first: 0,
             count: PMD_PAGES - 1,
         };
-        assert_eq!(device.withdraw(range), 0);
+        assert_eq!(device.offline(range), 0);
         assert_eq!((device.total(), device.used()), (1, 0));
         let last = device.alloc(0).ok_or(ENOMEM)?;
         assert!(device.alloc(0).is_none());
         // A piece that has such pages stays, so that they do.
         drop(last);
-        assert_eq!(device.shrink(1), 0);
-        device.restore(range);
+        assert_eq!(device.remove_chunks(1), 0);
+        device.online(range);
         assert!(device.alloc(PMD_ORDER).is_some());
         Ok(())
     }
@@ -314,7 +314,7 @@ mod suite {
         let freed = Arc::new(Atomic::new(usize::MAX), GFP_KERNEL)?;
         let pages = DevicePages::new(MemoryKind::Private, PMD_PAGES, Records(freed.clone()));
         let device = KBox::pin_init(pages, GFP_KERNEL)?;
-        device.grow(PMD_PAGES)?;
+        device.add_chunks(PMD_PAGES)?;
         let page = device.alloc_at(7, 0).ok_or(ENOMEM)?;
         // It waits for the page.
         let thread = Thread::spawn(c"hmm-test", move || drop(device))?;

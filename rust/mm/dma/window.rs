@@ -227,9 +227,9 @@ impl WindowGuard<'_> {
     /// Ends the use. Returns whether the process has unmapped the block, so that the caller drops
     /// the window if it is idle.
     ///
-    /// This loads `gone` after it has decremented `users`, and [`DmaWindows::forget`] loads `users`
-    /// after it has set `gone`, with a full barrier in between on both sides. Therefore at least
-    /// one of the two finds the window gone and idle.
+    /// This loads `gone` after it has decremented `users`, and [`DmaWindows::retire_windows`] loads
+    /// `users` after it has set `gone`, with a full barrier in between on both sides. Therefore at
+    /// least one of the two finds the window gone and idle.
     fn end(self) -> bool {
         let window = self.window.clone();
         drop(self);
@@ -379,7 +379,7 @@ impl DmaWindows {
 
     /// Drops the windows of `range`, which the process has unmapped, as soon as they are idle. The
     /// caller holds the table lock.
-    pub(crate) fn forget(&self, range: PageRange) {
+    pub(crate) fn retire_windows(&self, range: PageRange) {
         let last = block_of(range.end() - 1);
         let mut from = block_of(range.start());
         while let Some((block, used)) = self.next(from).filter(|(block, _)| *block <= last) {

@@ -195,7 +195,7 @@ impl MigrateState<'_> {
 
     /// Frees the destination of the entry at `index`, which has not migrated. Does nothing if the
     /// entry has no destination.
-    pub(super) fn abandon(&mut self, index: usize) {
+    pub(super) fn skip(&mut self, index: usize) {
         if let Some(dst) = self.batch.dst.get_mut(index) {
             let raw = core::mem::take(dst);
             if raw != 0 {
@@ -231,7 +231,7 @@ impl MigrateState<'_> {
     /// Frees the destinations that were not filled, so that their entries do not migrate.
     pub(super) fn abandon_unfilled(&mut self) {
         for index in self.batch.filled.missing(self.pages) {
-            self.abandon(index);
+            self.skip(index);
         }
     }
 
@@ -268,7 +268,7 @@ impl Drop for Restored<'_> {
         // Free the destinations first: no entry has migrated to them, and finalizing with them
         // would lose the pages.
         for index in 0..self.0.pages {
-            self.0.abandon(index);
+            self.0.skip(index);
         }
         self.0.finalize();
     }

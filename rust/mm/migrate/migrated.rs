@@ -53,7 +53,7 @@ impl Moved<'_> {
 ///
 /// [`Self::finalize`] maps the pages for the CPU again and frees the sources, after the readers
 /// have proved that they no longer use the sources. Dropping the object finalizes with
-/// [`MigrationReader::forget`] instead: the readers' entries are removed, so that the readers
+/// [`MigrationReader::remove_moved`] instead: the readers' entries are removed, so that the readers
 /// fault.
 #[must_use = "dropped, it costs the readers their entries"]
 pub struct Migrated<'a, R: MigrationReader = ()> {
@@ -91,7 +91,7 @@ impl<'a, R: MigrationReader> Migrated<'a, R> {
 impl<R: MigrationReader> Drop for Migrated<'_, R> {
     fn drop(&mut self) {
         let readers = self.readers.take();
-        let done = readers.map(|readers| readers.forget(&self.moved));
+        let done = readers.map(|readers| readers.remove_moved(&self.moved));
         self.moved.0.finalize();
         drop(done);
     }

@@ -21,19 +21,19 @@ pub trait MigrationReader: Sized {
     /// # Context
     ///
     /// The mmap lock is held and the pages are locked. Must not wait for an invalidation.
-    fn forget(self, moved: &Moved<'_>) -> Self::Done;
+    fn remove_moved(self, moved: &Moved<'_>) -> Self::Done;
 }
 
 impl MigrationReader for () {
     type Done = ();
 
-    fn forget(self, _moved: &Moved<'_>) {}
+    fn remove_moved(self, _moved: &Moved<'_>) {}
 }
 
 impl<A: MigrationReader, B: MigrationReader> MigrationReader for (A, B) {
     type Done = (A::Done, B::Done);
 
-    fn forget(self, moved: &Moved<'_>) -> Self::Done {
-        (self.0.forget(moved), self.1.forget(moved))
+    fn remove_moved(self, moved: &Moved<'_>) -> Self::Done {
+        (self.0.remove_moved(moved), self.1.remove_moved(moved))
     }
 }

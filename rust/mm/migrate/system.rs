@@ -2,12 +2,12 @@
 
 //! Classifies pages for a migration, and isolates pages of system memory.
 //!
-//! A migration isolates only pages that it can move. [`Vma::alike`] reports all other pages before
-//! anything is unmapped. Pages that KSM has merged, or may merge, must not be isolated: the core
-//! isolates the pages that it finds in a page table, and restores the mappings that it finds in the
-//! reverse mapping. A merged page is only found through the VMA in which KSM merged it, and only
-//! while that VMA keeps its reverse mapping. If it is not found, the migration entry remains for
-//! ever and refers to a freed page.
+//! A migration isolates only pages that it can move. [`Vma::uniform_prefix`] reports all other
+//! pages before anything is unmapped. Pages that KSM has merged, or may merge, must not be
+//! isolated: the core isolates the pages that it finds in a page table, and restores the mappings
+//! that it finds in the reverse mapping. A merged page is only found through the VMA in which KSM
+//! merged it, and only while that VMA keeps its reverse mapping. If it is not found, the migration
+//! entry remains for ever and refers to a freed page.
 
 use super::{Batch, Isolated};
 use crate::{
@@ -140,18 +140,22 @@ impl<'a> Vma<'a> {
     /// # Context
     ///
     /// May sleep.
-    pub(crate) fn alike(&self, range: PageRange, tile: MemoryId) -> Result<(PageClass, PageRange)> {
+    pub(crate) fn uniform_prefix(
+        &self,
+        range: PageRange,
+        tile: MemoryId,
+    ) -> Result<(PageClass, PageRange)> {
         let (kind, range, _) = self.classify(range, tile, false)?;
         Ok((kind, range))
     }
 
     /// Classifies pages for a migration of system memory: pages that KSM may merge are
-    /// [`PageClass::Stay`]. See [`Self::alike`]. The third value is `Some` if the pages are
-    /// [`PageClass::System`].
+    /// [`PageClass::Stay`]. See [`Self::uniform_prefix`]. The third value is `Some` if the pages
+    /// are [`PageClass::System`].
     ///
     /// # Errors
     ///
-    /// As for [`Self::alike`].
+    /// As for [`Self::uniform_prefix`].
     ///
     /// # Context
     ///

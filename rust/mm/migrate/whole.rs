@@ -80,7 +80,7 @@ impl<'a> ThpIsolation<'a> {
 
     /// Restores counts that a concurrent zap has dropped in excess. Those that are dropped after
     /// this call are restored by the next one.
-    fn settle(&self) {
+    fn restore_counts(&self) {
         // SAFETY: We have a reference of the page by the type invariant, and the mmap lock is held
         // for `'a`.
         unsafe { bindings::rust_hmm_huge_settle(self.vma.as_ptr(), self.addr, self.pfn) };
@@ -90,7 +90,7 @@ impl<'a> ThpIsolation<'a> {
     /// that of the isolation and the fault. A concurrent zap may drop one of these two in excess,
     /// but not both.
     pub(super) fn without_reference(&self, migrate: impl FnOnce()) {
-        self.settle();
+        self.restore_counts();
         // SAFETY: The isolation and the fault have references of the page. Ours is taken again
         // before they are dropped.
         unsafe { bindings::rust_hmm_pfn_put(self.pfn) };
@@ -104,7 +104,7 @@ impl Drop for ThpIsolation<'_> {
     /// Restores excessively dropped counts for the last time: the page is not isolated now, so that
     /// its entry is zapped correctly.
     fn drop(&mut self) {
-        self.settle();
+        self.restore_counts();
         // SAFETY: The lock, if `locked`, and the references are ours by the type invariant.
         unsafe {
             if self.locked {

@@ -327,7 +327,7 @@ mod suite {
         assert_eq!(fixture.windows.count(), 1);
         fixture.install(range, system)?;
         let tick = fixture.remove(range);
-        fixture.windows.forget(range);
+        fixture.windows.retire_windows(range);
         assert_eq!(fixture.windows.count(), 1);
         fixture.windows.unmap(range, tick);
         assert_eq!(fixture.windows.count(), 0);

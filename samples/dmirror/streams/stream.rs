@@ -20,6 +20,7 @@ use rust_hmm::{
         miscdevice::{Ready, Waiter},
     },
     mirror::Mirror,
+    mm::bell::ktime_get_ns,
     node::{PollFlags, Poller},
 };
 
@@ -47,7 +48,7 @@ impl Ring {
         match self.records.get_mut(at) {
             Some(place) if self.count < RING_RECORDS => {
                 *place = Some(Record {
-                    time_ns: monotonic_ns(),
+                    time_ns: ktime_get_ns(),
                     lost: self.lost,
                     sequence,
                     mirror,

@@ -118,7 +118,7 @@ mod memory {
 
     /// A driver with copy operations.
     pub(crate) trait MemoryOps {
-        fn copy_at_once(&self, copy: &copy::CopyDesc<'_>) -> Option<kernel::error::Result>;
+        fn copy_sync(&self, copy: &copy::CopyDesc<'_>) -> Option<kernel::error::Result>;
         fn copy(&self, job: copy::CopyJob);
     }
 }

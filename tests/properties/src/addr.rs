@@ -93,7 +93,7 @@ fn parts(trial: &Trial<'_>) {
         for (range, other, addr, index) in cases {
             let ((start, end), (low, high)) = (ends(*range), ends(*other));
             assert_eq!(range.pages() as u128, (end - start) / 4096);
-            assert_eq!(ends(range.hull(other)), (start.min(low), end.max(high)));
+            assert_eq!(ends(range.union(other)), (start.min(low), end.max(high)));
             let both = made(start.max(low), end.min(high));
             assert_eq!(range.intersect(other).map(ends), both);
             let within = (start..end).contains(&(*addr as u128));

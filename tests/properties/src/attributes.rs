@@ -193,7 +193,7 @@ fn set(
 }
 
 fn close(map: &Map, model: &mut Model, device: Device) {
-    map.forget(name(device));
+    map.remove_device(name(device));
     model.values_mut().for_each(|page| page.close(device));
 }
 
@@ -247,9 +247,9 @@ fn changes(trial: &Trial<'_>) {
                 }
                 Op::Close(device) => close(&map, &mut model, device),
                 Op::Lose(first, pages) | Op::Move(first, pages) => {
-                    map.lose(range(first, pages));
+                    map.orphan(range(first, pages));
                     // The lost range is not found again.
-                    map.settle(watched(), |_, _| None).unwrap();
+                    map.resolve_orphans(watched(), |_, _| None).unwrap();
                     model.retain(|page, _| !(first..first + pages).contains(page));
                 }
                 Op::Look(first, pages) => look(&map, &model, first, pages),
@@ -284,7 +284,7 @@ fn moves(trial: &Trial<'_>) {
                 }
                 Op::Lose(first, pages) | Op::Move(first, pages) => {
                     let moves = matches!(op, Op::Move(..));
-                    map.lose(range(first, pages));
+                    map.orphan(range(first, pages));
                     let mut rest = Vec::new();
                     let mut moved = Vec::new();
                     for (start, count, offset) in mappings {
@@ -315,7 +315,7 @@ fn moves(trial: &Trial<'_>) {
                     rest.extend(moved);
                     rest.sort();
                     mappings = rest;
-                    let settled = map.settle(watched(), |offset, from| {
+                    let settled = map.resolve_orphans(watched(), |offset, from| {
                         let is_it = |(start, count, first): &&(usize, usize, usize)| {
                             BASE + start + count > from && (*first..first + count).contains(&offset)
                         };
@@ -349,7 +349,7 @@ fn moves_out_of_sight(trial: &Trial<'_>) {
                 set(&map, &mut model, (FAR + first, pages), (what, device), home(FAR));
             }
         }
-        map.lose(range(FAR, PAGES));
+        map.orphan(range(FAR, PAGES));
         let find = |offset: usize, from: usize| {
             (from < BASE + PAGES && offset < PAGES).then_some(Relocated {
                 first: BASE,
@@ -359,8 +359,8 @@ fn moves_out_of_sight(trial: &Trial<'_>) {
             })
         };
         let watched = range(FAR, PAGES);
-        if let Err(place) = map.settle(Some(watched), find) {
-            map.settle(Some(watched.hull(&place)), find).unwrap();
+        if let Err(place) = map.resolve_orphans(Some(watched), find) {
+            map.resolve_orphans(Some(watched.union(&place)), find).unwrap();
         }
         let moved = model.into_iter().map(|(page, had)| (page - FAR, had)).collect();
         look(&map, &moved, 0, PAGES);

@@ -4,9 +4,9 @@
 //!
 //! A submodule of the KUnit suite's module, whose page states and free map it uses.
 
-use super::*;
 use crate::harness::{Property, Trial};
 use proptest::prelude::*;
+use super::*;
 
 pub(crate) const ALL: &[Property] = &[
     Property {
@@ -85,7 +85,7 @@ impl Model {
     }
 
     /// Withdraws pages. Returns the number of those that are in use.
-    fn withdraw(&mut self, index: usize, count: usize) -> usize {
+    fn offline(&mut self, index: usize, count: usize) -> usize {
         let mut left = 0;
         for (page, out) in &mut self.0[index..index + count] {
             *out = true;
@@ -97,7 +97,7 @@ impl Model {
         left
     }
 
-    fn restore(&mut self, index: usize, count: usize) {
+    fn online(&mut self, index: usize, count: usize) {
         for (page, out) in &mut self.0[index..index + count] {
             *out = false;
             if *page == Page::Out {
@@ -164,17 +164,17 @@ fn each<const BLOCKS: usize>(
                 Op::Withdraw(page, count) => {
                     let index = page % pages;
                     let count = count.min(pages - page % pages);
-                    assert_eq!(map.withdraw(index, count), model.withdraw(index, count));
+                    assert_eq!(map.offline(index, count), model.offline(index, count));
                 }
                 Op::Restore(page, count) => {
                     let index = page % pages;
                     let count = count.min(pages - page % pages);
-                    map.restore(index, count);
-                    model.restore(index, count);
+                    map.online(index, count);
+                    model.online(index, count);
                 }
                 Op::RestoreAll => {
-                    map.restore(0, pages);
-                    model.restore(0, pages);
+                    map.online(0, pages);
+                    model.online(0, pages);
                 }
             }
             check(&map, &before, &model, taken);
@@ -234,7 +234,7 @@ fn folios<const BLOCKS: usize>(trial: &Trial<'_>) {
     });
 }
 
-/// A withdrawn page is not allocated after it is freed. `restore` brings back exactly the given
+/// A withdrawn page is not allocated after it is freed. `online` brings back exactly the given
 /// pages.
 fn withdrawn<const BLOCKS: usize>(trial: &Trial<'_>) {
     each::<BLOCKS>(trial, |map, before, model, taken| {

@@ -46,7 +46,7 @@ struct Model {
 }
 
 impl Model {
-    fn touch(&mut self, block: usize) {
+    fn mark_accessed(&mut self, block: usize) {
         if self.last.get(block).is_some_and(|last| *last != self.now) {
             self.put_off(block);
         }
@@ -73,8 +73,8 @@ fn coldest(trial: &Trial<'_>) {
             let before = lru.now();
             match *op {
                 Op::Touch(block) => {
-                    lru.touch(block);
-                    model.touch(block);
+                    lru.mark_accessed(block);
+                    model.mark_accessed(block);
                 }
                 Op::PutOff(block) => {
                     lru.put_off(block);

@@ -280,12 +280,12 @@ fn windows(trial: &Trial<'_>) {
                 Touch::Near(pages) => next.saturating_add_signed(pages),
                 Touch::Far(page) => page,
                 Touch::Forget => {
-                    windows.forget(7);
+                    windows.reset(7);
                     last = None;
                     continue;
                 }
             };
-            let size = windows.touch(7, page << 12) / PAGE_SIZE;
+            let size = windows.record_fault(7, page << 12) / PAGE_SIZE;
             let expected = match last {
                 None => 16,
                 Some((next, size)) => {
@@ -355,7 +355,7 @@ fn immovable(trial: &Trial<'_>) {
                 }
                 Told::Forget(first, count) => {
                     let first = place(first);
-                    known.forget(pages(first, count));
+                    known.remove(pages(first, count));
                     model.retain(|_, (block, _, _)| *block != first / PMD_PAGES);
                 }
                 Told::Wait(ms) => now += ms,

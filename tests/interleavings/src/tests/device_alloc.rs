@@ -48,7 +48,7 @@ struct Pages {
 impl Pages {
     fn new(watched: usize) -> Arc<Self> {
         let map = FreeMap::new(PAGES).unwrap();
-        map.restore(0, PAGES);
+        map.online(0, PAGES);
         let pages = (0..watched).map(|_| Memory::new(0)).collect();
         Arc::new(Self { map, pages }, GFP_KERNEL).unwrap()
     }
@@ -139,12 +139,12 @@ fn withdraw_give_back() {
         other.use_pages(0, 1);
         other.map.give_back(0, 1);
     });
-    let left = shared.map.withdraw(0, 1);
+    let left = shared.map.offline(0, 1);
     if left == 0 {
         assert!(!shared.map.take_at(0, 0));
     }
     thread.join();
-    assert_eq!(shared.map.withdraw(0, 1), 0);
+    assert_eq!(shared.map.offline(0, 1), 0);
     assert!(!shared.map.take_at(0, 0));
     shared.check(0, 1);
 }
@@ -153,7 +153,7 @@ fn withdraw_give_back() {
 fn withdrawn_given_back() {
     let shared = Pages::new(1);
     assert!(shared.map.take_at(0, 0));
-    assert_eq!(shared.map.withdraw(0, 1), 1);
+    assert_eq!(shared.map.offline(0, 1), 1);
     let other = shared.clone();
     let thread = spawn(move || {
         other.use_pages(0, 1);
@@ -169,10 +169,10 @@ fn withdrawn_given_back() {
 fn restore_give_back() {
     let shared = Pages::new(1);
     assert!(shared.map.take_at(0, 0));
-    assert_eq!(shared.map.withdraw(0, 1), 1);
+    assert_eq!(shared.map.offline(0, 1), 1);
     let other = shared.clone();
     let thread = spawn(move || other.map.give_back(0, 1));
-    shared.map.restore(0, 1);
+    shared.map.online(0, 1);
     thread.join();
     shared.check(0, 0);
     assert!(shared.map.take_at(0, 0));
@@ -188,13 +188,13 @@ fn withdraw_take() {
             other.map.give_back(0, 1);
         }
     });
-    if shared.map.withdraw(0, 1) == 0 {
+    if shared.map.offline(0, 1) == 0 {
         assert!(!shared.map.take_at(0, 0));
     }
     thread.join();
-    assert_eq!(shared.map.withdraw(0, 1), 0);
+    assert_eq!(shared.map.offline(0, 1), 0);
     shared.check(0, 1);
-    shared.map.restore(0, 1);
+    shared.map.online(0, 1);
     shared.check(0, 0);
     assert!(shared.map.take_at(0, 0));
 }
@@ -209,7 +209,7 @@ fn withdrawn_unused() {
         other.use_pages(0, 1);
         other.map.give_back(0, 1);
     });
-    if shared.map.withdraw(0, 1) == 0 {
+    if shared.map.offline(0, 1) == 0 {
         let barrier = Atomic::new(0u32);
         barrier.xchg(1, Full);
         let _ = barrier.load(Relaxed);

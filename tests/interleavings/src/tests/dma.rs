@@ -193,7 +193,7 @@ fn forget() {
     let thread = spawn(move || other.unmap(0));
     {
         let _locked = table.lock.lock();
-        table.windows.forget(page(0));
+        table.windows.retire_windows(page(0));
     }
     thread.join();
     assert_eq!(device.live(), 0);
@@ -214,7 +214,7 @@ fn again() {
     assert_eq!(table.map(0, 1), Ok(()));
     {
         let _locked = table.lock.lock();
-        table.windows.forget(page(0));
+        table.windows.retire_windows(page(0));
     }
     let other = table.clone();
     let thread = spawn(move || other.unmap(0));

@@ -194,7 +194,7 @@ fn answers() {
         ask(&other);
     });
     shared.1.store(1, Release);
-    known::forget();
+    known::invalidate();
     thread.join();
     assert_eq!(ask(&shared), Connection::Unified);
 }

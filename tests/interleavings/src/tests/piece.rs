@@ -152,7 +152,7 @@ fn lookup() {
 fn room() {
     let shared = Shared::new();
     assert!(shared.piece.free.take_at(7, 0));
-    assert_eq!(shared.piece.free.withdraw(0, 7) + shared.piece.free.withdraw(8, 504), 0);
+    assert_eq!(shared.piece.free.offline(0, 7) + shared.piece.free.offline(8, 504), 0);
     shared.piece.gains_room(None);
     let hint = Arc::new(Atomic::new(1u64), GFP_KERNEL).unwrap();
     let change = |hint: &Atomic<u64>, may_have| {

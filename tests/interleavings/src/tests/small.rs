@@ -23,18 +23,18 @@ fn count() {
 }
 
 fn window() {
-    fn touch(windows: &FaultWindows) {
+    fn record_fault(windows: &FaultWindows) {
         for addr in [1 << 40, (1 << 40) + (64 << 10)] {
-            let size = windows.touch(1, addr);
+            let size = windows.record_fault(1, addr);
             assert!(size.is_power_of_two() && (1 << 12..=PMD_SIZE).contains(&size));
         }
     }
     let windows = Arc::new(FaultWindows::new().unwrap(), GFP_KERNEL).unwrap();
     let other = windows.clone();
     let thread = spawn(move || {
-        touch(&other);
-        other.forget(1);
+        record_fault(&other);
+        other.reset(1);
     });
-    touch(&windows);
+    record_fault(&windows);
     thread.join();
 }

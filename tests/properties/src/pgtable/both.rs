@@ -445,7 +445,7 @@ impl<F: Format> Both<F> {
         }
         if let Some((device, windows)) = &self.dma {
             assert_eq!(device.live(), 0);
-            windows.forget(everything());
+            windows.retire_windows(everything());
             assert_eq!(windows.count(), 0);
         }
     }

@@ -110,7 +110,7 @@ pub(super) fn places(trial: &Trial<'_>) {
                 bounces: &bounces,
             });
             let block = range.start() & !(PMD_SIZE - 1);
-            let holds = |outer: PageRange, inner: PageRange| outer.hull(&inner) == outer;
+            let holds = |outer: PageRange, inner: PageRange| outer.union(&inner) == outer;
             match placement {
                 Decision::Move { range: moved, .. } => {
                     assert!(holds(moved, range), "{moved:?} does not have {range:?}");

@@ -4,6 +4,7 @@
 //! encoding of a range's value in the map.
 
 use super::sets::{SetNumber, Sets};
+use crate::kernel::hash::hash_64;
 use core::num::NonZeroU64;
 
 /// Identity of a page: the difference of its page number and its offset in the VMA, and a tag of
@@ -25,7 +26,7 @@ impl VmaAnchor {
     /// Returns the identity of the pages of a VMA. `first` is the number of its first page,
     /// `offset` the offset of that page, and `anon` identifies the reverse mapping.
     pub(crate) fn new(first: usize, offset: usize, anon: usize) -> Self {
-        let hash = (anon as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - Self::TAG_BITS);
+        let hash = hash_64(anon as u64, Self::TAG_BITS);
         Self {
             difference: (first as u64).wrapping_sub(offset as u64) & Self::DIFFERENCE_MASK,
             tag: if anon == 0 { 0 } else { hash.max(1) as u8 },

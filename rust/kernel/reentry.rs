@@ -34,6 +34,9 @@ use kernel::{
 /// Limits the reports of refused calls.
 static REFUSAL_REPORTS: RateLimit = RateLimit::new(1);
 
+/// 2^32 divided by the golden ratio, for multiplicative hashing.
+const GOLDEN_RATIO_32: usize = 0x9e37_79b9;
+
 /// Number of tasks that can be within callbacks at the same time.
 const TABLE_SLOTS: usize = 1024;
 
@@ -86,7 +89,7 @@ impl TaskId {
     /// Returns the index of the first place to search.
     fn first(&self) -> usize {
         // A `task_struct` is some KiB long.
-        ((self.address >> 10).wrapping_mul(0x9e37_79b9) >> 7) % TABLE_SLOTS
+        ((self.address >> 10).wrapping_mul(GOLDEN_RATIO_32) >> 7) % TABLE_SLOTS
     }
 
     /// Returns the first `count` places to search.

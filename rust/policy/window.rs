@@ -7,7 +7,10 @@
 //! halved if the fault is far away. Histories are kept in a small table of fixed size without a
 //! lock. Two address spaces may share a slot, which only affects performance.
 
-use crate::mm::addr::{PMD_ORDER, PMD_SIZE};
+use crate::{
+    kernel::hash::hash_64,
+    mm::addr::{PMD_ORDER, PMD_SIZE},
+};
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
@@ -87,8 +90,8 @@ impl FaultWindows {
     }
 
     fn place(&self, space: usize) -> Option<&Atomic<u64>> {
-        let hash = space.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
-        self.0.get(hash % HISTORY_SLOTS)
+        self.0
+            .get(hash_64(space as u64, HISTORY_SLOTS.trailing_zeros()) as usize)
     }
 
     /// Resets the history of `space`, because a new address space may reuse its number.

@@ -12,6 +12,9 @@ use super::{
 use kernel::{page::PAGE_SIZE, prelude::*};
 use rust_hmm::mm::addr::PageRange;
 
+/// Multiplier of the checksum of `DMIRROR_OP_CHECKSUM`.
+const CHECKSUM_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+
 const WORD_BYTES: usize = size_of::<u64>();
 
 /// `DMIRROR_OP_*`.
@@ -203,7 +206,7 @@ impl Spec {
                     progress.result = if self.op == Op::Read {
                         progress.result.wrapping_add(word)
                     } else {
-                        (progress.result.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                        (progress.result.rotate_left(5) ^ word).wrapping_mul(CHECKSUM_MULTIPLIER)
                     };
                 }
                 progress.done += len;

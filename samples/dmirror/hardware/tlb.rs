@@ -4,7 +4,10 @@
 
 use super::walk::Translation;
 use kernel::{page::PAGE_SHIFT, prelude::*};
-use rust_hmm::mm::addr::{PageRange, PMD_ORDER, PMD_PAGES};
+use rust_hmm::{
+    kernel::hash::hash_64,
+    mm::addr::{PageRange, PMD_ORDER, PMD_PAGES},
+};
 
 /// Sizes of translations that a line can have, as log2 of pages: 4 KiB, 64 KiB, 2 MiB.
 const LINE_ORDERS: [u32; 3] = [0, 4, PMD_ORDER];
@@ -37,10 +40,8 @@ impl Tlb {
     }
 
     fn index(&self, tag: u64, page: usize, order: u32) -> usize {
-        // Fibonacci hashing spreads consecutive pages.
         let key = (page >> order) as u64 ^ (tag << 40) ^ (u64::from(order) << 56);
-        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        hash as usize % self.lines.len()
+        hash_64(key, 32) as usize % self.lines.len()
     }
 
     /// The translation of `addr`, if it is there.

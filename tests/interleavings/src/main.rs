@@ -54,6 +54,7 @@ use stand_ins::{inject, queue};
 
 mod kernel {
     pub(crate) mod limit;
+    pub(crate) mod hash;
     pub(crate) mod lock_classes;
     pub(crate) mod once_box;
     pub(crate) mod rcu_slot;

@@ -42,6 +42,7 @@ mod attributes;
 mod attributes_properties;
 
 mod kernel {
+    pub(crate) mod hash;
     pub(crate) mod lock_classes;
     pub(crate) mod once_box;
     pub(crate) mod rcu_slot;

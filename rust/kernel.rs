@@ -30,7 +30,7 @@ pub(crate) mod deferred;
 pub mod dma_fence;
 pub mod fence;
 pub mod fence_watch;
-pub(crate) mod hash;
+pub mod hash;
 pub mod identity;
 pub mod kthread;
 pub(crate) mod limit;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Worker thread of a device memory, which frees idle pieces.
+//! Worker thread of a device memory, which frees idle chunks.
 //!
-//! A piece pins 4 MiB of `struct page`s, and should be freed when the system is short of memory.
-//! Removing a piece takes the memory hotplug lock and therefore cannot run in reclaim. So the
+//! A chunk pins 4 MiB of `struct page`s, and should be freed when the system is short of memory.
+//! Removing a chunk takes the memory hotplug lock and therefore cannot run in reclaim. So the
 //! shrinker only wakes the worker.
 
 use super::MemoryState;
@@ -14,7 +14,7 @@ use crate::{
         shrinker::{Shrink, Shrinker},
     },
     memory::MemoryOps,
-    mm::device_pages::{DevicePages, PIECE_OVERHEAD},
+    mm::device_pages::{DevicePages, CHUNK_OVERHEAD},
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -22,15 +22,14 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Full, Relaxed},
-            Atomic,
-            AtomicFlag, //
+            Atomic, AtomicFlag,
         },
         Arc, CondVar, Mutex,
     },
 };
 
-/// Number of shrinker objects that a piece counts as, in pages of system memory.
-const OBJECTS: usize = PIECE_OVERHEAD / PAGE_SIZE;
+/// Number of shrinker objects that a chunk counts as, in pages of system memory.
+const OBJECTS: usize = CHUNK_OVERHEAD / PAGE_SIZE;
 
 /// Time in jiffies after which the worker checks again. A wake-up can precede the worker's sleep,
 /// because the shrinker does not hold the lock.
@@ -39,8 +38,8 @@ const WORKER_RECHECK_JIFFIES: kernel::time::Jiffies = 1000;
 /// Work queued for the worker thread.
 #[pin_data]
 pub(super) struct DeferredWork {
-    /// Number of idle pieces to be removed.
-    pieces: Atomic<usize>,
+    /// Number of idle chunks to be removed.
+    chunks: Atomic<usize>,
     /// Held by the worker while it checks for work.
     #[pin]
     lock: Mutex<()>,
@@ -53,7 +52,7 @@ impl DeferredWork {
         let (name, key) = lock_classes::chores();
         let (wake_name, wake_key) = lock_classes::chores_wake();
         try_pin_init!(Self {
-            pieces: Atomic::new(0),
+            chunks: Atomic::new(0),
             lock <- Mutex::new((), name, key),
             wake <- CondVar::new(wake_name, wake_key),
         })
@@ -62,21 +61,21 @@ impl DeferredWork {
     fn work<M: MemoryOps>(&self, pages: &DevicePages<MemoryState<M>>, stop: &AtomicFlag) {
         let mut guard = self.lock.lock();
         while !stop.load(Relaxed) {
-            let pieces = self.pieces.xchg(0, Full);
-            if pieces == 0 {
+            let chunks = self.chunks.xchg(0, Full);
+            if chunks == 0 {
                 let _why = self
                     .wake
                     .wait_interruptible_timeout(&mut guard, WORKER_RECHECK_JIFFIES);
                 continue;
             }
             drop(guard);
-            pages.remove_chunks(pieces);
+            pages.remove_chunks(chunks);
             guard = self.lock.lock();
         }
     }
 }
 
-/// Shrinker that counts the idle pieces of one device memory.
+/// Shrinker that counts the idle chunks of one device memory.
 struct ChunkShrinker<M: MemoryOps>(Arc<DevicePages<MemoryState<M>>>);
 
 impl<M: MemoryOps> Shrink for ChunkShrinker<M> {
@@ -89,7 +88,7 @@ impl<M: MemoryOps> Shrink for ChunkShrinker<M> {
         let wanted = objects.div_ceil(OBJECTS).min(idle);
         if wanted != 0 {
             let chores = &self.0.data().chores;
-            chores.pieces.fetch_add(wanted, Full);
+            chores.chunks.fetch_add(wanted, Full);
             // Do not take the lock: a holder may allocate, and this is reclaim. If the wake-up is
             // lost, the worker checks again after `WORKER_RECHECK_JIFFIES`.
             chores.wake.notify_one();

@@ -69,7 +69,7 @@ type Hook = Arc<dyn Fn() + Send + Sync>;
 impl TestMemory {
     fn new() -> Result<Self> {
         let mut blocks = KVec::new();
-        for _ in 0..crate::mm::device_pages::PIECE_PAGES / PMD_PAGES {
+        for _ in 0..crate::mm::device_pages::CHUNK_PAGES / PMD_PAGES {
             blocks.push(SetOnce::new(), GFP_KERNEL)?;
         }
         Ok(Self {

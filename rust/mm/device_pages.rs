@@ -2,61 +2,54 @@
 
 //! Device memory with `struct page`s: `ZONE_DEVICE`, private or coherent.
 //!
-//! Memory is divided into pieces of [`PIECE_PAGES`], which are added when they are needed and
-//! removed when they are idle. A piece is looked up by number in a table of two levels, and by page
-//! frame in a maple tree; `hints.rs` records which pieces may have room. Therefore the cost of an
-//! operation on a page does not depend on the number of pieces. A device page is identified by its
-//! *device page number*, which counts from 0 over all pieces.
+//! Memory is divided into chunks of [`CHUNK_PAGES`], which are added when they are needed and
+//! removed when they are idle. A chunk is looked up by number in a table of two levels, and by page
+//! frame in a maple tree; `hints.rs` records which chunks may have room. Therefore the cost of an
+//! operation on a page does not depend on the number of chunks. A device page is identified by its
+//! *device page number*, which counts from 0 over all chunks.
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
 use super::{
     addr::PMD_PAGES,
     identity::{MemoryId, PgmapOwner},
-    range_map::RangeMap, //
+    range_map::RangeMap,
 };
 use crate::{
     bindings,
-    kernel::{
-        lock_classes,
-        word::peek_usize, //
-    }, //
+    kernel::{lock_classes, word::peek_usize},
 };
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::{
-        atomic::{
-            ordering::Relaxed,
-            Atomic, //
-        },
-        Arc,
-        Mutex, //
+        atomic::{ordering::Relaxed, Atomic},
+        Arc, Mutex,
     },
 };
 
 mod alloc;
+mod chunk;
+mod chunks;
 mod cpu_fault;
 mod growth;
 mod hints;
 mod mapped;
 mod owner;
-mod piece;
-mod pieces;
 mod region;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
 pub(crate) use alloc::Row;
+use chunk::{Chunk, Looker};
+use chunks::Chunks;
 pub use cpu_fault::{CpuFault, FaultError};
 use hints::{HintClass, Hints};
 pub use mapped::MmapLocks;
 pub use owner::Owner;
-use piece::{Looker, Piece};
-use pieces::Pieces;
 
-/// Pages of one piece: 256 MiB, as in the kernel's `lib/test_hmm.c`.
-pub const PIECE_PAGES: usize = 1 << 16;
+/// Pages of one chunk: 256 MiB, as in the kernel's `lib/test_hmm.c`.
+pub const CHUNK_PAGES: usize = 1 << 16;
 
 /// Highest physical address of any machine. The kernel enforces the actual limit.
 const LAST_PHYSICAL: u64 = (1 << 52) - 1;
@@ -64,11 +57,11 @@ const LAST_PHYSICAL: u64 = (1 << 52) - 1;
 /// Maximum number of pages of one device: the number of page frames in the physical address space.
 pub const MAX_PAGES: usize = ((LAST_PHYSICAL + 1) >> PAGE_SHIFT) as usize;
 
-const PIECE_BYTES: u64 = (PIECE_PAGES as u64) << PAGE_SHIFT;
+const CHUNK_BYTES: u64 = (CHUNK_PAGES as u64) << PAGE_SHIFT;
 
-/// System memory that the kernel needs for a piece, in bytes: a `struct page` of 64 bytes for each
+/// System memory that the kernel needs for a chunk, in bytes: a `struct page` of 64 bytes for each
 /// page.
-pub const PIECE_OVERHEAD: usize = PIECE_PAGES * 64;
+pub const CHUNK_OVERHEAD: usize = CHUNK_PAGES * 64;
 
 /// Type of device memory, which determines how the CPU accesses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,10 +146,10 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
 ///
 /// # Invariants
 ///
-/// Pinned; pieces point back here.
+/// Pinned; chunks point back here.
 #[pin_data(PinnedDrop)]
 pub struct DevicePages<T: DevicePageOps> {
-    pieces: Pieces<T>,
+    chunks: Chunks<T>,
     hints: Hints,
     owner: Arc<Owner>,
     /// Whether the caller has provided the owner, so that other memories may share it.
@@ -165,28 +158,28 @@ pub struct DevicePages<T: DevicePageOps> {
     first: usize,
     /// The kernel's callbacks. A separate copy, because its address identifies this memory.
     ops: bindings::dev_pagemap_ops,
-    /// Number of the piece, plus one, by page frame. May contain stale frames of removed pieces.
+    /// Number of the chunk, plus one, by page frame. May contain stale frames of removed chunks.
     #[pin]
     frames: RangeMap,
-    /// Piece of the most recent lookup of a frame.
+    /// Chunk of the most recent lookup of a frame.
     recent: Atomic<usize>,
     kind: MemoryKind,
-    /// Lower bound of the page frames of all pieces.
+    /// Lower bound of the page frames of all chunks.
     lowest: Atomic<usize>,
     max_pages: usize,
     /// Number of pages in use.
     used: Atomic<usize>,
-    /// Number of pages of the pieces that are added.
+    /// Number of pages of the chunks that are added.
     there: Atomic<usize>,
-    /// Held while a piece is added or removed.
+    /// Held while a chunk is added or removed.
     #[pin]
     adding: Mutex<()>,
     data: T,
 }
 
-// SAFETY: Pieces are `Send + Sync`, and so is `T`.
+// SAFETY: Chunks are `Send + Sync`, and so is `T`.
 unsafe impl<T: DevicePageOps> Send for DevicePages<T> {}
-// SAFETY: Pieces are `Send + Sync`, and so is `T`.
+// SAFETY: Chunks are `Send + Sync`, and so is `T`.
 unsafe impl<T: DevicePageOps> Sync for DevicePages<T> {}
 
 impl<T: DevicePageOps> DevicePages<T> {
@@ -220,30 +213,30 @@ impl<T: DevicePageOps> DevicePages<T> {
         data: T,
     ) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            pieces: {
+            chunks: {
                 if max_pages > MAX_PAGES {
                     return Err(EINVAL);
                 }
-                let count = max_pages.div_ceil(PIECE_PAGES);
+                let count = max_pages.div_ceil(CHUNK_PAGES);
                 if let MemoryKind::Coherent { start } = kind {
                     // CAST: At most the number of physical addresses.
-                    let bytes = (count.max(1) as u64).checked_mul(PIECE_BYTES).ok_or(EINVAL)?;
+                    let bytes = (count.max(1) as u64).checked_mul(CHUNK_BYTES).ok_or(EINVAL)?;
                     let last = start.checked_add(bytes).ok_or(EINVAL)? - 1;
                     let aligned = start % (PMD_PAGES as u64 * 4096) == 0;
                     if start == 0 || !aligned || last > LAST_PHYSICAL {
                         return Err(EINVAL);
                     }
                 }
-                Pieces::new(count)?
+                Chunks::new(count)?
             },
-            hints: Hints::new(max_pages.div_ceil(PIECE_PAGES))?,
+            hints: Hints::new(max_pages.div_ceil(CHUNK_PAGES))?,
             shared: owner.is_some(),
             owner: match owner {
                 Some(owner) => owner,
                 None => Owner::new()?,
             },
-            first: owner.give(max_pages.next_multiple_of(PIECE_PAGES))?,
-            ops: Piece::<T>::OPS,
+            first: owner.give(max_pages.next_multiple_of(CHUNK_PAGES))?,
+            ops: Chunk::<T>::OPS,
             frames <- RangeMap::new(),
             recent: Atomic::new(0),
             kind,
@@ -297,22 +290,22 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.shared
     }
 
-    /// Returns the allocated pieces, in the order of their numbers.
-    fn pieces(&self) -> impl Iterator<Item = &Piece<T>> + Clone {
-        self.pieces.iter()
+    /// Returns the allocated chunks, in the order of their numbers.
+    fn chunks(&self) -> impl Iterator<Item = &Chunk<T>> + Clone {
+        self.chunks.iter()
     }
 
-    fn piece(&self, number: usize) -> Option<&Piece<T>> {
-        self.pieces.get(number / PIECE_PAGES)
+    fn chunk(&self, number: usize) -> Option<&Chunk<T>> {
+        self.chunks.get(number / CHUNK_PAGES)
     }
 
-    /// Returns the pieces that are marked in the hints of `class`.
-    fn hinted(&self, class: HintClass) -> impl Iterator<Item = &Piece<T>> {
+    /// Returns the chunks that are marked in the hints of `class`.
+    fn hinted(&self, class: HintClass) -> impl Iterator<Item = &Chunk<T>> {
         let mut from = 0;
         core::iter::from_fn(move || {
             let index = self.hints.find(class, from)?;
             from = index + 1;
-            self.pieces.get(index)
+            self.chunks.get(index)
         })
     }
 
@@ -323,11 +316,11 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// Returns the number of pages that were added and are not withdrawn.
     pub fn total(&self) -> usize {
-        // Skips pieces that are not added, whose pages are all withdrawn.
+        // Skips chunks that are not added, whose pages are all withdrawn.
         let partly = self
             .hinted(HintClass::Withdrawn)
-            .filter(|piece| piece.is_there());
-        let out = partly.map(|piece| piece.free.withdrawn()).sum();
+            .filter(|chunk| chunk.is_there());
+        let out = partly.map(|chunk| chunk.free.withdrawn()).sum();
         self.there.load(Relaxed).saturating_sub(out)
     }
 
@@ -336,31 +329,31 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.max_pages
     }
 
-    /// Called after the folio of `order` at `index` of `piece` was freed. `is_used` is whether
-    /// other pages of the piece are in use. Context: any.
+    /// Called after the folio of `order` at `index` of `chunk` was freed. `is_used` is whether
+    /// other pages of the chunk are in use. Context: any.
     #[inline]
-    fn given_back(&self, piece: &Piece<T>, index: usize, order: u32, is_used: bool) {
+    fn given_back(&self, chunk: &Chunk<T>, index: usize, order: u32, is_used: bool) {
         self.used.fetch_sub(1 << order, Relaxed);
         if !is_used {
-            self.hints.set(HintClass::Idle, piece.index);
+            self.hints.set(HintClass::Idle, chunk.index);
         }
-        self.note_room(piece, Some(index));
+        self.note_room(chunk, Some(index));
         let range = DeviceRange {
-            first: piece.index * PIECE_PAGES + index,
+            first: chunk.index * CHUNK_PAGES + index,
             count: 1 << order,
         };
         T::given_back(self, range);
     }
 
-    /// Prevents the removal of the piece of device page `number` while the returned object exists.
+    /// Prevents the removal of the chunk of device page `number` while the returned object exists.
     pub(super) fn look(&self, number: usize) -> Option<Looker<'_>> {
-        self.piece(number)?.look()
+        self.chunk(number)?.look()
     }
 
     /// Returns the number of pages in use in the block of 512 pages that begins at `number`.
     pub fn used_in_block(&self, number: usize) -> usize {
-        self.piece(number)
-            .map_or(0, |piece| piece.free.used_in_block(number % PIECE_PAGES))
+        self.chunk(number)
+            .map_or(0, |chunk| chunk.free.used_in_block(number % CHUNK_PAGES))
     }
 
     /// Returns the device page number of page frame `pfn`, if it belongs to this memory.
@@ -377,53 +370,53 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// As [`Self::lookup`], for a frame that is not below all frames of this memory.
     #[inline(never)]
     fn lookup_device(&self, pfn: usize) -> Option<usize> {
-        let within = |piece: &Piece<T>| {
-            let index = pfn.checked_sub(piece.base()?)?;
-            (index < PIECE_PAGES).then_some(piece.index * PIECE_PAGES + index)
+        let within = |chunk: &Chunk<T>| {
+            let index = pfn.checked_sub(chunk.base()?)?;
+            (index < CHUNK_PAGES).then_some(chunk.index * CHUNK_PAGES + index)
         };
-        let recent = self.pieces.get(peek_usize(&self.recent));
+        let recent = self.chunks.get(peek_usize(&self.recent));
         if let Some(number) = recent.and_then(within) {
             return Some(number);
         }
         let found = self.frames.find(pfn, pfn)?;
-        // CAST: The value is the number of a piece plus one.
-        let piece = self.pieces.get(found.value.get() as usize - 1)?;
-        self.recent.store(piece.index, Relaxed);
-        // Recheck: the piece may have been removed, and added again with other frames.
-        within(piece)
+        // CAST: The value is the number of a chunk plus one.
+        let chunk = self.chunks.get(found.value.get() as usize - 1)?;
+        self.recent.store(chunk.index, Relaxed);
+        // Recheck: the chunk may have been removed, and added again with other frames.
+        within(chunk)
     }
 
-    /// Returns a function like [`Self::lookup`] that is faster for frames of the same piece.
+    /// Returns a function like [`Self::lookup`] that is faster for frames of the same chunk.
     pub(crate) fn pfn_lookup(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
-        // First frame and first number of the piece of the previous lookup.
+        // First frame and first number of the chunk of the previous lookup.
         let mut base = usize::MAX;
         let mut first = 0;
         move |pfn| {
-            if let Some(index) = pfn.checked_sub(base).filter(|index| *index < PIECE_PAGES) {
+            if let Some(index) = pfn.checked_sub(base).filter(|index| *index < CHUNK_PAGES) {
                 return Some(first + index);
             }
             let number = self.lookup(pfn)?;
-            first = number - number % PIECE_PAGES;
-            base = pfn - number % PIECE_PAGES;
+            first = number - number % CHUNK_PAGES;
+            base = pfn - number % CHUNK_PAGES;
             Some(number)
         }
     }
 
-    /// Returns the page frame number of device page `number`, if its piece is added. If the page is
-    /// not in use, the piece may be removed concurrently.
+    /// Returns the page frame number of device page `number`, if its chunk is added. If the page is
+    /// not in use, the chunk may be removed concurrently.
     pub fn pfn(&self, number: usize) -> Option<usize> {
-        Some(self.piece(number)?.base()? + number % PIECE_PAGES)
+        Some(self.chunk(number)?.base()? + number % CHUNK_PAGES)
     }
 
     /// Returns the blocks of 512 device pages that have pages in use.
     pub fn used_blocks(&self) -> impl Iterator<Item = DeviceRange> + Clone + '_ {
-        let used = self.pieces().filter(|piece| piece.free.used() != 0);
-        used.flat_map(|piece| {
-            (0..piece.free.len())
+        let used = self.chunks().filter(|chunk| chunk.free.used() != 0);
+        used.flat_map(|chunk| {
+            (0..chunk.free.len())
                 .step_by(PMD_PAGES)
-                .filter(|first| piece.free.used_in_block(*first) != 0)
+                .filter(|first| chunk.free.used_in_block(*first) != 0)
                 .map(|first| DeviceRange {
-                    first: piece.index * PIECE_PAGES + first,
+                    first: chunk.index * CHUNK_PAGES + first,
                     count: PMD_PAGES,
                 })
         })
@@ -433,9 +426,9 @@ impl<T: DevicePageOps> DevicePages<T> {
 #[pinned_drop]
 impl<T: DevicePageOps> PinnedDrop for DevicePages<T> {
     fn drop(self: Pin<&mut Self>) {
-        for piece in self.pieces().filter(|piece| piece.is_there()) {
-            // SAFETY: The piece is added. `drop` has exclusive access, so no other thread uses it.
-            unsafe { piece.unmap() };
+        for chunk in self.chunks().filter(|chunk| chunk.is_there()) {
+            // SAFETY: The chunk is added. `drop` has exclusive access, so no other thread uses it.
+            unsafe { chunk.unmap() };
         }
     }
 }

@@ -57,7 +57,7 @@ mod suite {
         let device = device(MemoryKind::Private)?;
         device.add_chunks(1)?;
         let mut batch = Batch::new()?;
-        for first in [usize::MAX, usize::MAX - PMD_PAGES, PIECE_PAGES, 1] {
+        for first in [usize::MAX, usize::MAX - PMD_PAGES, CHUNK_PAGES, 1] {
             let mut found = false;
             device.isolate_small(first, MmapLocks::All, &mut batch, |_| found = true);
             assert!(!found);

@@ -5,7 +5,7 @@
 use super::*;
 use crate::{
     migrate::PageOutcome,
-    mm::device_pages::{DeviceRange, PIECE_PAGES}, //
+    mm::device_pages::{DeviceRange, CHUNK_PAGES}, //
 };
 
 /// A device with two tiles, the first of which is its home memory.
@@ -100,10 +100,10 @@ mod suite {
         let page = |first| DeviceRange { first, count: 1 };
         assert_eq!(tiles[0].memory.locate(page(3)), Some(page(3)));
         assert_eq!(tiles[1].memory.locate(page(3)), None);
-        assert_eq!(tiles[1].memory.locate(page(PIECE_PAGES + 3)), Some(page(3)));
-        assert_eq!(tiles[0].memory.locate(page(PIECE_PAGES + 3)), None);
+        assert_eq!(tiles[1].memory.locate(page(CHUNK_PAGES + 3)), Some(page(3)));
+        assert_eq!(tiles[0].memory.locate(page(CHUNK_PAGES + 3)), None);
         // Numbers beyond the limit of a tile, and beyond all tiles.
-        for first in [PMD_PAGES * 4, PIECE_PAGES * 2, usize::MAX] {
+        for first in [PMD_PAGES * 4, CHUNK_PAGES * 2, usize::MAX] {
             assert!(tiles
                 .iter()
                 .all(|tile| tile.memory.locate(page(first)).is_none()));

@@ -2,7 +2,7 @@
 
 //! Allocation of device pages, and withdrawal of pages from use.
 
-use super::{hints::HintClass, piece::Piece, DevicePageOps, DevicePages, DeviceRange, PIECE_PAGES};
+use super::{chunk::Chunk, hints::HintClass, DevicePageOps, DevicePages, DeviceRange, CHUNK_PAGES};
 use crate::{
     inject::{fails, FailPoint},
     mm::{
@@ -35,63 +35,63 @@ impl<T: DevicePageOps> DevicePages<T> {
         if order > PMD_ORDER {
             return None;
         }
-        let (piece, index) = self.take_index(order)?;
-        let number = piece.index * PIECE_PAGES + index;
-        Some((number, self.taken(piece, index, order)))
+        let (chunk, index) = self.take_index(order)?;
+        let number = chunk.index * CHUNK_PAGES + index;
+        Some((number, self.taken(chunk, index, order)))
     }
 
     /// Allocates the pages of a folio of `order`, without counting them as used.
-    fn take_index(&self, order: u32) -> Option<(&Piece<T>, usize)> {
-        self.hinted(HintClass::Room(order)).find_map(|piece| {
-            let index = piece.take(order, |may_have| {
+    fn take_index(&self, order: u32) -> Option<(&Chunk<T>, usize)> {
+        self.hinted(HintClass::Room(order)).find_map(|chunk| {
+            let index = chunk.take(order, |may_have| {
                 if may_have {
-                    self.hints.set(HintClass::Room(order), piece.index)
+                    self.hints.set(HintClass::Room(order), chunk.index)
                 } else {
-                    self.hints.clear(HintClass::Room(order), piece.index)
+                    self.hints.clear(HintClass::Room(order), chunk.index)
                 }
             })?;
-            Some((piece, index))
+            Some((chunk, index))
         })
     }
 
     /// Allocates consecutive pages, at most `most`. Prefers the pages that follow device page
-    /// `near`, the most recent allocation of the caller, then pages of the same piece, then of any
-    /// piece.
+    /// `near`, the most recent allocation of the caller, then pages of the same chunk, then of any
+    /// chunk.
     pub(crate) fn take_row(&self, near: Option<usize>, most: usize) -> Option<Row<'_, T>> {
         let most = most.max(1);
-        let near = near.and_then(|near| Some((self.piece(near)?, near % PIECE_PAGES + 1)));
+        let near = near.and_then(|near| Some((self.chunk(near)?, near % CHUNK_PAGES + 1)));
         // Fast path: most pages of a migration are consecutive, and need no search of the block.
-        let behind = near.and_then(|(piece, next)| {
-            let count = piece.free.take_row(next, most.min(left_in_block(next)));
-            (count != 0).then(|| self.row(piece, next, count))
+        let behind = near.and_then(|(chunk, next)| {
+            let count = chunk.free.take_row(next, most.min(left_in_block(next)));
+            (count != 0).then(|| self.row(chunk, next, count))
         });
         behind.or_else(|| {
-            let found = near.and_then(|(piece, _)| Some((piece, piece.free.take(0)?)));
-            let (piece, first) = found.or_else(|| self.take_index(0))?;
+            let found = near.and_then(|(chunk, _)| Some((chunk, chunk.free.take(0)?)));
+            let (chunk, first) = found.or_else(|| self.take_index(0))?;
             let more = left_in_block(first + 1).min(most - 1);
-            let count = 1 + piece.free.take_row(first + 1, more);
-            Some(self.row(piece, first, count))
+            let count = 1 + chunk.free.take_row(first + 1, more);
+            Some(self.row(chunk, first, count))
         })
     }
 
-    /// Counts `count` pages from `first` on of `piece`, which the caller has allocated, as used.
-    fn row<'a>(&'a self, piece: &'a Piece<T>, first: usize, count: usize) -> Row<'a, T> {
+    /// Counts `count` pages from `first` on of `chunk`, which the caller has allocated, as used.
+    fn row<'a>(&'a self, chunk: &'a Chunk<T>, first: usize, count: usize) -> Row<'a, T> {
         // Full barrier: later accesses are ordered after the pages are counted as in use.
         self.used.fetch_add(count, Full);
         // INVARIANT: The caller has allocated the pages.
         Row {
             owner: self,
-            piece,
+            chunk,
             next: first,
             end: first + count,
         }
     }
 
     #[inline]
-    fn taken(&self, piece: &Piece<T>, index: usize, order: u32) -> LockedFolio {
+    fn taken(&self, chunk: &Chunk<T>, index: usize, order: u32) -> LockedFolio {
         // Full barrier: later accesses are ordered after the pages are counted as in use.
         self.used.fetch_add(1 << order, Full);
-        piece.folio(index, order)
+        chunk.folio(index, order)
     }
 
     /// As [`Self::alloc`], but allocates the folio that begins at device page `number`, if it is
@@ -100,22 +100,22 @@ impl<T: DevicePageOps> DevicePages<T> {
         if fails(FailPoint::DevicePage) {
             return None;
         }
-        let piece = self.piece(number)?;
-        let index = number % PIECE_PAGES;
-        (piece.free.take_at(index, order)).then(|| self.taken(piece, index, order))
+        let chunk = self.chunk(number)?;
+        let index = number % CHUNK_PAGES;
+        (chunk.free.take_at(index, order)).then(|| self.taken(chunk, index, order))
     }
 
     /// Withdraws the pages of `range`: free pages now, and pages in use when they are freed.
-    /// Returns the number of pages that are not withdrawn yet, which includes the pages of pieces
+    /// Returns the number of pages that are not withdrawn yet, which includes the pages of chunks
     /// that are not added.
     pub fn offline(&self, range: DeviceRange) -> usize {
-        // Excludes a concurrent addition of a piece, which would restore its pages.
+        // Excludes a concurrent addition of a chunk, which would restore its pages.
         let _adding = self.adding.lock();
         let mut left = 0;
-        self.for_each_part(range, |piece, first, count| {
-            self.hints.set(HintClass::Withdrawn, piece.index);
-            left += if piece.is_there() {
-                piece.free.offline(first, count)
+        self.for_each_part(range, |chunk, first, count| {
+            self.hints.set(HintClass::Withdrawn, chunk.index);
+            left += if chunk.is_there() {
+                chunk.free.offline(first, count)
             } else {
                 count
             };
@@ -126,30 +126,30 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Reverts [`Self::offline`] for the pages of `range`.
     pub fn online(&self, range: DeviceRange) {
         let _adding = self.adding.lock();
-        self.for_each_part(range, |piece, first, count| {
-            if piece.is_there() {
-                piece.free.online(first, count);
-                self.note_room(piece, None);
+        self.for_each_part(range, |chunk, first, count| {
+            if chunk.is_there() {
+                chunk.free.online(first, count);
+                self.note_room(chunk, None);
             }
         });
     }
 
-    fn for_each_part(&self, range: DeviceRange, mut each: impl FnMut(&Piece<T>, usize, usize)) {
+    fn for_each_part(&self, range: DeviceRange, mut each: impl FnMut(&Chunk<T>, usize, usize)) {
         let end = range.first.saturating_add(range.count);
-        let first = range.first / PIECE_PAGES;
-        for piece in (first..self.pieces.made()).map_while(|index| self.pieces.get(index)) {
-            let base = piece.index * PIECE_PAGES;
+        let first = range.first / CHUNK_PAGES;
+        for chunk in (first..self.chunks.made()).map_while(|index| self.chunks.get(index)) {
+            let base = chunk.index * CHUNK_PAGES;
             let from = range.first.max(base);
-            let to = end.min(base + piece.free.len());
+            let to = end.min(base + chunk.free.len());
             if from >= to {
                 break;
             }
-            each(piece, from - base, to - from);
+            each(chunk, from - base, to - from);
         }
     }
 }
 
-/// Returns the number of pages from `index` of a piece to the end of its block; 0 if a block begins
+/// Returns the number of pages from `index` of a chunk to the end of its block; 0 if a block begins
 /// at `index`.
 fn left_in_block(index: usize) -> usize {
     (PMD_PAGES - index % PMD_PAGES) % PMD_PAGES
@@ -160,10 +160,10 @@ fn left_in_block(index: usize) -> usize {
 ///
 /// # Invariants
 ///
-/// Pages `next..end` of `piece` were taken, and belong to this value. They are in one block.
+/// Pages `next..end` of `chunk` were taken, and belong to this value. They are in one block.
 pub(crate) struct Row<'a, T: DevicePageOps> {
     owner: &'a DevicePages<T>,
-    piece: &'a Piece<T>,
+    chunk: &'a Chunk<T>,
     next: usize,
     end: usize,
 }
@@ -178,7 +178,7 @@ impl<T: DevicePageOps> Row<'_, T> {
     /// Returns the device page number of the next page.
     #[inline]
     pub(crate) fn number(&self) -> usize {
-        self.piece.index * PIECE_PAGES + self.next
+        self.chunk.index * CHUNK_PAGES + self.next
     }
 
     /// Takes the next page, locked and with one reference. Context: as [`DevicePages::alloc`].
@@ -190,15 +190,15 @@ impl<T: DevicePageOps> Row<'_, T> {
         let index = self.next;
         // INVARIANT: The returned folio owns that page.
         self.next += 1;
-        Some(self.piece.folio(index, 0))
+        Some(self.chunk.folio(index, 0))
     }
 }
 
 impl<T: DevicePageOps> Drop for Row<'_, T> {
     fn drop(&mut self) {
         for index in self.next..self.end {
-            let is_used = self.piece.free.give_back(index, 1);
-            self.owner.given_back(self.piece, index, 0, is_used);
+            let is_used = self.chunk.free.give_back(index, 1);
+            self.owner.given_back(self.chunk, index, 0, is_used);
         }
     }
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Bitmaps of the pieces of device memory that are candidates for a search, so that a search does
-//! not visit all pieces.
+//! Bitmaps of the chunks of device memory that are candidates for a search, so that a search does
+//! not visit all chunks.
 //!
-//! There is one bit per piece for each [`HintClass`], and three summary levels above. A summary bit
+//! There is one bit per chunk for each [`HintClass`], and three summary levels above. A summary bit
 //! says that a bit of one word of the level below may be set. Without stale bits, a search reads
 //! one word of each level, whatever the size of the memory.
 //!
 //! Bits are hints. A set bit may be stale: the caller that finds it stale clears it and checks the
-//! piece once more. A clear bit is not stale, except while a concurrent search clears a summary bit
+//! chunk once more. A clear bit is not stale, except while a concurrent search clears a summary bit
 //! whose word is being set; that search then sets the summary bit again. All accesses are atomic,
 //! and bits are changed in any context.
 
@@ -24,15 +24,15 @@ const WORD_BITS: usize = u64::BITS as usize;
 /// Levels of bits. The last one has a single word.
 const HINT_LEVELS: usize = 4;
 
-/// Maximum number of pieces for which there are bits.
+/// Maximum number of chunks for which there are bits.
 pub(super) const MAX_CHUNKS: usize = 1 << (WORD_BITS.trailing_zeros() as usize * HINT_LEVELS);
 
-/// Number of pieces whose bits are allocated together (1 TiB of memory).
+/// Number of chunks whose bits are allocated together (1 TiB of memory).
 const GROUP_CHUNKS: usize = WORD_BITS * WORD_BITS;
 
 const CLASS_COUNT: usize = PMD_ORDER as usize + 4;
 
-/// Property of the pieces that a search looks for.
+/// Property of the chunks that a search looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HintClass {
     /// Has a free folio of this order, 0 to 9.
@@ -72,13 +72,13 @@ fn words(count: usize) -> Result<KVVec<Words>> {
     Ok(words)
 }
 
-/// The bits of [`GROUP_CHUNKS`] pieces: the two lowest levels.
+/// The bits of [`GROUP_CHUNKS`] chunks: the two lowest levels.
 struct HintGroup {
-    pieces: KVVec<Words>,
+    chunks: KVVec<Words>,
     summary: Words,
 }
 
-/// The bits of all pieces.
+/// The bits of all chunks.
 pub(super) struct Hints {
     groups: KVVec<OnceBox<HintGroup>>,
     /// The third level: a bit for each group.
@@ -87,21 +87,21 @@ pub(super) struct Hints {
 }
 
 impl Hints {
-    /// Creates the bits of `pieces` pieces, all clear.
+    /// Creates the bits of `chunks` chunks, all clear.
     ///
     /// # Errors
     ///
     /// * `ENOMEM`: memory allocation failed.
-    /// * `EINVAL`: `pieces` is larger than [`MAX_CHUNKS`].
+    /// * `EINVAL`: `chunks` is larger than [`MAX_CHUNKS`].
     ///
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn new(pieces: usize) -> Result<Self> {
-        if pieces > MAX_CHUNKS {
+    pub(super) fn new(chunks: usize) -> Result<Self> {
+        if chunks > MAX_CHUNKS {
             return Err(EINVAL);
         }
-        let count = pieces.div_ceil(GROUP_CHUNKS);
+        let count = chunks.div_ceil(GROUP_CHUNKS);
         let mut groups = KVVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
             groups.push(OnceBox::new(), GFP_KERNEL)?;
@@ -113,22 +113,22 @@ impl Hints {
         })
     }
 
-    /// Allocates the bits of `piece`. Must be called before any of its bits is set; `set` has no
-    /// effect on a piece without bits.
+    /// Allocates the bits of `chunk`. Must be called before any of its bits is set; `set` has no
+    /// effect on a chunk without bits.
     ///
     /// # Errors
     ///
     /// * `ENOMEM`: memory allocation failed.
-    /// * `EINVAL`: `piece` is beyond the last one.
+    /// * `EINVAL`: `chunk` is beyond the last one.
     ///
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn prepare(&self, piece: usize) -> Result {
-        let place = self.groups.get(piece / GROUP_CHUNKS).ok_or(EINVAL)?;
+    pub(super) fn prepare(&self, chunk: usize) -> Result {
+        let place = self.groups.get(chunk / GROUP_CHUNKS).ok_or(EINVAL)?;
         if place.get().is_none() {
             let group = HintGroup {
-                pieces: words(WORD_BITS)?,
+                chunks: words(WORD_BITS)?,
                 summary: empty(),
             };
             place.put(KBox::pin(group, GFP_KERNEL)?);
@@ -142,7 +142,7 @@ impl Hints {
         let words = match level {
             0 => {
                 let group = self.groups.get(index / WORD_BITS)?.get()?;
-                group.pieces.get(index % WORD_BITS)?
+                group.chunks.get(index % WORD_BITS)?
             }
             1 => &self.groups.get(index)?.get()?.summary,
             2 => self.upper.get(index)?,
@@ -151,12 +151,12 @@ impl Hints {
         words.get(class.index())
     }
 
-    /// Sets the bit of `piece` for `class`, with a full barrier before and after. Callable from any
+    /// Sets the bit of `chunk` for `class`, with a full barrier before and after. Callable from any
     /// context.
-    pub(super) fn set(&self, class: HintClass, piece: usize) {
-        if let Some(word) = self.word(class, 0, piece / WORD_BITS) {
-            set(word, 1 << (piece % WORD_BITS));
-            self.set_above(class, 0, piece / WORD_BITS);
+    pub(super) fn set(&self, class: HintClass, chunk: usize) {
+        if let Some(word) = self.word(class, 0, chunk / WORD_BITS) {
+            set(word, 1 << (chunk % WORD_BITS));
+            self.set_above(class, 0, chunk / WORD_BITS);
         }
     }
 
@@ -173,14 +173,14 @@ impl Hints {
         }
     }
 
-    /// Clears the bit of `piece` for `class`, with a full barrier before and after. Callable from
+    /// Clears the bit of `chunk` for `class`, with a full barrier before and after. Callable from
     /// any context.
     ///
-    /// If the property may change concurrently, the caller checks the piece again afterwards, and
-    /// sets the bit if the piece has the property after all.
-    pub(super) fn clear(&self, class: HintClass, piece: usize) {
-        if let Some(word) = self.word(class, 0, piece / WORD_BITS) {
-            clear(word, 1 << (piece % WORD_BITS));
+    /// If the property may change concurrently, the caller checks the chunk again afterwards, and
+    /// sets the bit if the chunk has the property after all.
+    pub(super) fn clear(&self, class: HintClass, chunk: usize) {
+        if let Some(word) = self.word(class, 0, chunk / WORD_BITS) {
+            clear(word, 1 << (chunk % WORD_BITS));
         }
     }
 
@@ -209,11 +209,11 @@ impl Hints {
         }
     }
 
-    /// Returns the first piece at or after `from` whose bit for `class` is set. Callable from any
+    /// Returns the first chunk at or after `from` whose bit for `class` is set. Callable from any
     /// context.
     pub(super) fn find(&self, class: HintClass, from: usize) -> Option<usize> {
-        // `at` is the first bit of `level` that is not yet searched. A search of all pieces begins
-        // at the top level, so that its cost does not depend on the position of the piece.
+        // `at` is the first bit of `level` that is not yet searched. A search of all chunks begins
+        // at the top level, so that its cost does not depend on the position of the chunk.
         let (mut level, mut at) = match from {
             0 => (HINT_LEVELS - 1, 0),
             _ => (0, from),
@@ -249,11 +249,11 @@ mod tests {
     #[test]
     fn random_bits_agree_with_an_array() -> Result {
         const SITES: usize = 200;
-        // Pieces in four words of the third level, some of them adjacent.
-        let piece = |site: usize| site / 4 * (4 * WORD_BITS * GROUP_CHUNKS / 50) + site % 4 * 21;
+        // Chunks in four words of the third level, some of them adjacent.
+        let chunk = |site: usize| site / 4 * (4 * WORD_BITS * GROUP_CHUNKS / 50) + site % 4 * 21;
         let hints = Hints::new(4 * WORD_BITS * GROUP_CHUNKS)?;
         for site in 0..SITES {
-            hints.prepare(piece(site))?;
+            hints.prepare(chunk(site))?;
         }
         let mut model = [false; SITES];
         let mut random = 99u64;
@@ -262,9 +262,9 @@ mod tests {
             let site = (random >> 33) as usize % SITES;
             let is_set = random >> 61 == 0;
             if is_set {
-                hints.set(HintClass::Idle, piece(site))
+                hints.set(HintClass::Idle, chunk(site))
             } else {
-                hints.clear(HintClass::Idle, piece(site))
+                hints.clear(HintClass::Idle, chunk(site))
             }
             *model.get_mut(site).ok_or(EINVAL)? = is_set;
             // Other classes are not affected.
@@ -272,8 +272,8 @@ mod tests {
             assert_eq!(hints.find(class, 0), None);
             for from in [site, 0] {
                 let expected = model.iter().skip(from).position(|bit| *bit);
-                let expected = expected.map(|at| piece(from + at));
-                assert_eq!(hints.find(HintClass::Idle, piece(from)), expected);
+                let expected = expected.map(|at| chunk(from + at));
+                assert_eq!(hints.find(HintClass::Idle, chunk(from)), expected);
             }
         }
         Ok(())

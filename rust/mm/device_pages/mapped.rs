@@ -17,7 +17,7 @@ use super::{
         migrate::{Batch, Isolated, MigrateEntry, Origin, Select, Source},
         space::{MmapGuard, Vma},
     },
-    DevicePageOps, DevicePages, MemoryKind, PIECE_PAGES,
+    DevicePageOps, DevicePages, MemoryKind, CHUNK_PAGES,
 };
 use crate::{
     bindings,
@@ -75,7 +75,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         let Some(looker) = self.look(number) else {
             return false;
         };
-        let pfn = looker.frames().start + number % PIECE_PAGES;
+        let pfn = looker.frames().start + number % CHUNK_PAGES;
         // SAFETY: `looker` prevents the removal of the page frame.
         let order = unsafe { bindings::rust_hmm_pfn_order(pfn) };
         order == PMD_ORDER && self.used_in_block(number) == PMD_PAGES
@@ -200,8 +200,8 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// Whether device page `number` is in use.
     fn is_used(&self, number: usize) -> bool {
-        self.piece(number)
-            .is_some_and(|piece| piece.free.is_used(number % PIECE_PAGES))
+        self.chunk(number)
+            .is_some_and(|chunk| chunk.free.is_used(number % CHUNK_PAGES))
     }
 
     /// Returns the criteria by which a migration selects pages of this memory.
@@ -245,11 +245,11 @@ impl<T: DevicePageOps> DevicePages<T> {
         None
     }
 
-    /// Looks up mappings of the folio with device page `number`. Returns `None` if the piece has no
+    /// Looks up mappings of the folio with device page `number`. Returns `None` if the chunk has no
     /// page frames.
     fn users(&self, number: usize) -> Option<FolioMappings> {
         let looker = self.look(number)?;
-        let pfn = looker.frames().start + number % PIECE_PAGES;
+        let pfn = looker.frames().start + number % CHUNK_PAGES;
         let mut raw = [const {
             bindings::rust_hmm_user {
                 mm: ptr::null_mut(),

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Physical address regions for pieces of device memory.
+//! Physical address regions for chunks of device memory.
 
-use super::{MemoryKind, PIECE_BYTES};
+use super::{MemoryKind, CHUNK_BYTES};
 use crate::bindings;
 use core::mem::ManuallyDrop;
 use kernel::{error::to_result, prelude::*};
 
-/// A region of [`PIECE_BYTES`] in `/proc/iomem`, released when dropped.
+/// A region of [`CHUNK_BYTES`] in `/proc/iomem`, released when dropped.
 ///
 /// # Invariants
 ///
@@ -34,7 +34,7 @@ impl Region {
                 // SAFETY: The name is static, and `start` may be written.
                 to_result(unsafe {
                     bindings::rust_hmm_request_free_region(
-                        PIECE_BYTES,
+                        CHUNK_BYTES,
                         c"rust_hmm".as_char_ptr(),
                         &mut start,
                     )
@@ -46,7 +46,7 @@ impl Region {
             MemoryKind::Coherent { start } => {
                 // SAFETY: The name is static.
                 to_result(unsafe {
-                    bindings::rust_hmm_request_region(start, PIECE_BYTES, c"rust_hmm".as_char_ptr())
+                    bindings::rust_hmm_request_region(start, CHUNK_BYTES, c"rust_hmm".as_char_ptr())
                 })?;
                 start
             }
@@ -81,6 +81,6 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: The region was requested and not yet released, by the type invariant.
-        unsafe { bindings::rust_hmm_release_region(self.start, PIECE_BYTES) };
+        unsafe { bindings::rust_hmm_release_region(self.start, CHUNK_BYTES) };
     }
 }

@@ -37,7 +37,7 @@ mod suite {
     }
 
     fn order_of(pfn: usize) -> u32 {
-        // SAFETY: The frame belongs to a piece of device memory that is added.
+        // SAFETY: The frame belongs to a chunk of device memory that is added.
         unsafe { bindings::rust_hmm_pfn_order(pfn) }
     }
 
@@ -66,7 +66,7 @@ mod suite {
         assert_eq!(device.used(), 2);
         let pfn = device.pfn(1).ok_or(EINVAL)?;
         assert_eq!(device.lookup(pfn), Some(1));
-        assert!(device.lookup(0).is_none() && device.pfn(PIECE_PAGES).is_none());
+        assert!(device.lookup(0).is_none() && device.pfn(CHUNK_PAGES).is_none());
         // No free block, since two of its pages are in use.
         assert!(device.alloc(PMD_ORDER).is_none() && device.alloc(PMD_ORDER + 1).is_none());
         assert!(device.alloc(8).is_some() && device.alloc_at(2, 0).is_some());
@@ -114,23 +114,23 @@ mod suite {
 
     #[test]
     fn idle_pieces_come_and_go() -> Result {
-        let device = device(2 * PIECE_PAGES)?;
-        device.add_chunks(PIECE_PAGES + 1)?;
+        let device = device(2 * CHUNK_PAGES)?;
+        device.add_chunks(CHUNK_PAGES + 1)?;
         assert_eq!(
             (device.total(), device.idle_chunks()),
-            (2 * PIECE_PAGES, (2, 2))
+            (2 * CHUNK_PAGES, (2, 2))
         );
-        let page = device.alloc_at(PIECE_PAGES + 7, 0).ok_or(ENOMEM)?;
-        assert_eq!(device.lookup(page.pfn()), Some(PIECE_PAGES + 7));
-        // The piece in use is not removed.
-        assert_eq!((device.remove_chunks(2), device.total()), (1, PIECE_PAGES));
+        let page = device.alloc_at(CHUNK_PAGES + 7, 0).ok_or(ENOMEM)?;
+        assert_eq!(device.lookup(page.pfn()), Some(CHUNK_PAGES + 7));
+        // The chunk in use is not removed.
+        assert_eq!((device.remove_chunks(2), device.total()), (1, CHUNK_PAGES));
         assert!(device.pfn(0).is_none() && device.alloc_at(0, 0).is_none());
         assert_eq!(device.used(), 1);
-        device.add_chunks(PIECE_PAGES)?;
-        assert_eq!(device.total(), 2 * PIECE_PAGES);
+        device.add_chunks(CHUNK_PAGES)?;
+        assert_eq!(device.total(), 2 * CHUNK_PAGES);
         drop(page);
-        // A concurrent user of the frames prevents the removal of their piece.
-        let looker = device.look(PIECE_PAGES).ok_or(EINVAL)?;
+        // A concurrent user of the frames prevents the removal of their chunk.
+        let looker = device.look(CHUNK_PAGES).ok_or(EINVAL)?;
         assert_eq!(device.remove_chunks(2), 1);
         drop(looker);
         assert_eq!((device.remove_chunks(2), device.total()), (1, 0));
@@ -149,13 +149,13 @@ mod suite {
         let page = device.alloc(0).ok_or(ENOMEM)?;
         let block = device.alloc(PMD_ORDER).ok_or(ENOMEM)?;
         assert_eq!(device.lookup(page.pfn()), Some(0));
-        assert_eq!(device.lookup(block.pfn()), Some(PIECE_PAGES - PMD_PAGES));
+        assert_eq!(device.lookup(block.pfn()), Some(CHUNK_PAGES - PMD_PAGES));
         assert_eq!(
             (device.used(), device.idle_chunks()),
             (PMD_PAGES + 1, (1, 0))
         );
         assert_eq!(device.used_blocks().count(), 2);
-        // Numbers far beyond the last piece.
+        // Numbers far beyond the last chunk.
         assert!(device.pfn(1 << 31).is_none() && device.alloc_at(1 << 31, 0).is_none());
         assert_eq!(device.used_in_block(1 << 31), 0);
         drop((page, block));
@@ -166,19 +166,19 @@ mod suite {
 
     #[test]
     fn pieces_without_room_are_passed_over() -> Result {
-        let device = device(3 * PIECE_PAGES)?;
-        device.add_chunks(2 * PIECE_PAGES)?;
+        let device = device(3 * CHUNK_PAGES)?;
+        device.add_chunks(2 * CHUNK_PAGES)?;
         let mut blocks = KVec::new();
-        for _ in 0..PIECE_PAGES / PMD_PAGES {
+        for _ in 0..CHUNK_PAGES / PMD_PAGES {
             blocks.push(device.alloc(PMD_ORDER).ok_or(ENOMEM)?, GFP_KERNEL)?;
         }
         let room = |order, from| device.hints.find(HintClass::Room(order), from);
         let next = device.alloc(0).ok_or(ENOMEM)?;
-        assert_eq!(device.lookup(next.pfn()), Some(PIECE_PAGES));
+        assert_eq!(device.lookup(next.pfn()), Some(CHUNK_PAGES));
         // It was looked at once, and is not again until a page is given back.
         assert_eq!((room(0, 0), room(PMD_ORDER, 0)), (Some(1), Some(0)));
         let large = device.alloc(PMD_ORDER).ok_or(ENOMEM)?;
-        assert!(device.lookup(large.pfn()) > Some(PIECE_PAGES));
+        assert!(device.lookup(large.pfn()) > Some(CHUNK_PAGES));
         assert_eq!(room(PMD_ORDER, 0), Some(1));
         let first = blocks.pop().ok_or(EINVAL)?;
         let number = device.lookup(first.pfn());
@@ -202,18 +202,18 @@ mod suite {
 
     #[test]
     fn allocation_costs_the_same_for_1_gib_and_16_tib() -> Result {
-        // The last piece is the only one that has room.
-        let alone = |pieces: usize| -> Result<u64> {
-            let hints = Hints::new(pieces)?;
-            hints.prepare(pieces - 1)?;
-            hints.set(HintClass::Room(0), pieces - 1);
+        // The last chunk is the only one that has room.
+        let alone = |chunks: usize| -> Result<u64> {
+            let hints = Hints::new(chunks)?;
+            hints.prepare(chunks - 1)?;
+            hints.set(HintClass::Room(0), chunks - 1);
             Ok(cost(|| {
-                hints.find(HintClass::Room(0), 0) == Some(pieces - 1)
+                hints.find(HintClass::Room(0), 0) == Some(chunks - 1)
             }))
         };
         let small = alone(4)?;
         let large = alone(1 << 16)?;
-        pr_info!("cost: piece with room: 1 GiB {small} ns, 16 TiB {large} ns\n");
+        pr_info!("cost: chunk with room: 1 GiB {small} ns, 16 TiB {large} ns\n");
         // Exactly: within 10 %, see Documentation/memory.rst. This is for any clock.
         assert!(large <= small + small / 2);
         let page = |pages: usize| -> Result<u64> {
@@ -231,7 +231,7 @@ mod suite {
     #[test]
     fn growing_beside_a_shrinker_is_no_error() -> Result {
         const REMOVALS: usize = 50;
-        let pages = DevicePages::new(MemoryKind::Private, PIECE_PAGES, NoFaults);
+        let pages = DevicePages::new(MemoryKind::Private, CHUNK_PAGES, NoFaults);
         let device = Arc::pin_init(pages, GFP_KERNEL)?;
         let removed = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
         let theirs = device.clone();
@@ -264,7 +264,7 @@ mod suite {
         device.add_chunks(1)?;
         assert!(!armed.is_left());
         let other = device.pfn(0).ok_or(EINVAL)?;
-        assert!(other.abs_diff(usual) >= PIECE_PAGES);
+        assert!(other.abs_diff(usual) >= CHUNK_PAGES);
         assert_eq!(device.lookup(other), Some(0));
         // It was held only meanwhile, and so are all of them.
         assert_eq!(device.remove_chunks(1), 1);
@@ -288,7 +288,7 @@ mod suite {
         assert_eq!((device.total(), device.used()), (1, 0));
         let last = device.alloc(0).ok_or(ENOMEM)?;
         assert!(device.alloc(0).is_none());
-        // A piece that has such pages stays, so that they do.
+        // A chunk that has such pages stays, so that they do.
         drop(last);
         assert_eq!(device.remove_chunks(1), 0);
         device.online(range);

@@ -6,8 +6,8 @@ use crate::{bindings::dev_pagemap_ops, mm::page::LockedFolio};
 use core::marker::PhantomData;
 use kernel::prelude::*;
 
-pub const PIECE_PAGES: usize = 512;
-pub const PIECE_BYTES: u64 = (PIECE_PAGES as u64) << 12;
+pub const CHUNK_PAGES: usize = 512;
+pub const CHUNK_BYTES: u64 = (CHUNK_PAGES as u64) << 12;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
@@ -47,12 +47,12 @@ pub struct DevicePages<T: DevicePageOps>(pub(super) PhantomData<T>);
 
 impl<T: DevicePageOps> DevicePages<T> {
     pub(super) fn ops(&self) -> *const dev_pagemap_ops {
-        &super::piece::Piece::<T>::OPS
+        &super::chunk::Chunk::<T>::OPS
     }
 
     pub(super) fn given_back(
         &self,
-        _piece: &super::piece::Piece<T>,
+        _piece: &super::chunk::Chunk<T>,
         _index: usize,
         _order: u32,
         _is_used: bool,

@@ -81,11 +81,11 @@ mod mm {
         mod hints;
         #[path = "../../il/tests/hints.rs"]
         pub(crate) mod hints_interleavings;
-        #[path = "../../il/tests/piece.rs"]
+        #[path = "../../il/tests/chunk.rs"]
         pub(crate) mod interleavings;
         #[path = "../../il/device_pages.rs"]
         mod owner;
-        pub(super) mod piece;
+        pub(super) mod chunk;
         mod region;
 
         pub use owner::*;

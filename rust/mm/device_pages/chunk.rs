@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Pieces of device memory: the `dev_pagemap` of each, whose page frames are added and removed at
+//! Chunks of device memory: the `dev_pagemap` of each, whose page frames are added and removed at
 //! run time, and the callbacks of its pages.
 
 use super::{
@@ -11,8 +11,8 @@ use super::{
         page::LockedFolio,
     },
     region::Region,
-    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind, PIECE_BYTES,
-    PIECE_PAGES,
+    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind, CHUNK_BYTES,
+    CHUNK_PAGES,
 };
 use crate::{
     bindings,
@@ -31,15 +31,15 @@ use kernel::{
     types::Opaque,
 };
 
-/// One piece of device memory (a chunk: one ZONE_DEVICE region).
+/// One chunk of device memory: a ZONE_DEVICE region.
 ///
 /// # Invariants
 ///
 /// While `base` is not [`NO_BASE`], `pgmap` describes the frames from there on and is mapped. Pages
 /// are free or in use only then; else all are withdrawn. `back` points to the pinned
-/// [`DevicePages`] that owns the piece.
+/// [`DevicePages`] that owns the chunk.
 #[pin_data]
-pub(super) struct Piece<T: DevicePageOps> {
+pub(super) struct Chunk<T: DevicePageOps> {
     #[pin]
     pgmap: Opaque<bindings::dev_pagemap>,
     /// First page frame, or [`NO_BASE`].
@@ -54,30 +54,30 @@ pub(super) struct Piece<T: DevicePageOps> {
     back: *const DevicePages<T>,
 }
 
-/// Maximum number of regions that are tried for one piece.
+/// Maximum number of regions that are tried for one chunk.
 const MAX_REGION_TRIES: usize = 4;
 
 /// One bit for each order from 0 to [`PMD_ORDER`].
 const ALL_ORDERS: u64 = (1 << (PMD_ORDER + 1)) - 1;
 
-/// Value of `base` while the piece has no page frames.
+/// Value of `base` while the chunk has no page frames.
 const NO_BASE: usize = usize::MAX;
 
-// SAFETY: `back` points to a `Sync` owner that outlives the piece. All other fields are `Send` and
+// SAFETY: `back` points to a `Sync` owner that outlives the chunk. All other fields are `Send` and
 // `Sync`, or protected as described below.
-unsafe impl<T: DevicePageOps> Send for Piece<T> {}
+unsafe impl<T: DevicePageOps> Send for Chunk<T> {}
 // SAFETY: All fields that change are atomic, except `pgmap`, which is only written under the
-// owner's mutex while the piece has no page frames.
-unsafe impl<T: DevicePageOps> Sync for Piece<T> {}
+// owner's mutex while the chunk has no page frames.
+unsafe impl<T: DevicePageOps> Sync for Chunk<T> {}
 
-/// Prevents the removal of the page frames of a piece.
+/// Prevents the removal of the page frames of a chunk.
 pub(in crate::mm) struct Looker<'a> {
     count: &'a Atomic<usize>,
     frames: Range<usize>,
 }
 
 impl Looker<'_> {
-    /// Returns the page frames of the piece.
+    /// Returns the page frames of the chunk.
     pub(in crate::mm) fn frames(&self) -> Range<usize> {
         self.frames.clone()
     }
@@ -89,7 +89,7 @@ impl Drop for Looker<'_> {
     }
 }
 
-impl<T: DevicePageOps> Piece<T> {
+impl<T: DevicePageOps> Chunk<T> {
     pub(super) const OPS: bindings::dev_pagemap_ops = bindings::dev_pagemap_ops {
         folio_free: Some(Self::folio_free),
         migrate_to_ram: Some(Self::migrate_to_ram),
@@ -99,7 +99,7 @@ impl<T: DevicePageOps> Piece<T> {
         folio_split: None,
     };
 
-    /// Creates piece `index` without page frames. `pages` of its pages are used, a multiple of 512.
+    /// Creates chunk `index` without page frames. `pages` of its pages are used, a multiple of 512.
     pub(super) fn new(
         back: &DevicePages<T>,
         index: usize,
@@ -124,12 +124,12 @@ impl<T: DevicePageOps> Piece<T> {
         )
     }
 
-    /// Returns the first page frame, or `None` if the piece has no page frames.
+    /// Returns the first page frame, or `None` if the chunk has no page frames.
     pub(super) fn base(&self) -> Option<usize> {
         Some(peek_usize(&self.base)).filter(|base| *base != NO_BASE)
     }
 
-    /// Whether the piece has page frames.
+    /// Whether the chunk has page frames.
     pub(super) fn is_there(&self) -> bool {
         peek_usize(&self.base) != NO_BASE
     }
@@ -175,18 +175,18 @@ impl<T: DevicePageOps> Piece<T> {
                 MemoryKind::Private => bindings::memory_type_MEMORY_DEVICE_PRIVATE,
                 MemoryKind::Coherent { .. } => bindings::memory_type_MEMORY_DEVICE_COHERENT,
             },
-            // SAFETY: The owner is pinned and outlives the piece, by the type invariant.
+            // SAFETY: The owner is pinned and outlives the chunk, by the type invariant.
             ops: unsafe { (*self.back).ops() },
             owner: owner.as_ptr(),
             nr_range: 1,
             ..Default::default()
         };
         // SAFETY: `nr_range` is 1, which selects the variant `range`. `pgmap` is not read while the
-        // piece has no page frames, and the owner's mutex excludes other writers.
+        // chunk has no page frames, and the owner's mutex excludes other writers.
         unsafe {
             *map.__bindgen_anon_1.range.as_mut() = bindings::range {
                 start: region.start(),
-                end: region.start() + (PIECE_BYTES - 1),
+                end: region.start() + (CHUNK_BYTES - 1),
             };
             self.pgmap.get().write(map);
         }
@@ -242,7 +242,7 @@ impl<T: DevicePageOps> Piece<T> {
         true
     }
 
-    /// Prevents the removal of the page frames while the result exists. Returns `None` if the piece
+    /// Prevents the removal of the page frames while the result exists. Returns `None` if the chunk
     /// has none.
     pub(super) fn look(&self) -> Option<Looker<'_>> {
         self.lookers.fetch_add(1, Full);
@@ -256,7 +256,7 @@ impl<T: DevicePageOps> Piece<T> {
         if base == NO_BASE {
             return None;
         }
-        looker.frames = base..base + PIECE_PAGES;
+        looker.frames = base..base + CHUNK_PAGES;
         Some(looker)
     }
 
@@ -264,10 +264,10 @@ impl<T: DevicePageOps> Piece<T> {
     ///
     /// # Safety
     ///
-    /// The piece must have page frames. Only holders of a page may use them from now on.
+    /// The chunk must have page frames. Only holders of a page may use them from now on.
     pub(super) unsafe fn unmap(&self) {
         let base = self.base.load(Relaxed);
-        // SAFETY: The piece has page frames, which only holders of a page use, by the function's
+        // SAFETY: The chunk has page frames, which only holders of a page use, by the function's
         // requirements. `base` remains set until all pages are free, because `folio_free` computes
         // the number of a page from it.
         unsafe { self.unmap_from(base) };
@@ -280,7 +280,7 @@ impl<T: DevicePageOps> Piece<T> {
     ///
     /// # Safety
     ///
-    /// As for [`Self::unmap`]. `base` must be the first page frame that the piece had until now.
+    /// As for [`Self::unmap`]. `base` must be the first page frame that the chunk had until now.
     unsafe fn unmap_from(&self, base: usize) {
         // SAFETY: `pgmap` is mapped, by the function's requirements.
         unsafe { bindings::memunmap_pages(self.pgmap.get()) };
@@ -290,16 +290,16 @@ impl<T: DevicePageOps> Piece<T> {
 
     /// # Safety
     ///
-    /// `pgmap` must be that of a page in use of a piece of this type.
+    /// `pgmap` must be that of a page in use of a chunk of this type.
     unsafe fn from_pgmap<'a>(pgmap: *mut bindings::dev_pagemap) -> &'a Self {
-        // SAFETY: `pgmap` is the field of a live piece of this type, by the function's
+        // SAFETY: `pgmap` is the field of a live chunk of this type, by the function's
         // requirements.
         unsafe { &*kernel::container_of!(Opaque::cast_from(pgmap), Self, pgmap) }
     }
 
     /// # Safety
     ///
-    /// Called by the core for a folio of a piece of this type, after its last reference was
+    /// Called by the core for a folio of a chunk of this type, after its last reference was
     /// dropped.
     unsafe extern "C" fn folio_free(folio: *mut bindings::folio) {
         let mut order = 0;
@@ -307,37 +307,37 @@ impl<T: DevicePageOps> Piece<T> {
         // SAFETY: The folio has no references and cannot be allocated before `give_back()`, so that
         // it is ours. `order` and `pgmap` may be written.
         let pfn = unsafe { bindings::rust_hmm_device_folio_reset(folio, &mut order, &mut pgmap) };
-        // SAFETY: `pgmap` is that of a folio of a piece of this type, by the function's
+        // SAFETY: `pgmap` is that of a folio of a chunk of this type, by the function's
         // requirements.
-        let piece = unsafe { Self::from_pgmap(pgmap) };
-        let index = pfn.wrapping_sub(peek_usize(&piece.base));
-        // SAFETY: The owner outlives its pieces, by the type invariant.
-        let pages = unsafe { &*piece.back };
+        let chunk = unsafe { Self::from_pgmap(pgmap) };
+        let index = pfn.wrapping_sub(peek_usize(&chunk.base));
+        // SAFETY: The owner outlives its chunks, by the type invariant.
+        let pages = unsafe { &*chunk.back };
         T::freed(
             pages,
             DeviceRange {
-                first: piece.index * PIECE_PAGES + index,
+                first: chunk.index * CHUNK_PAGES + index,
                 count: 1 << order,
             },
         );
         // From here on, the pages can be allocated concurrently. The core holds a reference of
         // `pgmap`, which keeps the owner alive until this function returns.
-        let is_used = piece.free.give_back(index, 1 << order);
-        pages.given_back(piece, index, order, is_used);
+        let is_used = chunk.free.give_back(index, 1 << order);
+        pages.given_back(chunk, index, order, is_used);
     }
 
     /// # Safety
     ///
-    /// Called by the core for a fault on a page of a piece of this type.
+    /// Called by the core for a fault on a page of a chunk of this type.
     unsafe extern "C" fn migrate_to_ram(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
-        // SAFETY: The page of the fault belongs to a piece of this type and is in use, by the
+        // SAFETY: The page of the fault belongs to a chunk of this type and is in use, by the
         // function's requirements.
-        let piece = unsafe {
+        let chunk = unsafe {
             let pfn = bindings::rust_hmm_page_to_pfn(bindings::rust_hmm_vmf_page(vmf));
             Self::from_pgmap(bindings::rust_hmm_pfn_pgmap(pfn))
         };
-        // SAFETY: The owner outlives its pieces, by the type invariant.
-        let pages = unsafe { &*piece.back };
+        // SAFETY: The owner outlives its chunks, by the type invariant.
+        let pages = unsafe { &*chunk.back };
         // SAFETY: The core calls this with the mmap lock held and the page locked and referenced.
         // The fault is handled until this function returns, and `T::migrate_to_ram` cannot keep
         // `fault` longer because its lifetime is generic.
@@ -388,7 +388,7 @@ impl<T: DevicePageOps> Piece<T> {
     /// Initializes the folio at `index`, which was just allocated, and returns it locked.
     pub(super) fn folio(&self, index: usize, order: u32) -> LockedFolio {
         let pfn = peek_usize(&self.base) + index;
-        // SAFETY: The pages were just allocated from `free`. A piece whose pages are in use has
+        // SAFETY: The pages were just allocated from `free`. A chunk whose pages are in use has
         // page frames, and no other task has a reference to these.
         unsafe {
             bindings::rust_hmm_device_folio_init(pfn, self.pgmap.get(), order);

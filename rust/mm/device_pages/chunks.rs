@@ -1,44 +1,41 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Table of the pieces of a device memory, by number.
+//! Table of the chunks of a device memory, by number.
 //!
-//! The table has two levels. The lower level is allocated for [`GROUP_CHUNKS`] pieces at a time. A
+//! The table has two levels. The lower level is allocated for [`GROUP_CHUNKS`] chunks at a time. A
 //! lookup takes no lock, is possible in any context, and costs the same for any size of memory. An
 //! XArray would have one level for 16 GiB and three for 16 TiB.
 
-use super::{
-    piece::Piece, //
-    DevicePageOps,
-};
+use super::{chunk::Chunk, DevicePageOps};
 use crate::kernel::once_box::OnceBox;
 use kernel::{
     prelude::*,
     sync::atomic::{
         ordering::{Acquire, Release},
-        Atomic, //
+        Atomic,
     },
 };
 
-/// Number of pieces in one table of the lower level (128 GiB of memory).
+/// Number of chunks in one table of the lower level (128 GiB of memory).
 const GROUP_CHUNKS: usize = 512;
 
-type ChunkGroup<T> = KVVec<OnceBox<Piece<T>>>;
+type ChunkGroup<T> = KVVec<OnceBox<Chunk<T>>>;
 
-/// The pieces of one memory.
+/// The chunks of one memory.
 ///
 /// # Invariants
 ///
 /// Places are only ever filled, in the order of their numbers.
-pub(super) struct Pieces<T: DevicePageOps> {
+pub(super) struct Chunks<T: DevicePageOps> {
     groups: KVVec<OnceBox<ChunkGroup<T>>>,
-    /// Number of pieces that were created.
+    /// Number of chunks that were created.
     made: Atomic<usize>,
-    /// Maximum number of pieces.
+    /// Maximum number of chunks.
     most: usize,
 }
 
-impl<T: DevicePageOps> Pieces<T> {
-    /// Creates an empty table for at most `most` pieces.
+impl<T: DevicePageOps> Chunks<T> {
+    /// Creates an empty table for at most `most` chunks.
     ///
     /// # Errors
     ///
@@ -60,14 +57,14 @@ impl<T: DevicePageOps> Pieces<T> {
         })
     }
 
-    /// Returns the number of pieces that were created.
+    /// Returns the number of chunks that were created.
     pub(super) fn made(&self) -> usize {
         self.made.load(Acquire)
     }
 
-    /// Returns piece `index`, if it was created. Callable from any context.
+    /// Returns chunk `index`, if it was created. Callable from any context.
     #[inline]
-    pub(super) fn get(&self, index: usize) -> Option<&Piece<T>> {
+    pub(super) fn get(&self, index: usize) -> Option<&Chunk<T>> {
         self.groups
             .get(index / GROUP_CHUNKS)?
             .get()?
@@ -75,12 +72,12 @@ impl<T: DevicePageOps> Pieces<T> {
             .get()
     }
 
-    /// Iterates over the created pieces in the order of their numbers.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Piece<T>> + Clone {
+    /// Iterates over the created chunks in the order of their numbers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Chunk<T>> + Clone {
         (0..self.made()).map_while(|index| self.get(index))
     }
 
-    /// Stores piece `index`, which must be the next one. The caller excludes concurrent calls.
+    /// Stores chunk `index`, which must be the next one. The caller excludes concurrent calls.
     ///
     /// # Errors
     ///
@@ -90,7 +87,7 @@ impl<T: DevicePageOps> Pieces<T> {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn put(&self, index: usize, piece: Pin<KBox<Piece<T>>>) -> Result<&Piece<T>> {
+    pub(super) fn put(&self, index: usize, chunk: Pin<KBox<Chunk<T>>>) -> Result<&Chunk<T>> {
         if index != self.made() {
             return Err(EINVAL);
         }
@@ -106,10 +103,10 @@ impl<T: DevicePageOps> Pieces<T> {
                 group.put(KBox::pin(places, GFP_KERNEL)?)
             }
         };
-        let piece = places.get(index % GROUP_CHUNKS).ok_or(EINVAL)?.put(piece);
+        let chunk = places.get(index % GROUP_CHUNKS).ok_or(EINVAL)?.put(chunk);
         // INVARIANT: `index` is the next number. Release: pairs with `made()`, so that a reader
-        // that sees the new count finds the piece.
+        // that sees the new count finds the chunk.
         self.made.store(index + 1, Release);
-        Ok(piece)
+        Ok(chunk)
     }
 }

@@ -6,7 +6,7 @@
 use core::{marker::PhantomData, pin::Pin};
 use crate::{bindings::frames, harness::{Test, bounded, full}, kernel::identity::PgmapOwner, mm::device_alloc::{clear, set}};
 use kernel::{model::spawn, prelude::*, sync::{Arc, atomic::{Atomic, ordering::{Acquire, Release}}}};
-use super::{CpuFault, DevicePageOps, DevicePages, FaultError, MemoryKind, piece::Piece};
+use super::{CpuFault, DevicePageOps, DevicePages, FaultError, MemoryKind, chunk::Chunk};
 
 pub(crate) const TESTS: &[Test] = &[
     bounded("piece_is_not_removed_while_a_page_is_used", 3, used),
@@ -26,7 +26,7 @@ impl DevicePageOps for Driver {
 }
 
 struct Shared {
-    piece: Pin<KBox<Piece<Driver>>>,
+    chunk: Pin<KBox<Chunk<Driver>>>,
     lowest: Atomic<usize>,
     _owner: KBox<DevicePages<Driver>>,
 }
@@ -36,7 +36,7 @@ impl Shared {
         frames::reset();
         let owner = KBox::new(DevicePages(PhantomData), GFP_KERNEL).unwrap();
         let shared = Self {
-            piece: Piece::new(&owner, 0, 512).unwrap(),
+            chunk: Chunk::new(&owner, 0, 512).unwrap(),
             lowest: Atomic::new(usize::MAX),
             _owner: owner,
         };
@@ -47,15 +47,15 @@ impl Shared {
 
     fn add(&self) {
         assert_eq!(
-            self.piece.add(PgmapOwner(1), MemoryKind::Private, &self.lowest, &|_| Ok(())),
+            self.chunk.add(PgmapOwner(1), MemoryKind::Private, &self.lowest, &|_| Ok(())),
             Ok(())
         );
     }
 
     /// Allocates a page, uses it and frees it.
     fn cycle(&self) {
-        if self.piece.free.take_at(0, 0) {
-            let folio = self.piece.folio(0, 0);
+        if self.chunk.free.take_at(0, 0) {
+            let folio = self.chunk.folio(0, 0);
             frames::write(folio.0);
             frames::free(folio.0);
         }
@@ -63,7 +63,7 @@ impl Shared {
 
     /// Accesses a frame.
     fn look(&self) -> bool {
-        let Some(looker) = self.piece.look() else {
+        let Some(looker) = self.chunk.look() else {
             return false;
         };
         let frames = looker.frames();
@@ -78,22 +78,22 @@ fn used() {
     let shared = Shared::new();
     let other = shared.clone();
     let thread = spawn(move || other.cycle());
-    let removed = shared.piece.remove_idle();
-    assert_eq!(removed, !shared.piece.is_there());
+    let removed = shared.chunk.remove_idle();
+    assert_eq!(removed, !shared.chunk.is_there());
     thread.join();
-    assert!(removed || shared.piece.remove_idle());
-    assert!(shared.piece.free.take(0).is_none());
+    assert!(removed || shared.chunk.remove_idle());
+    assert!(shared.chunk.free.take(0).is_none());
 }
 
 fn looked_at() {
     let shared = Shared::new();
     let other = shared.clone();
     let thread = spawn(move || other.look());
-    let removed = shared.piece.remove_idle();
+    let removed = shared.chunk.remove_idle();
     // The other thread may also have found no page because of an attempted removal that it
     // prevented: then no page was in use.
     thread.join();
-    assert_eq!(shared.piece.is_there(), !removed);
+    assert_eq!(shared.chunk.is_there(), !removed);
     assert_eq!(shared.look(), !removed);
 }
 
@@ -104,7 +104,7 @@ fn again() {
     let thread = spawn(move || {
         other.look();
     });
-    if shared.piece.remove_idle() {
+    if shared.chunk.remove_idle() {
         shared.add();
     }
     assert!(shared.look());
@@ -116,7 +116,7 @@ fn stays() {
     let shared = Shared::new();
     let other = shared.clone();
     let thread = spawn(move || other.look());
-    let removed = shared.piece.remove_idle();
+    let removed = shared.chunk.remove_idle();
     if !removed {
         shared.cycle();
     }
@@ -127,20 +127,20 @@ fn stays() {
 /// The owner of a page finds its chunk, also from the lowest frame.
 fn lookup() {
     let shared = Shared::new();
-    assert!(shared.piece.remove_idle());
+    assert!(shared.chunk.remove_idle());
     let page = Arc::new(Atomic::new(0usize), GFP_KERNEL).unwrap();
     let other = shared.clone();
     let theirs = page.clone();
     let thread = spawn(move || {
         other.add();
-        let index = other.piece.free.take(0).unwrap();
-        theirs.store(other.piece.folio(index, 0).0, Release);
+        let index = other.chunk.free.take(0).unwrap();
+        theirs.store(other.chunk.folio(index, 0).0, Release);
     });
     let pfn = page.load(Acquire);
     if pfn != 0 {
         use kernel::sync::atomic::ordering::Relaxed;
         assert!(shared.lowest.load(Relaxed) <= pfn);
-        assert_eq!(shared.piece.base(), Some(pfn));
+        assert_eq!(shared.chunk.base(), Some(pfn));
         frames::write(pfn);
         frames::free(pfn);
     }
@@ -151,9 +151,9 @@ fn lookup() {
 /// set.
 fn room() {
     let shared = Shared::new();
-    assert!(shared.piece.free.take_at(7, 0));
-    assert_eq!(shared.piece.free.offline(0, 7) + shared.piece.free.offline(8, 504), 0);
-    shared.piece.gains_room(None);
+    assert!(shared.chunk.free.take_at(7, 0));
+    assert_eq!(shared.chunk.free.offline(0, 7) + shared.chunk.free.offline(8, 504), 0);
+    shared.chunk.gains_room(None);
     let hint = Arc::new(Atomic::new(1u64), GFP_KERNEL).unwrap();
     let change = |hint: &Atomic<u64>, may_have| {
         if may_have {
@@ -165,11 +165,11 @@ fn room() {
     let other = shared.clone();
     let theirs = hint.clone();
     let thread = spawn(move || {
-        let taken = other.piece.take(0, |may_have| change(&theirs, may_have));
+        let taken = other.chunk.take(0, |may_have| change(&theirs, may_have));
         taken.is_some()
     });
-    shared.piece.free.give_back(7, 1);
-    if shared.piece.gains_room(Some(7)) & 1 != 0 {
+    shared.chunk.free.give_back(7, 1);
+    if shared.chunk.gains_room(Some(7)) & 1 != 0 {
         change(&hint, true);
     }
     let taken = thread.join();

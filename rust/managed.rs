@@ -7,21 +7,7 @@
 //! the allocation prefers. In all other respects it behaves like other anonymous memory. See
 //! `Documentation/managed.rst`.
 
-use crate::{
-    attributes::{Attributes, PreferredLocation},
-    kernel::{
-        fence::Fence,
-        miscdevice::{FileOps, OpenFile},
-        reentry,
-    },
-    migrate::Outcome,
-    mirror::{Device, Mirror},
-    mm::{
-        addr::{PageRange, PMD_SIZE},
-        anon,
-    },
-    queue::{CancelToken, HasMirror, Queue, TransferReport},
-};
+use crate::{attributes::{Attributes, PreferredLocation}, kernel::{fence::Fence, miscdevice::{FileOps, OpenFile}, reentry}, migrate::Outcome, mirror::{Device, Mirror}, mm::{addr::{PMD_SIZE, PageRange}, mmap}, queue::{CancelToken, HasMirror, Queue, TransferReport}};
 use kernel::{
     mm::virt::VmaNew,
     page::PAGE_SIZE,

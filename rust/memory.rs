@@ -2,27 +2,7 @@
 
 //! Device memory: allocation, CPU faults, eviction.
 
-use crate::{
-    debug::{
-        registry::{self, Seat},
-        stats::Stats,
-        trace,
-    },
-    inject::DeviceFaults,
-    kernel::{
-        deferred::{Deferred, DropWaits},
-        identity::{MemoryId, MmId, PgmapOwner},
-        lock_classes,
-    },
-    mm::{
-        addr::PMD_PAGES,
-        device_pages::{DevicePages, DeviceRange, MemoryKind, Owner, MAX_PAGES},
-        mask::PageSet,
-        migrate::{Isolated, Origin},
-    },
-    policy::window::FaultWindows,
-    watch::DebugEntry,
-};
+use crate::{debug::{registry::{self, Seat}, stats::Stats, trace}, inject::DeviceFaults, kernel::{deferred::{Deferred, DropWaits}, identity::{MemoryId, MmId, PgmapOwner}, lock_classes}, mm::{addr::PMD_PAGES, device_pages::{DevicePages, DeviceRange, MAX_PAGES, MemoryKind, Owner}, migrate::{Isolated, Origin}, page_set::PageSet}, policy::fault_around::FaultWindows, watch::DebugEntry};
 use kernel::{
     prelude::*,
     sync::{
@@ -33,7 +13,7 @@ use kernel::{
 
 mod allocator;
 mod arrivals;
-mod chores;
+mod worker;
 mod connection;
 mod copy;
 mod copying;
@@ -41,37 +21,37 @@ mod copying;
 mod costs;
 mod cpu_fault;
 mod dma_copy;
-mod driver;
+mod ops;
 mod evict;
-mod known;
+mod connection_cache;
 mod lru;
 mod no_memory;
-mod ops;
-mod peers;
-mod room;
+mod state;
+mod mirrors;
+mod reclaim;
 mod splits;
 mod steps;
 mod unplug;
 mod victims;
-mod watched;
+mod debugfs;
 
 pub(crate) use allocator::Allocator;
 pub(crate) use arrivals::Arrival;
 use arrivals::Arrivals;
-use chores::{DeferredWork, MemoryWorker};
+use worker::{DeferredWork, MemoryWorker};
 pub use connection::Connection;
 pub(crate) use copy::{CopyContext, CopyEndpoint, RawCopyJob};
 pub use copy::{CopyDesc, CopyJob};
 pub(crate) use copying::Copying;
 pub use dma_copy::DmaCopy;
-pub use driver::MemoryOps;
-use known::ConnectionCache;
+pub use ops::MemoryOps;
+use connection_cache::ConnectionCache;
 use lru::Lru;
 pub(crate) use lru::LruStamp;
 pub use no_memory::NoMemory;
-use ops::MemoryState;
-use peers::MirrorList;
-pub(crate) use peers::{MemoryClient, MirrorRegistration};
+use state::MemoryState;
+use mirrors::MirrorList;
+pub(crate) use mirrors::{MemoryClient, MirrorRegistration};
 use splits::Splits;
 pub(crate) use steps::StepGuard;
 use steps::Steps;
@@ -399,7 +379,7 @@ impl<M: MemoryOps> Memory<M> {
         &self,
         arrival: &Arrival<'_>,
         order: u32,
-    ) -> Option<crate::mm::page::LockedFolio> {
+    ) -> Option<crate::mm::folio::LockedFolio> {
         self.allocator(1).alloc(arrival, order)
     }
 
@@ -439,7 +419,7 @@ impl<M: MemoryOps> Memory<M> {
     /// Invalidates all cached connections, so that drivers are queried again. A driver calls this
     /// after a change of the hardware.
     pub fn invalidate_connections(&self) {
-        known::invalidate();
+        connection_cache::invalidate();
     }
 
     /// Copies the isolated pages of this memory to their destinations in `other`. Returns the
@@ -483,7 +463,7 @@ impl<M: MemoryOps> Memory<M> {
 
 impl<M: MemoryOps> Drop for MemoryParts<M> {
     fn drop(&mut self) {
-        known::invalidate();
+        connection_cache::invalidate();
         self.evict_until_empty();
         // Waits for the work items that hold references to the pages: the last reference must be
         // dropped here.

@@ -31,7 +31,7 @@ mod overlap;
 mod overlaps;
 mod step;
 mod survey;
-mod work;
+mod attempt;
 
 pub use crate::mirror::{Outcome, PageOutcome};
 pub(crate) use overlaps::OverlapReport;

@@ -35,7 +35,7 @@ use crate::{
     pgtable::{DevicePte, Format, Prealloc, Table},
     policy::Immovable,
     space::{Membership, SpaceHandle},
-    watch::{DebugEntry, ObjectKind},
+    debugfs::{DebugEntry, ObjectKind},
 };
 use kernel::{
     mm::MmWithUser,
@@ -44,7 +44,7 @@ use kernel::{
     sync::{Arc, LockClassKey},
 };
 
-mod access;
+mod table_guard;
 mod announced;
 mod attributes;
 mod cold;
@@ -54,31 +54,31 @@ mod flushes;
 mod invalidate;
 mod ops;
 mod outcome;
-mod serve;
+mod fault_policy;
 mod snapshot;
-mod step;
-mod switch;
+mod announce;
+mod commit;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 mod tiles;
-pub(crate) mod transaction;
-mod walker;
-mod watch;
+pub(crate) mod in_flight;
+mod software_mmu;
+mod debugfs;
 
 pub use crate::mm::location::{PageAddress, PageMemory, PageMemoryMut};
-pub use access::TableGuard;
+pub use table_guard::TableGuard;
 pub(crate) use announced::Announced;
 pub(crate) use fault::InstallFilter;
 pub(crate) use invalidate::{MirrorShared, MirrorState};
 pub use outcome::{Outcome, PageOutcome};
-pub use serve::FaultOutcome;
+pub use fault_policy::FaultOutcome;
 pub use snapshot::{PageLocation, Snapshot};
-pub(crate) use step::AnnounceTries;
-pub(crate) use switch::CommitResult;
-pub use walker::{AccessSection, TableTranslation, TranslateError, Walkers};
+pub(crate) use announce::AnnounceTries;
+pub(crate) use commit::CommitResult;
+pub use software_mmu::{AccessSection, TableTranslation, TranslateError, Walkers};
 
 use invalidate::{remove, remove_some};
-use transaction::InFlightMigrations;
+use in_flight::InFlightMigrations;
 
 /// Operations of a device that uses the address space of a process. Implemented by the driver.
 pub trait Device: Send + Sync + Sized + 'static {

@@ -25,7 +25,7 @@
 //! - `anon` has anonymous memory that is mapped from a device file.
 
 pub mod addr;
-pub(crate) mod anon;
+pub(crate) mod mmap;
 #[cfg(CONFIG_PCI)]
 pub mod bar_tables;
 mod compat;
@@ -35,17 +35,17 @@ pub mod dma;
 pub mod exclusive;
 pub mod flush;
 pub mod location;
-pub(crate) mod mask;
+pub(crate) mod page_set;
 pub mod migrate;
 pub mod notifier;
-pub mod page;
+pub mod folio;
 #[cfg(CONFIG_PCI)]
 pub mod pci;
 pub mod pin;
 pub mod range_fault;
 pub mod range_map;
 pub(crate) mod registration;
-pub mod space;
+pub mod vma;
 pub mod table_memory;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;

@@ -37,7 +37,7 @@ mod image;
 mod install;
 mod layout;
 mod list;
-mod pass;
+mod update;
 mod pool;
 mod scan;
 mod sizes;

@@ -21,11 +21,11 @@ use crate::{
 mod bounces;
 mod density;
 mod immovable;
-mod stream;
+mod prefetch;
 mod thrash;
-pub(crate) mod window;
+pub(crate) mod fault_around;
 
-pub use crate::mm::mask::PageSet;
+pub use crate::mm::page_set::PageSet;
 pub use bounces::Bounces;
 pub use density::{Density, Parameters};
 pub(crate) use immovable::Immovable;

@@ -28,15 +28,15 @@ use kernel::{
     time::Jiffies,
 };
 
-mod crew;
-mod memory;
-mod ring;
+mod pool;
+mod transfer;
+mod fifo;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
-pub use crew::WorkerPool;
-pub use memory::{HasMirror, Transfer, TransferReport};
-use ring::Fifo;
+pub use pool::WorkerPool;
+pub use transfer::{HasMirror, Transfer, TransferReport};
+use fifo::Fifo;
 
 /// Number of polls of a fence of another type of device before the queue sleeps.
 const FOREIGN_FENCE_POLLS: usize = 8;

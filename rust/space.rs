@@ -194,7 +194,7 @@ impl Space {
 
     /// Returns whether the address space has users. It may lose them concurrently. Context: any.
     pub(crate) fn is_alive(&self) -> bool {
-        crate::mm::space::is_in_use(&self.mm)
+        crate::mm::vma::is_in_use(&self.mm)
     }
 
     /// Returns the notifier windows.

@@ -3,15 +3,7 @@
 //! Allocation of device memory for the pages of a migration.
 
 use super::{Arrival, MemoryOps, MemoryState};
-use crate::{
-    kernel::reentry::Within,
-    mm::{
-        addr::{PMD_ORDER, PMD_PAGES},
-        device_pages::{DevicePages, Row},
-        page::LockedFolio,
-    },
-    within::ReentryGuard,
-};
+use crate::{kernel::reentry::Within, mm::{addr::{PMD_ORDER, PMD_PAGES}, device_pages::{DevicePages, Row}, folio::LockedFolio}, within::ReentryGuard};
 
 /// Allocator of device pages for one step of a migration.
 ///

@@ -6,7 +6,7 @@ use super::{
     copy::{Cancel, CopyBatch},
     CopyContext, //
 };
-use crate::mm::{addr::PMD_PAGES, mask::PageSet, migrate::Isolated};
+use crate::mm::{addr::PMD_PAGES, migrate::Isolated, page_set::PageSet};
 use kernel::prelude::*;
 
 /// Isolated pages with copies in flight. Dropping it waits for the copies, and then restores the

@@ -1,236 +1,102 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Operations on the pages of a device memory: CPU faults, copies, and the release of pages.
+//! Driver callbacks for device memory.
 
-use super::{
-    arrivals::Arrivals,
-    chores::DeferredWork,
-    copy::{Cancel, CopyBatch},
-    copying::{release_unfilled, Copying},
-    cpu_fault,
-    known::ConnectionCache,
-    lru::Lru,
-    peers::MirrorList,
-    splits::Splits,
-    steps::Steps,
-    victims::Victims,
-    CopyContext, CopyEndpoint, MemoryOps,
-};
+use super::{Connection, CopyDesc, CopyJob};
 use crate::{
-    debug::{
-        events::Event,
-        stats::{Counter, Stats},
-        trace,
-    },
-    inject::DeviceFaults,
-    kernel::reentry::Within,
-    mm::{
-        addr::PMD_PAGES,
-        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind},
-        mask::PageSet,
-        migrate::{Isolated, Source},
-    },
-    policy::window::Windows,
+    debug::events::Event,
+    kernel::identity::MmId,
+    mm::device_pages::{DeviceRange, MemoryKind},
 };
-use kernel::{
-    prelude::*,
-    sync::{
-        atomic::{Atomic, AtomicFlag},
-        rcu,
-    },
-};
+use kernel::prelude::*;
 
-/// State of a device memory, stored with its pages.
-pub(super) struct MemoryState<M: MemoryOps> {
-    pub(super) driver: M,
-    /// Number of the memory in tracepoints.
-    pub(super) id: u32,
-    pub(super) stats: Stats,
-    pub(super) peers: Pin<KBox<MirrorList>>,
-    /// Spaces that have lost pages to an eviction and whose mirrors have not been notified yet.
-    pub(super) victims: Pin<KBox<Victims>>,
-    pub(super) lru: Lru,
-    pub(super) windows: FaultWindows,
-    /// Number of evictions that are isolating pages.
-    pub(super) evicting: Atomic<usize>,
-    /// Steps of migrations to this memory.
-    pub(super) arrivals: Pin<KBox<Arrivals>>,
-    /// Steps of migrations from this memory.
-    pub(super) departures: Pin<KBox<Steps>>,
-    pub(super) known: Pin<KBox<ConnectionCache>>,
-    pub(super) chores: Pin<KBox<DeferredWork>>,
-    pub(super) splits: Pin<KBox<Splits<M>>>,
-    /// Whether copies of the last step to this memory were still outstanding after the last one had
-    /// been submitted.
-    pub(super) is_asynchronous: AtomicFlag,
-    pub(super) faults: DeviceFaults,
-}
-
-impl<M: MemoryOps> MemoryState<M> {
-    /// Copies all pages of `isolated` to their destinations. Removes the destinations that could
-    /// not be written, and returns the indices of their entries. Context: may sleep.
-    pub(super) fn copy_all<R>(
-        &self,
-        pages: &DevicePages<Self>,
-        isolated: &mut Isolated<'_, R>,
-        copies: &mut CopyContext,
-    ) -> PageSet {
-        self.copy_each(pages, None, isolated, copies)
-    }
-
-    /// Copies as [`Self::copy_all`]; with `other`, from this memory to `other`.
-    pub(super) fn copy_each<R>(
-        &self,
-        pages: &DevicePages<Self>,
-        other: Option<&DevicePages<Self>>,
-        isolated: &mut Isolated<'_, R>,
-        copies: &mut CopyContext,
-    ) -> PageSet {
-        // Stays if `run` refuses: then no destination was written.
-        let mut count = usize::MAX;
-        let filled = copies.run(self, |batch| {
-            // SAFETY: `isolated` stays borrowed until `run` returns, which drops `batch` before.
-            count = unsafe { self.hand_out_all(pages, other, isolated, batch) };
-        });
-        release_unfilled(isolated, &filled, count)
-    }
-
-    /// Submits the copies of [`Self::copy_all`], and returns while they are outstanding.
+/// Operations of a driver on the memory of its device.
+pub trait MemoryOps: Send + Sync + Sized + 'static {
+    /// Copies the contents of a folio, or fills it with zeros. The copy may complete here, or later
+    /// when the driver completes `job`. If it fails, the folio stays at its source, with its
+    /// contents.
     ///
-    /// # Errors
+    /// The source cannot change while the job is outstanding.
     ///
-    /// - Those of [`Copying::submit`].
-    pub(super) fn submit_all<'c, 'a, R>(
-        &'c self,
-        pages: &DevicePages<Self>,
-        copying: &mut Copying<'c, 'a, R>,
-        copies: &'c mut CopyContext,
-    ) -> Result {
-        copying.submit(copies, self, |isolated, batch| {
-            // SAFETY: `Copying` owns both. It drops `batch`, which waits for the copies, before it
-            // changes or returns the pages. If it is leaked, so are the pages.
-            unsafe { self.hand_out_all(pages, None, isolated, batch) }
-        })
-    }
-
-    /// Hands out the copies of all entries of `isolated` that have a destination. Returns their
-    /// number.
+    /// # Context
     ///
-    /// # Safety
+    /// May sleep. The mmap lock is held and the pages are locked until all jobs have completed.
+    /// Neither this callback nor the code that completes the job may take the table lock of a
+    /// mirror or allocate with reclaim. Blocking functions of the library that are called from here
+    /// or from [`Self::kick`] return `EDEADLK`.
+    fn copy(&self, job: CopyJob);
+
+    /// Copies synchronously, if the driver can: this saves a job and its completion. `None` makes
+    /// the library call [`Self::copy`] instead. The context and the meaning of a failure are those
+    /// of [`Self::copy`].
+    fn copy_sync(&self, copy: &CopyDesc<'_>) -> Option<Result> {
+        let _ = copy;
+        None
+    }
+
+    /// Starts jobs that were only queued. Called when all jobs of a step were submitted.
+    fn kick(&self) {}
+
+    /// Ends cancelled jobs, see [`CopyJob::is_cancelled`]. Queued jobs should fail immediately,
+    /// because a killed task waits for them.
     ///
-    /// `isolated` must not be changed or dropped until `batch` was dropped.
-    #[inline(never)]
-    unsafe fn hand_out_all<R>(
-        &self,
-        pages: &DevicePages<Self>,
-        other: Option<&DevicePages<Self>>,
-        isolated: &Isolated<'_, R>,
-        batch: &mut CopyBatch<'_>,
-    ) -> usize {
-        let mut count = 0;
-        let _within = ReentryGuard::enter();
-        // Pages move between system memory and this device. Pages that the CPU can address are
-        // named by page frame number, all others by device page number.
-        let private = matches!(pages.kind(), MemoryKind::Private);
-        let cpu_sources = isolated.has_cpu_sources();
-        let to_device = private && cpu_sources;
-        let mut find = pages.pfn_lookup();
-        let mut device = |pfn| find(pfn).map(CopyEndpoint::Device);
-        let mut find_other = other.map(DevicePages::pfn_lookup);
-        batch.reserve(isolated.room());
-        let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
-        for entry in with_destination {
-            count += 1;
-            let source = match entry.source {
-                Source::Hole => Some(None),
-                Source::Page(pfn) if cpu_sources => Some(Some(CopyEndpoint::Cpu(pfn))),
-                Source::Page(pfn) => device(pfn).map(Some),
-            };
-            let cpu = || {
-                let is_cpu = isolated.is_addressable(&entry);
-                is_cpu.then_some(CopyEndpoint::Cpu(entry.destination))
-            };
-            let destination = if let Some(find) = &mut find_other {
-                cpu().or_else(|| find(entry.destination).map(CopyEndpoint::Device))
-            } else if to_device {
-                device(entry.destination).or_else(cpu)
-            } else {
-                cpu().or_else(|| device(entry.destination))
-            };
-            let (Some(source), Some(destination)) = (source, destination) else {
-                // Memory of another device, which neither the CPU nor this driver can access.
-                // Without a job, the entry counts as not copied.
-                continue;
-            };
-            // SAFETY: The source is an isolated page and the destination belongs to the migration
-            // alone. Both stay so until `batch` is dropped, by the function's requirements.
-            unsafe {
-                match other {
-                    Some(other) => {
-                        let job = batch.job(entry.index, entry.pages, source, destination);
-                        self.driver.copy_to(&other.data().driver, job);
-                    }
-                    None => {
-                        let index = entry.index;
-                        let pages = entry.pages;
-                        batch.hand_out(&self.driver, index, pages, source, destination);
-                    }
-                }
-            }
-        }
-        self.driver.kick();
-        count
-    }
-}
+    /// # Context
+    ///
+    /// As for [`Self::copy`].
+    fn cancelled(&self) {}
 
-impl<M: MemoryOps> Cancel for MemoryState<M> {
-    fn cancel(&self) {
-        let _within = ReentryGuard::enter();
-        self.driver.cancelled();
-    }
-}
-
-impl<M: MemoryOps> DevicePageOps for MemoryState<M> {
-    fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError> {
-        let ops = pages.data();
-        let served = cpu_fault::serve(pages, &fault);
-        let moved = match served {
-            Ok(moved) => Ok(moved),
-            Err(FaultError::Retry) => Ok(0),
-            Err(FaultError::NoMemory) => Err(ENOMEM),
-            Err(FaultError::Lost) => Err(EIO),
-        };
-        let address = fault.address();
-        trace::cpu_fault(ops.id, address, moved);
-        if ops.driver.wants_events() {
-            let _within = ReentryGuard::enter();
-            let space = fault.vma().space();
-            ops.driver.event(space, &Event::CpuFault { address, moved });
-        }
-        if let Ok(moved) = moved {
-            ops.stats.add(Counter::CpuFaults, 1);
-            ops.stats.add(Counter::CpuFaultPages, moved as u64);
-        }
-        served.map(|_| ())
+    /// Chooses the device page number of the next folio of `order`, for drivers that have an
+    /// allocator of their own. If that page is not free, or for `None`, the library chooses.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::copy`].
+    fn suggest_page(&self, order: u32) -> Option<usize> {
+        let _ = order;
+        None
     }
 
-    fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
-        // Pages are also freed in interrupts, which may occur while the task enters itself in the
-        // table of callbacks. With a preemption count, `rcu::read_lock()` suffices: it makes
-        // functions that wait refuse, and costs less for each page.
-        let _within = (!cfg!(CONFIG_PREEMPT_COUNT)).then(ReentryGuard::enter_anywhere);
-        let _section = rcu::read_lock();
-        pages.data().driver.freed(range);
+    /// Called before a folio of the device memory is freed.
+    ///
+    /// # Context
+    ///
+    /// Any, including interrupts. Blocking functions of the library return `EDEADLK`.
+    fn freed(&self, range: DeviceRange) {
+        let _ = range;
     }
 
+    /// Returns how this memory and `other`, the memory of another device of the driver, can reach
+    /// each other. `kind` is the kind of `other`. Called once for each direction of a pair of
+    /// devices; the lesser result counts.
+    fn connection(&self, other: &Self, kind: MemoryKind) -> Connection {
+        let _ = (other, kind);
+        Connection::None
+    }
+
+    /// Copies from this memory to `other`, to which it has a connection. Otherwise like
+    /// [`Self::copy`]. The default drops the job, which fails it.
+    fn copy_to(&self, other: &Self, job: CopyJob) {
+        let _ = (other, job);
+    }
+
+    /// Returns whether the library should call [`Self::event`] now.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::event`].
     #[inline]
-    fn given_back(pages: &DevicePages<Self>, range: DeviceRange) {
-        if range.count < PMD_PAGES {
-            pages.data().lru.freed(range.first / PMD_PAGES);
-        }
+    fn wants_events(&self) -> bool {
+        false
     }
 
-    fn growing(pages: &DevicePages<Self>, range: DeviceRange) -> Result {
-        pages.data().lru.prepare(range.first / PMD_PAGES)
+    /// Reports an event in the address space `space` that concerns this memory:
+    /// [`Event::CpuFault`].
+    ///
+    /// # Context
+    ///
+    /// A folio lock and the mmap lock are held. Must not sleep or allocate with reclaim. Blocking
+    /// functions of the library return `EDEADLK`.
+    fn event(&self, space: MmId, event: &Event) {
+        let _ = (space, event);
     }
 }

@@ -2,7 +2,7 @@
 
 //! Preparation of overlapping steps without locks, and their completion.
 
-use super::{step::MigrateStep, work::BlockBuffers, PageOutcome, Target};
+use super::{PageOutcome, Target, attempt::BlockBuffers, step::MigrateStep};
 use crate::{
     debug::timing::{Lap, Phase},
     memory::Memory,

@@ -2,13 +2,7 @@
 
 //! Steps of a migration. Each handles at most 2 MiB, makes room first, and retries.
 
-use super::{
-    ahead::AheadBuffers,
-    overlap::BlockChain,
-    survey::{Survey, Surveyor},
-    work::{AttemptResult, MigrateBuffers},
-    OutcomeTally, PageOutcome, Target,
-};
+use super::{OutcomeTally, PageOutcome, Target, ahead::AheadBuffers, attempt::{AttemptResult, MigrateBuffers}, overlap::BlockChain, survey::{Survey, Surveyor}};
 use crate::{
     debug::stats::Counter,
     kernel::identity::MigrationId,

@@ -2,10 +2,7 @@
 
 //! An announced step, until its migration is over.
 
-use super::{
-    switch::{forget_moved, switch_present},
-    CommitResult, Device, Mirror,
-};
+use super::{CommitResult, Device, Mirror, commit::{forget_moved, switch_present}};
 use crate::{
     kernel::identity::MigrationId,
     mm::{

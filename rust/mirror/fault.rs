@@ -9,23 +9,7 @@ use super::{
     MirrorShared,
     MirrorState, //
 };
-use crate::{
-    debug::{
-        events::{self, Event},
-        stats::Counter,
-        timing::{Lap, Phase},
-    },
-    kernel::{identity::PgmapOwner, reentry},
-    memory::Memory,
-    mm::{
-        addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer},
-        space::fatal_signal_pending,
-    },
-    pgtable::{has_leaves, reaches, DevicePte, Flushing, Format, Spares},
-    policy,
-    space::{Space, WindowUser},
-};
+use crate::{debug::{events::{self, Event}, stats::Counter, timing::{Lap, Phase}}, kernel::{identity::PgmapOwner, reentry}, memory::Memory, mm::{addr::{PMD_ORDER, PMD_PAGES, PageRange}, range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer}, vma::fatal_signal_pending}, pgtable::{DevicePte, Flushing, Format, Spares, has_leaves, reaches}, policy, space::{Space, WindowUser}};
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,

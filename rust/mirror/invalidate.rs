@@ -7,35 +7,8 @@
 //! and flushes the device's TLBs. Entries that an in-flight migration will replace stay during the
 //! migration's own event.
 
-use super::{
-    flushes::PendingFlushes,
-    transaction::{InFlightMigration, InFlightMigrations},
-    Device, Walkers,
-};
-use crate::{
-    debug::{
-        events::{Event, EvictReason},
-        stats::{Counter, Stats},
-        trace::Who,
-    },
-    kernel::{
-        identity::DeviceId, lock_classes, rcu_map::RcuArc, reentry::Within, word::peek_usize,
-    },
-    memory::Memory,
-    mm::{
-        addr::PageRange,
-        dma::DmaWindows,
-        notifier::{NotifierEvent, NotifierRange, NotifierTable},
-        page::DirtyBatch,
-        trace::TraceContext,
-    },
-    pgtable::{
-        DevicePte, FlushBatch, Flushed, Flusher, Flushing, Format, Table, TableReader, Unwritten,
-    },
-    policy::Immovable,
-    space::{NotifierWindow, Space},
-    within::ReentryGuard,
-};
+use super::{Device, Walkers, flushes::PendingFlushes, in_flight::{InFlightMigration, InFlightMigrations}};
+use crate::{debug::{events::{Event, EvictReason}, stats::{Counter, Stats}, trace::Who}, kernel::{identity::DeviceId, lock_classes, rcu_map::RcuArc, reentry::Within, word::peek_usize}, memory::Memory, mm::{addr::PageRange, dma::DmaWindows, folio::DirtyBatch, notifier::{NotifierEvent, NotifierRange, NotifierTable}, trace::TraceContext}, pgtable::{DevicePte, FlushBatch, Flushed, Flusher, Flushing, Format, Table, TableReader, Unwritten}, policy::Immovable, space::{NotifierWindow, Space}, within::ReentryGuard};
 use kernel::{
     mm::MmWithUser,
     prelude::*,

@@ -4,26 +4,8 @@
 //! events and for migrations that another mirror or a CPU fault begins, [`MemoryClient`] for unplug
 //! and eviction.
 
-use super::{
-    remove,
-    switch::{forget_moved, switch_present},
-    transaction::InFlightNode,
-    Device, MirrorShared, MirrorState,
-};
-use crate::{
-    debug::{
-        events::EvictReason,
-        timing::{Lap, Phase},
-    },
-    kernel::{
-        identity::{DeviceId, MemoryId, MigrationId},
-        reentry::Within,
-    },
-    memory::{Connection, Memory, MemoryClient},
-    mm::{addr::PageRange, mask::Mask, migrate::Moved, notifier::NotifierRange, page::DirtyBatch},
-    pgtable::{Flushed, Flushing},
-    space::{Destination, Home, Invalidated, MirrorOps, Request},
-};
+use super::{Device, MirrorShared, MirrorState, commit::{forget_moved, switch_present}, in_flight::InFlightNode, remove};
+use crate::{debug::{events::EvictReason, timing::{Lap, Phase}}, kernel::{identity::{DeviceId, MemoryId, MigrationId}, reentry::Within}, memory::{Connection, Memory, MemoryClient}, mm::{addr::PageRange, folio::DirtyBatch, migrate::Moved, notifier::NotifierRange, page_set::Mask}, pgtable::{Flushed, Flushing}, space::{Destination, Home, Invalidated, MirrorOps, Request}};
 use core::ops::ControlFlow;
 use kernel::page::PAGE_MASK;
 

@@ -9,9 +9,7 @@
 //! C headers: [`include/linux/io.h`](srctree/include/linux/io.h),
 //! [`include/linux/pci.h`](srctree/include/linux/pci.h)
 
-use super::{
-    dma::DmaUser, pci::PciMemory, shrinker::owner::ReclaimOwner, space::fatal_signal_pending,
-};
+use super::{dma::DmaUser, pci::PciMemory, shrinker::owner::ReclaimOwner, vma::fatal_signal_pending};
 use crate::{
     bindings,
     kernel::{

@@ -6,7 +6,7 @@ use crate::{bindings, mm::addr::PageRange};
 use kernel::{error::to_result, mm::MmWithUser, prelude::*};
 
 #[cfg(not(hmm_series_7_3))]
-use crate::mm::space::MmapGuard;
+use crate::mm::vma::MmapGuard;
 
 /// Calls the form of `hmm_range_fault()` that takes the mmap lock itself and allows fault handlers
 /// to drop it. Sets the sequence number of `range`.

@@ -34,7 +34,7 @@ mod chunks;
 mod cpu_fault;
 mod growth;
 mod hints;
-mod mapped;
+mod rmap;
 mod owner;
 mod region;
 #[cfg(CONFIG_KUNIT = "y")]
@@ -45,7 +45,7 @@ use chunk::{Chunk, Looker};
 use chunks::Chunks;
 pub use cpu_fault::{CpuFault, FaultError};
 use hints::{HintClass, Hints};
-pub use mapped::MmapLocks;
+pub use rmap::MmapLocks;
 pub use owner::Owner;
 
 /// Pages of one chunk: 256 MiB, as in the kernel's `lib/test_hmm.c`.

@@ -4,10 +4,7 @@
 //!
 //! C header: [`include/linux/rmap.h`](srctree/include/linux/rmap.h)
 
-use super::{
-    identity::{EventOwner, MigrationId},
-    space::MmapGuard,
-};
+use super::{identity::{EventOwner, MigrationId}, vma::MmapGuard};
 use crate::{
     bindings,
     inject::{fails, FailPoint},

@@ -2,11 +2,7 @@
 
 //! Locations of pages, as CPUs and devices address them.
 
-use super::{
-    device_pages::DeviceRange,
-    dma::{DeviceAddress, DmaAddress},
-    page::{CpuPages, CpuPagesMut},
-};
+use super::{device_pages::DeviceRange, dma::{DeviceAddress, DmaAddress}, folio::{CpuPages, CpuPagesMut}};
 
 /// Location of a page for a read.
 pub enum PageMemory<'a> {

@@ -15,14 +15,7 @@
 //!
 //! C header: [`include/linux/migrate.h`](srctree/include/linux/migrate.h)
 
-use super::{
-    addr::{PageRange, PMD_ORDER, PMD_PAGES},
-    device_pages::CpuFault,
-    identity::{EventOwner, MemoryId, PgmapOwner},
-    mask::PageSet,
-    page::{CpuPages, CpuPagesMut, LockedFolio},
-    space::Vma,
-};
+use super::{addr::{PMD_ORDER, PMD_PAGES, PageRange}, device_pages::CpuFault, folio::{CpuPages, CpuPagesMut, LockedFolio}, identity::{EventOwner, MemoryId, PgmapOwner}, page_set::PageSet, vma::Vma};
 use crate::{
     bindings,
     inject::{fails, is_injecting, FailPoint},
@@ -33,16 +26,16 @@ use kernel::{error::to_result, prelude::*};
 mod batch;
 mod migrated;
 mod reader;
-mod system;
-mod whole;
+mod isolate;
+mod thp;
 
 pub use batch::Batch;
 use batch::{MigrateState, Restored};
 pub use migrated::{Migrated, Moved};
 pub use reader::MigrationReader;
-pub use system::System;
-pub(crate) use system::{PageClass, SystemPages};
-use whole::{ThpIsolation, ThpLookup};
+pub use isolate::System;
+pub(crate) use isolate::{PageClass, SystemPages};
+use thp::{ThpIsolation, ThpLookup};
 
 const MIGRATE_PFN_VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
 const MIGRATE_PFN_MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;

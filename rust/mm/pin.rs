@@ -4,7 +4,7 @@
 //!
 //! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h), `pin_user_pages`
 
-use super::{addr::PageRange, page::CpuPagesMut, space::MmapGuard};
+use super::{addr::PageRange, folio::CpuPagesMut, vma::MmapGuard};
 use crate::bindings;
 use kernel::{
     alloc::flags::__GFP_NOWARN,
@@ -104,7 +104,7 @@ impl PinnedPages {
             let got = usize::try_from(got).map_err(|_| {
                 // CAST: `got` is a negative errno.
                 match Error::from_errno(got as kernel::ffi::c_int) {
-                    error if super::space::fatal_signal_pending() && error != ENOMEM => EINTR,
+                    error if super::vma::fatal_signal_pending() && error != ENOMEM => EINTR,
                     error => error,
                 }
             })?;

@@ -10,13 +10,7 @@
 //! C header: [`include/linux/hmm.h`](srctree/include/linux/hmm.h)
 
 pub use super::notifier::Retry;
-use super::{
-    addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
-    identity::PgmapOwner,
-    notifier::{IntervalNotifier, NotifierOps, NotifierTable, Seq},
-    pin::LockedVmCharge,
-    space::{fatal_signal_pending, MemcgCharge, MmapGuard},
-};
+use super::{addr::{PMD_ORDER, PMD_PAGES, PMD_SIZE, PageRange}, identity::PgmapOwner, notifier::{IntervalNotifier, NotifierOps, NotifierTable, Seq}, pin::LockedVmCharge, vma::{MemcgCharge, MmapGuard, fatal_signal_pending}};
 use crate::{
     bindings,
     inject::{fails, FailPoint},

@@ -121,7 +121,7 @@ impl<'a> RegisteredMm<'a> {
 #[kunit_tests(rust_hmm_registration)]
 mod tests {
     use super::*;
-    use crate::mm::space::MmapGuard;
+    use crate::mm::vma::MmapGuard;
     use kernel::page::PAGE_SIZE;
 
     #[test]

@@ -2,14 +2,7 @@
 
 //! KUnit tests: invalid arguments from safe code are refused.
 
-use super::{
-    addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
-    device_pages::*,
-    identity::{EventOwner, MigrationId},
-    migrate::{Batch, Isolated, System},
-    page::{Effort, LockedFolio, SharedBytes},
-    space::MmapGuard,
-};
+use super::{addr::{PMD_ORDER, PMD_PAGES, PMD_SIZE, PageRange}, device_pages::*, folio::{Effort, LockedFolio, SharedBytes}, identity::{EventOwner, MigrationId}, migrate::{Batch, Isolated, System}, vma::MmapGuard};
 use crate::bindings;
 use kernel::{page::PAGE_SIZE, prelude::*};
 

@@ -2,18 +2,7 @@
 
 //! The page table: lookups and updates of existing entries. New entries are in `install`.
 
-use super::{
-    dma::DmaTranslator,
-    entry::{DevicePte, Leaf},
-    flush::FlushBatch,
-    format::{check, fan, last_address, shift, Format},
-    grow::ROOT_PAGE,
-    list::PageList,
-    pass::{ForEach, Unmap, Update, UpdateStats, Visitor},
-    pool::Pool,
-    tree::{self, Slot},
-    walk::WalkCache,
-};
+use super::{dma::DmaTranslator, entry::{DevicePte, Leaf}, flush::FlushBatch, format::{Format, check, fan, last_address, shift}, grow::ROOT_PAGE, list::PageList, pool::Pool, tree::{self, Slot}, update::{ForEach, Unmap, Update, UpdateStats, Visitor}, walk::WalkCache};
 use crate::{
     kernel::shrinker::{owner::Owner, Shrink},
     mm::{

@@ -8,9 +8,7 @@
 //! its accesses ([`Streams`]). Memory that was migrated and faults again stays in place for some
 //! time ([`Bounces`](super::Bounces)).
 
-use super::{
-    block, block_start, stream::Streams, thrash::ThrashHint, Decision, FaultInfo, PageSet, Policy,
-};
+use super::{Decision, FaultInfo, PageSet, Policy, block, block_start, prefetch::Streams, thrash::ThrashHint};
 use crate::{
     kernel::lock_classes,
     mm::addr::{PageRange, PMD_PAGES},

@@ -21,17 +21,7 @@ use kernel::{
     },
     time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic},
 };
-use rust_hmm::{
-    host_lock::{Coherence, PinnedRange},
-    kernel::{
-        completion::TimedCompletion,
-        dma_fence::{DmaDriverFence, DmaFence, DmaFenceAlloc, FenceContext, SignallingSection},
-        fence::{cancelled, Fence, FenceAlloc},
-        identity::FenceType,
-        kthread::Thread,
-    },
-    mm::{dma::DmaDevice, page::CpuPagesMut},
-};
+use rust_hmm::{host_lock::{Coherence, PinnedRange}, kernel::{completion::TimedCompletion, dma_fence::{DmaDriverFence, DmaFence, DmaFenceAlloc, FenceContext, SignallingSection}, fence::{Fence, FenceAlloc, cancelled}, identity::FenceType, kthread::Thread}, mm::{dma::DmaDevice, folio::CpuPagesMut}};
 
 /// Maximum number of blits that are queued or running, or whose memory is still pinned.
 const MAX_BLITS: usize = 64;

@@ -16,11 +16,7 @@ use kernel::{
     },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
-use rust_hmm::{
-    kernel::kthread::Thread,
-    memory::{CopyDesc, CopyJob},
-    mm::space::fatal_signal_pending,
-};
+use rust_hmm::{kernel::kthread::Thread, memory::{CopyDesc, CopyJob}, mm::vma::fatal_signal_pending};
 
 /// Capacity of the job queue. When it is full, the submitting task executes the job itself.
 const QUEUE_DEPTH: usize = 2048;

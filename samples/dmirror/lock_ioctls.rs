@@ -15,7 +15,7 @@ use kernel::{
 };
 use rust_hmm::{
     host_lock::{Coherence, LockError},
-    kernel::completion::monotonic_ns,
+    kernel::completion::ktime_get_ns,
     mm::{addr::PageRange, bell::ktime_get_ns, dma::DmaDevice},
 };
 

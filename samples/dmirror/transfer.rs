@@ -8,15 +8,7 @@
 
 use crate::{client::Client, device::View, uapi::Command};
 use kernel::{page::PAGE_SIZE, prelude::*};
-use rust_hmm::{
-    mirror::{Mirror, PageMemory, PageMemoryMut, TableGuard},
-    mm::{
-        addr::PageRange,
-        range_fault::Access,
-        space::fatal_signal_pending,
-        user::UserSpan, //
-    },
-};
+use rust_hmm::{mirror::{Mirror, PageMemory, PageMemoryMut, TableGuard}, mm::{addr::PageRange, range_fault::Access, user::UserSpan, vma::fatal_signal_pending}};
 
 /// Maximum number of consecutive device faults without progress, after which a command fails with
 /// `EBUSY`.

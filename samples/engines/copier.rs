@@ -8,12 +8,7 @@ use kernel::{
     prelude::*,
     sync::{Arc, CondVar, Mutex},
 };
-use rust_hmm::{
-    kernel::kthread::Thread,
-    memory::{CopyDesc, CopyJob, MemoryOps},
-    mirror::{PageMemory, PageMemoryMut},
-    mm::page::SharedBytes,
-};
+use rust_hmm::{kernel::kthread::Thread, memory::{CopyDesc, CopyJob, MemoryOps}, mirror::{PageMemory, PageMemoryMut}, mm::folio::SharedBytes};
 
 /// Capacity of the job queue.
 const QUEUE_DEPTH: usize = 512;

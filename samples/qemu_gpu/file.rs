@@ -19,12 +19,7 @@ use kernel::{
     sync::{Arc, Completion},
     uaccess::{UserSlice, UserSliceReader, UserSliceWriter},
 };
-use rust_hmm::{
-    host_lock::APERTURE,
-    kernel::miscdevice::OpenFile,
-    mirror::Mirror,
-    mm::{addr::PageRange, range_fault, space::fatal_signal_pending},
-};
+use rust_hmm::{host_lock::APERTURE, kernel::miscdevice::OpenFile, mirror::Mirror, mm::{addr::PageRange, range_fault, vma::fatal_signal_pending}};
 
 /// Maximum number of consecutive device faults without progress, after which a command fails with
 /// `EBUSY`.

@@ -2,7 +2,7 @@
 //~ PASS pass_values
 //! A driver cannot access page contents by an arbitrary page frame number.
 
-use rust_hmm::mm::page::CpuPages;
+use rust_hmm::mm::folio::CpuPages;
 
 pub fn forge() -> CpuPages<'static> {
     // SAFETY: None; this must not compile.

@@ -2,7 +2,7 @@
 //~ PASS pass_migration
 //! The mmap lock must be released by the task that took it.
 
-use rust_hmm::mm::space::MmapGuard;
+use rust_hmm::mm::vma::MmapGuard;
 
 fn needs_send<T: Send>(_: T) {}
 

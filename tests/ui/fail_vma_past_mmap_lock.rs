@@ -3,7 +3,7 @@
 //! A VMA cannot be used after the mmap lock was released.
 
 use kernel::{mm::MmWithUser, prelude::*};
-use rust_hmm::mm::space::MmapGuard;
+use rust_hmm::mm::vma::MmapGuard;
 
 pub fn late(mm: &MmWithUser) -> Result<usize> {
     let guard = MmapGuard::lock(mm)?;

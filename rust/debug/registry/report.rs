@@ -6,7 +6,7 @@ use super::{
     list::{next, position},
     ObjectKind, RegistryEntry,
 };
-use crate::mm::space::fatal_signal_pending;
+use crate::mm::vma::fatal_signal_pending;
 use kernel::{debugfs::Writer, fmt, prelude::*};
 
 /// Names of the columns that [`DebugObject::columns`] writes for a mirror.

@@ -14,11 +14,7 @@ use super::{
     nosy::*,
     *, //
 };
-use crate::{
-    kernel::reentry,
-    mm::space::MmapGuard,
-    queue::CancelToken, //
-};
+use crate::{kernel::reentry, mm::vma::MmapGuard, queue::CancelToken};
 
 #[kunit_tests(rust_hmm_reentry)]
 mod suite {

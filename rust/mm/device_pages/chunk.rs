@@ -3,17 +3,7 @@
 //! Chunks of device memory: the `dev_pagemap` of each, whose page frames are added and removed at
 //! run time, and the callbacks of its pages.
 
-use super::{
-    super::{
-        addr::PMD_ORDER,
-        device_alloc::{clear, set, FreeMap},
-        identity::PgmapOwner,
-        page::LockedFolio,
-    },
-    region::Region,
-    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind, CHUNK_BYTES,
-    CHUNK_PAGES,
-};
+use super::{CHUNK_BYTES, CHUNK_PAGES, CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind, region::Region, super::{addr::PMD_ORDER, device_alloc::{FreeMap, clear, set}, folio::LockedFolio, identity::PgmapOwner}};
 use crate::{
     bindings,
     inject::{fails, FailPoint},

@@ -4,7 +4,7 @@
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
-use crate::{bindings, mm::space::Vma};
+use crate::{bindings, mm::vma::Vma};
 use core::marker::PhantomData;
 use kernel::page::PAGE_MASK;
 

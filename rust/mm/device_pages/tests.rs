@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     bindings,
     inject::{ArmedPoint, FailPoint},
-    kernel::{completion::monotonic_ns, kthread::Thread},
+    kernel::{completion::ktime_get_ns, kthread::Thread},
     mm::{addr::PMD_ORDER, bell::ktime_get_ns},
 };
 use kernel::{

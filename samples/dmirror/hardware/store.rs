@@ -10,7 +10,7 @@ use kernel::{
         SetOnce, //
     },
 };
-use rust_hmm::mm::{addr::PMD_SIZE, device_pages::DeviceRange, page::SharedBytes};
+use rust_hmm::mm::{addr::PMD_SIZE, device_pages::DeviceRange, folio::SharedBytes};
 
 /// Number of blocks in a group, whose slots are allocated together: 8 GiB.
 const GROUP_BLOCKS: usize = 4096;

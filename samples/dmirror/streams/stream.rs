@@ -15,7 +15,7 @@ use kernel::{
 };
 use rust_hmm::{
     kernel::{
-        completion::monotonic_ns,
+        completion::ktime_get_ns,
         identity::MmId,
         miscdevice::{Ready, Waiter},
     },

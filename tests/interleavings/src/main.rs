@@ -29,7 +29,7 @@ mod pgtable {
     pub(crate) mod interleavings;
     mod layout;
     mod list;
-    mod pass;
+    mod update;
     mod pool;
     mod scan;
     mod sizes;
@@ -64,7 +64,7 @@ mod kernel {
     pub(crate) use crate::stand_ins::{deferred, identity, shrinker, zeroed};
 
     pub(crate) mod completion {
-        pub(crate) fn monotonic_ns() -> u64 {
+        pub(crate) fn ktime_get_ns() -> u64 {
             0
         }
     }
@@ -75,7 +75,7 @@ mod mm {
     pub(crate) mod device_alloc;
     pub(crate) mod dma;
     pub(crate) mod flush;
-    pub(crate) mod mask;
+    pub(crate) mod page_set;
 
     pub(crate) mod device_pages {
         mod hints;
@@ -96,9 +96,9 @@ mod mm {
     #[path = "../il/tests/dma.rs"]
     pub(crate) mod dma_interleavings;
 
-    pub(crate) use crate::stand_ins::{location, page, pin, table_memory};
+    pub(crate) use crate::stand_ins::{folio, location, pin, table_memory};
 
-    pub(crate) mod space {
+    pub(crate) mod vma {
         pub(crate) fn fatal_signal_pending() -> bool {
             false
         }
@@ -111,7 +111,7 @@ mod memory {
     mod copy;
     #[path = "../il/tests/memory.rs"]
     pub(crate) mod interleavings;
-    mod known;
+    mod connection_cache;
     mod lru;
     mod steps;
 
@@ -125,7 +125,7 @@ mod memory {
 }
 
 mod policy {
-    pub(crate) mod window;
+    pub(crate) mod fault_around;
 }
 
 #[path = "il/tests/mod.rs"]

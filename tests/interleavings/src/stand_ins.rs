@@ -56,7 +56,7 @@ pub(crate) mod identity {
 }
 
 /// Folios.
-pub(crate) mod page {
+pub(crate) mod folio {
     use core::marker::PhantomData;
 
     /// An allocated folio; drop frees it.
@@ -106,7 +106,7 @@ pub(crate) mod pin {
 
 /// Locations of page contents.
 pub(crate) mod location {
-    use crate::mm::{device_pages::DeviceRange, page};
+    use crate::mm::{device_pages::DeviceRange, folio};
 
     pub enum PageMemory<'a> {
         Cpu(page::CpuPages<'a>),

@@ -62,17 +62,17 @@ mod mm {
     pub(crate) mod device_alloc;
     pub(crate) mod dma;
     pub(crate) mod flush;
-    pub(crate) mod mask;
+    pub(crate) mod page_set;
     pub(crate) mod range_map;
 
     #[path = "../properties/addr.rs"]
     pub(crate) mod addr_properties;
     #[path = "../properties/mask.rs"]
-    pub(crate) mod mask_properties;
+    pub(crate) mod page_set_properties;
     #[path = "../properties/range_map.rs"]
     pub(crate) mod range_map_properties;
 
-    pub(crate) use crate::stand_ins::{device_pages, location, page, pin, table_memory};
+    pub(crate) use crate::stand_ins::{device_pages, folio, location, pin, table_memory};
 }
 
 mod pgtable;

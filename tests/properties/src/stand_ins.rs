@@ -77,7 +77,7 @@ pub(crate) mod within {
 }
 
 /// Pages of the CPU, which are not used here.
-pub(crate) mod page {
+pub(crate) mod folio {
     use core::marker::PhantomData;
 
     pub struct CpuPages<'a>(PhantomData<&'a ()>);
@@ -123,7 +123,7 @@ pub(crate) mod device_pages {
 
 /// Locations of page contents.
 pub(crate) mod location {
-    use crate::mm::{device_pages::DeviceRange, page};
+    use crate::mm::{device_pages::DeviceRange, folio};
 
     pub enum PageMemory<'a> {
         Cpu(page::CpuPages<'a>),

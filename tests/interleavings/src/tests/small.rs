@@ -2,7 +2,7 @@
 
 //! Counters, and fault-around windows.
 
-use crate::{debug::stats::{Counter, Stats}, harness::{Test, full}, mm::addr::PMD_SIZE, policy::window::FaultWindows};
+use crate::{debug::stats::{Counter, Stats}, harness::{Test, full}, mm::addr::PMD_SIZE, policy::fault_around::FaultWindows};
 use kernel::{model::spawn, prelude::*, sync::Arc};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -6,16 +6,7 @@
 //! entries stay until the lock is released.
 
 use super::{Device, Inner, Mirror, PageAddress, PageMemory, PageMemoryMut, State};
-use crate::{
-    kernel::reentry::Within,
-    mm::{
-        addr::PageRange,
-        device_pages::{DeviceRange, MemoryKind},
-        dma::{DeviceAddress, DmaAddress},
-        page::{CpuPages, CpuPagesMut},
-    },
-    pgtable::{DevicePte, Format, Leaf, Near},
-};
+use crate::{kernel::reentry::Within, mm::{addr::PageRange, device_pages::{DeviceRange, MemoryKind}, dma::{DeviceAddress, DmaAddress}, folio::{CpuPages, CpuPagesMut}}, pgtable::{DevicePte, Format, Leaf, Near}};
 use core::cell::Cell;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
 

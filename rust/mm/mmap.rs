@@ -5,10 +5,7 @@
 //!
 //! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h)
 
-use super::{
-    addr::PageRange,
-    space::{MmapGuard, Vma},
-};
+use super::{addr::PageRange, vma::{MmapGuard, Vma}};
 use crate::bindings;
 use kernel::{
     error::to_result,

@@ -8,7 +8,7 @@
 //! C headers: [`include/linux/highmem.h`](srctree/include/linux/highmem.h),
 //! [`include/linux/page-flags.h`](srctree/include/linux/page-flags.h)
 
-use super::{addr::PMD_ORDER, space::Vma};
+use super::{addr::PMD_ORDER, vma::Vma};
 use crate::{
     bindings,
     inject::{fails, FailPoint}, //

@@ -5,20 +5,8 @@
 //!
 //! `Documentation/faultless.rst` describes why this is correct.
 
-use super::{transaction::InFlightNode, Announced, Device, Mirror, MirrorShared, MirrorState};
-use crate::{
-    debug::timing::{Lap, Phase},
-    mm::{
-        addr::PageRange,
-        notifier::Seq,
-        page::DirtyBatch,
-        range_fault::AddressSpace,
-        space::{fatal_signal_pending, MmapGuard},
-    },
-    pgtable::{Flushing, Table},
-    phases::Stopwatch,
-    space::{MigrationDesc, Space, WindowUser},
-};
+use super::{Announced, Device, Mirror, MirrorShared, MirrorState, in_flight::InFlightNode};
+use crate::{debug::timing::{Lap, Phase}, mm::{addr::PageRange, folio::DirtyBatch, notifier::Seq, range_fault::AddressSpace, vma::{MmapGuard, fatal_signal_pending}}, pgtable::{Flushing, Table}, phases::Stopwatch, space::{MigrationDesc, Space, WindowUser}};
 use kernel::{
     prelude::*,
     time::{delay::fsleep, Delta},
@@ -127,7 +115,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// - `EINVAL` if the range is not in the window.
     /// - `ENOMEM`
-    /// - Those of [`Transactions::begin`](super::transaction::InFlightMigrations::begin).
+    /// - Those of [`Transactions::begin`](super::in_flight::InFlightMigrations::begin).
     ///
     /// # Context
     ///

@@ -2,12 +2,9 @@
 
 //! Memory operations of queues: migrate, prefetch, evict, copy.
 
-use super::{
-    crew::{JobProgress, ParallelJob},
-    CancelToken, Queue, WorkerPool,
-};
+use super::{CancelToken, Queue, WorkerPool, pool::{JobProgress, ParallelJob}};
 use crate::{
-    kernel::{completion::monotonic_ns, fence::Fence},
+    kernel::{completion::ktime_get_ns, fence::Fence},
     mirror::{Device, Mirror},
     mm::{
         addr::{PageRange, PMD_SIZE},

@@ -2,7 +2,7 @@
 
 //! Sets of pages of a block, compared with an array of flags.
 
-use super::{addr::PMD_PAGES, mask::PageSet};
+use super::{addr::PMD_PAGES, page_set::PageSet};
 use crate::harness::{Property, Trial};
 use core::ops::Range;
 use proptest::prelude::*;

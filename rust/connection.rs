@@ -6,7 +6,27 @@
 //! Both drivers report what their hardware supports. The library uses the lesser of the two
 //! answers, so that both ends of a connection agree.
 
-use crate::{debug::{events::{Event, MigrateReason}, stats::Counter}, kernel::{identity::{MemoryId, MigrationId}, reentry}, memory::{CopyContext, Memory, MemoryOps}, migrate::Outcome, mirror::{AnnounceTries, Announced, CommitResult, Device, InstallFilter, Mirror}, mm::{addr::{PMD_ORDER, PMD_PAGES, PageRange}, migrate::{Batch, Isolated, PageClass, Source}, range_fault::AddressSpace, vma::{MmapGuard, Vma}}, pgtable::Prealloc, space::{Destination, EventMatch, JoinedMirrors, MigrationDesc, Readers}};
+use crate::{
+    debug::{
+        events::{Event, MigrateReason},
+        stats::Counter,
+    },
+    kernel::{
+        identity::{MemoryId, MigrationId},
+        reentry,
+    },
+    memory::{CopyContext, Memory, MemoryOps},
+    migrate::Outcome,
+    mirror::{AnnounceTries, Announced, CommitResult, Device, InstallFilter, Mirror},
+    mm::{
+        addr::{PageRange, PMD_ORDER, PMD_PAGES},
+        migrate::{Batch, Isolated, PageClass, Source},
+        range_fault::AddressSpace,
+        vma::{MmapGuard, Vma},
+    },
+    pgtable::Prealloc,
+    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc, Readers},
+};
 use kernel::{mm::virt::flags, prelude::*};
 
 pub use crate::memory::Connection;

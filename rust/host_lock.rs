@@ -7,7 +7,19 @@
 //! would extend a locked range, or that overlaps it partially, is refused. Each lock needs its own
 //! unlock; the last unlock unpins the range. See `Documentation/host-lock.rst`.
 
-use crate::{kernel::{deferred::{Deferred, DropWaits}, lock_classes, reentry}, mirror::{Device, Mirror}, mm::{addr::PageRange, dma::{DmaAddress, DmaDevice, DmaMapping}, folio::CpuPagesMut, pin::{LockedVmCharge, PinnedPages}}};
+use crate::{
+    kernel::{
+        deferred::{Deferred, DropWaits},
+        lock_classes, reentry,
+    },
+    mirror::{Device, Mirror},
+    mm::{
+        addr::PageRange,
+        dma::{DmaAddress, DmaDevice, DmaMapping},
+        folio::CpuPagesMut,
+        pin::{LockedVmCharge, PinnedPages},
+    },
+};
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,

@@ -11,9 +11,9 @@
 //! Fault injection is always compiled in, so that tests run with the modules that are shipped. If
 //! no point is set, a use costs a load of a variable that is not modified, and a branch.
 
-use crate::{
-    debugfs::DebugFile,
-    kernel::{debugfs::FileContents, names::named},
+use crate::kernel::{
+    debugfs::{DebugFile, FileContents},
+    names::named,
 };
 use core::str::FromStr;
 use kernel::{

@@ -7,7 +7,21 @@
 //! the allocation prefers. In all other respects it behaves like other anonymous memory. See
 //! `Documentation/managed.rst`.
 
-use crate::{attributes::{Attributes, PreferredLocation}, kernel::{fence::Fence, miscdevice::{FileOps, OpenFile}, reentry}, migrate::Outcome, mirror::{Device, Mirror}, mm::{addr::{PMD_SIZE, PageRange}, mmap}, queue::{CancelToken, HasMirror, Queue, TransferReport}};
+use crate::{
+    attributes::{Attributes, PreferredLocation},
+    kernel::{
+        fence::Fence,
+        miscdevice::{FileOps, OpenFile},
+        reentry,
+    },
+    migrate::Outcome,
+    mirror::{Device, Mirror},
+    mm::{
+        addr::{PageRange, PMD_SIZE},
+        mmap,
+    },
+    queue::{CancelToken, HasMirror, Queue, TransferReport},
+};
 use kernel::{
     mm::virt::VmaNew,
     page::PAGE_SIZE,
@@ -82,14 +96,14 @@ impl Flags {
 ///
 /// Called from [`OpenFile::mmap`]; the mmap lock is held for writing.
 pub fn map(vma: &VmaNew) -> Result<bool> {
-    let offset = anon::offset(vma);
+    let offset = mmap::offset(vma);
     let Some(flags) = Flags::of(offset) else {
         return Ok(false);
     };
     if offset & !OFFSET_MASK != 0 {
         return Err(EINVAL);
     }
-    anon::set_anonymous(vma, flags.huge)?;
+    mmap::set_anonymous(vma, flags.huge)?;
     Ok(true)
 }
 
@@ -195,7 +209,7 @@ impl<D: Device> Mirror<D> {
     pub fn release(&self, memory: &Allocation) -> Result {
         reentry::may_wait()?;
         let space = self.space()?;
-        anon::unmap_if(space.mm(), memory.range, |start, offset| {
+        mmap::unmap_if(space.mm(), memory.range, |start, offset| {
             memory.holds(start, offset)
         })
     }

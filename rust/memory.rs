@@ -2,7 +2,26 @@
 
 //! Device memory: allocation, CPU faults, eviction.
 
-use crate::{debug::{registry::{self, Seat}, stats::Stats, trace}, inject::DeviceFaults, kernel::{deferred::{Deferred, DropWaits}, identity::{MemoryId, MmId, PgmapOwner}, lock_classes}, mm::{addr::PMD_PAGES, device_pages::{DevicePages, DeviceRange, MAX_PAGES, MemoryKind, Owner}, migrate::{Isolated, Origin}, page_set::PageSet}, policy::fault_around::FaultWindows, watch::DebugEntry};
+use crate::{
+    debug::{
+        registry::{self, DebugEntry},
+        stats::Stats,
+        trace,
+    },
+    inject::DeviceFaults,
+    kernel::{
+        deferred::{Deferred, DropWaits},
+        identity::{MemoryId, MmId, PgmapOwner},
+        lock_classes,
+    },
+    mm::{
+        addr::PMD_PAGES,
+        device_pages::{DevicePages, DeviceRange, MemoryKind, Owner, MAX_PAGES},
+        migrate::{Isolated, Origin},
+        page_set::PageSet,
+    },
+    policy::fault_around::FaultWindows,
+};
 use kernel::{
     prelude::*,
     sync::{
@@ -13,49 +32,49 @@ use kernel::{
 
 mod allocator;
 mod arrivals;
-mod worker;
 mod connection;
+mod connection_cache;
 mod copy;
 mod copying;
 #[cfg(CONFIG_KUNIT = "y")]
 mod costs;
 mod cpu_fault;
+mod debugfs;
 mod dma_copy;
-mod ops;
 mod evict;
-mod connection_cache;
 mod lru;
-mod no_memory;
-mod state;
 mod mirrors;
+mod no_memory;
+mod ops;
 mod reclaim;
 mod splits;
+mod state;
 mod steps;
 mod unplug;
 mod victims;
-mod debugfs;
+mod worker;
 
 pub(crate) use allocator::Allocator;
 pub(crate) use arrivals::Arrival;
 use arrivals::Arrivals;
-use worker::{DeferredWork, MemoryWorker};
 pub use connection::Connection;
+use connection_cache::ConnectionCache;
 pub(crate) use copy::{CopyContext, CopyEndpoint, RawCopyJob};
 pub use copy::{CopyDesc, CopyJob};
 pub(crate) use copying::Copying;
 pub use dma_copy::DmaCopy;
-pub use ops::MemoryOps;
-use connection_cache::ConnectionCache;
 use lru::Lru;
 pub(crate) use lru::LruStamp;
-pub use no_memory::NoMemory;
-use state::MemoryState;
 use mirrors::MirrorList;
 pub(crate) use mirrors::{MemoryClient, MirrorRegistration};
+pub use no_memory::NoMemory;
+pub use ops::MemoryOps;
 use splits::Splits;
+use state::MemoryState;
 pub(crate) use steps::StepGuard;
 use steps::Steps;
 use victims::Victims;
+use worker::{DeferredWork, MemoryWorker};
 
 /// Memory of one device, shared by all its mirrors.
 ///

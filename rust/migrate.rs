@@ -26,12 +26,12 @@ use kernel::prelude::*;
 use step::MigrateStep;
 
 mod ahead;
+mod attempt;
 mod drain;
 mod overlap;
 mod overlaps;
 mod step;
 mod survey;
-mod attempt;
 
 pub use crate::mirror::{Outcome, PageOutcome};
 pub(crate) use overlaps::OverlapReport;

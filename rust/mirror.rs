@@ -12,30 +12,27 @@
 
 use crate::{
     debug::{
-        events::Event as Told,
-        registry::{Kind, Seat},
+        events::Event,
+        registry::{DebugEntry, ObjectKind},
         stats::Stats,
     },
-    events::Event,
     host_lock::HostLocks,
     kernel::{
         deferred::{Deferred, DropWaits},
         identity::MmId,
         reentry,
-        shrinker::owner::{self, Owner},
+        shrinker::owner::{self, ReclaimOwner},
     },
     memory::{Memory, MemoryOps, MirrorRegistration},
     mm::{
         addr::PageRange,
         dma::{DmaDevice, DmaWindows},
         range_fault::AddressSpace,
-        shrinker::owner::ReclaimOwner,
         table_memory::TableMemory,
     },
     pgtable::{DevicePte, Format, Prealloc, Table},
     policy::Immovable,
     space::{Membership, SpaceHandle},
-    debugfs::{DebugEntry, ObjectKind},
 };
 use kernel::{
     mm::MmWithUser,
@@ -44,41 +41,41 @@ use kernel::{
     sync::{Arc, LockClassKey},
 };
 
-mod table_guard;
+mod announce;
 mod announced;
 mod attributes;
 mod cold;
+mod commit;
+mod debugfs;
 mod exclusive;
 mod fault;
+mod fault_policy;
 mod flushes;
+pub(crate) mod in_flight;
 mod invalidate;
 mod ops;
 mod outcome;
-mod fault_policy;
 mod snapshot;
-mod announce;
-mod commit;
+mod software_mmu;
+mod table_guard;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 mod tiles;
-pub(crate) mod in_flight;
-mod software_mmu;
-mod debugfs;
 
 pub use crate::mm::location::{PageAddress, PageMemory, PageMemoryMut};
-pub use table_guard::TableGuard;
+pub(crate) use announce::AnnounceTries;
 pub(crate) use announced::Announced;
+pub(crate) use commit::CommitResult;
 pub(crate) use fault::InstallFilter;
+pub use fault_policy::FaultOutcome;
 pub(crate) use invalidate::{MirrorShared, MirrorState};
 pub use outcome::{Outcome, PageOutcome};
-pub use fault_policy::FaultOutcome;
 pub use snapshot::{PageLocation, Snapshot};
-pub(crate) use announce::AnnounceTries;
-pub(crate) use commit::CommitResult;
 pub use software_mmu::{AccessSection, TableTranslation, TranslateError, Walkers};
+pub use table_guard::TableGuard;
 
-use invalidate::{remove, remove_some};
 use in_flight::InFlightMigrations;
+use invalidate::{remove, remove_some};
 
 /// Operations of a device that uses the address space of a process. Implemented by the driver.
 pub trait Device: Send + Sync + Sized + 'static {

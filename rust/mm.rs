@@ -25,7 +25,6 @@
 //! - `anon` has anonymous memory that is mapped from a device file.
 
 pub mod addr;
-pub(crate) mod mmap;
 #[cfg(CONFIG_PCI)]
 pub mod bar_tables;
 mod compat;
@@ -34,19 +33,20 @@ pub mod device_pages;
 pub mod dma;
 pub mod exclusive;
 pub mod flush;
-pub mod location;
-pub(crate) mod page_set;
-pub mod migrate;
-pub mod notifier;
 pub mod folio;
+pub mod location;
+pub mod migrate;
+pub(crate) mod mmap;
+pub mod notifier;
+pub(crate) mod page_set;
 #[cfg(CONFIG_PCI)]
 pub mod pci;
 pub mod pin;
 pub mod range_fault;
 pub mod range_map;
 pub(crate) mod registration;
-pub mod vma;
 pub mod table_memory;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 pub mod user;
+pub mod vma;

@@ -37,7 +37,6 @@ mod image;
 mod install;
 mod layout;
 mod list;
-mod update;
 mod pool;
 mod scan;
 mod sizes;
@@ -45,6 +44,7 @@ mod table;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 mod tree;
+mod update;
 mod walk;
 
 pub use crate::mm::flush::{Flushed, Flusher};

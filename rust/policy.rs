@@ -20,10 +20,10 @@ use crate::{
 
 mod bounces;
 mod density;
+pub(crate) mod fault_around;
 mod immovable;
 mod prefetch;
 mod thrash;
-pub(crate) mod fault_around;
 
 pub use crate::mm::page_set::PageSet;
 pub use bounces::Bounces;

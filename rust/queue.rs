@@ -28,15 +28,15 @@ use kernel::{
     time::Jiffies,
 };
 
-mod pool;
-mod transfer;
 mod fifo;
+mod pool;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
+mod transfer;
 
+use fifo::Fifo;
 pub use pool::WorkerPool;
 pub use transfer::{HasMirror, Transfer, TransferReport};
-use fifo::Fifo;
 
 /// Number of polls of a fence of another type of device before the queue sleeps.
 const FOREIGN_FENCE_POLLS: usize = 8;

@@ -92,14 +92,13 @@ mod space;
 use self::{
     debug::{footprint, registry, timing},
     kernel::{
-        debugfs::{DebugDirectory, DebugFile},
+        debugfs::{DebugDirectory, DebugFile, FileContents},
         deferred::Workqueue,
         shrinker::owner::Owners,
         task_work::TaskWorks,
     },
 };
 use ::kernel::prelude::*;
-use debugfs::FileContents;
 
 module! {
     type: RustHmm,

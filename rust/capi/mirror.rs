@@ -7,7 +7,17 @@ use super::{
     memory::{count, CVram, MemoryRef},
     number, pointer, to_destroy, DriverData, Memory, PageRange,
 };
-use crate::{bindings, kernel::{lock_classes, reentry::{self, current_task}}, mirror::{Device, Mirror, PageLocation, PageMemory, PageMemoryMut, Snapshot, TableGuard}, mm::{folio::CpuPages, range_fault::Access}, pgtable::Radix4, policy::{Density, NoMigration, Parameters, Policy, SinglePage}};
+use crate::{
+    bindings,
+    kernel::{
+        lock_classes,
+        reentry::{self, current_task},
+    },
+    mirror::{Device, Mirror, PageLocation, PageMemory, PageMemoryMut, Snapshot, TableGuard},
+    mm::{folio::CpuPages, range_fault::Access},
+    pgtable::Radix4,
+    policy::{Density, NoMigration, Parameters, Policy, SinglePage},
+};
 use core::cell::UnsafeCell;
 use kernel::{
     ffi,

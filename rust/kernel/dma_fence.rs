@@ -16,8 +16,8 @@
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
-use super::{fence::cancelled, identity::FenceType};
-use crate::bindings;
+use super::fence::cancelled;
+use crate::{bindings, kernel::identity::FenceType};
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     prelude::*,

@@ -12,8 +12,8 @@
 //! space observes a fence by an eventfd ([`Fence::eventfd`]) or by `poll()` of a driver's file
 //! ([`Watch`](super::fence_watch::FenceWatch)).
 
-use super::{completion::TimedCompletion, dma_fence::DmaFence, identity::FenceType, reentry};
-use crate::bindings;
+use super::{completion::TimedCompletion, dma_fence::DmaFence, reentry};
+use crate::{bindings, kernel::identity::FenceType};
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     error::to_result,

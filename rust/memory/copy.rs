@@ -3,7 +3,19 @@
 //! Copy jobs of a migration, which a driver may complete asynchronously and in any order.
 
 use super::MemoryOps;
-use crate::{inject::{FailPoint, fails}, kernel::{completion::ktime_get_ns, limit::RateLimit, lock_classes}, mm::{addr::PMD_PAGES, bell::ktime_get_ns, device_pages::DeviceRange, folio::{CpuPages, CpuPagesMut}, location::{PageMemory, PageMemoryMut}, page_set::PageSet, vma::fatal_signal_pending}, queue::CancelToken};
+use crate::{
+    inject::{fails, FailPoint},
+    kernel::{completion::ktime_get_ns, limit::RateLimit, lock_classes},
+    mm::{
+        addr::PMD_PAGES,
+        device_pages::DeviceRange,
+        folio::{CpuPages, CpuPagesMut},
+        location::{PageMemory, PageMemoryMut},
+        page_set::PageSet,
+        vma::fatal_signal_pending,
+    },
+    queue::CancelToken,
+};
 use core::mem::ManuallyDrop;
 use kernel::{
     ffi,

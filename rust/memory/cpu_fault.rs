@@ -11,7 +11,21 @@ use super::{
     splits::{sleep_before_return, Met},
     CopyContext, MemoryOps, MemoryState,
 };
-use crate::{debug::timing::{Lap, Phase}, kernel::{completion::Bell, identity::{MemoryId, MigrationId}}, mm::{addr::{PMD_ORDER, PMD_SIZE, PageRange}, bell::TimedCompletion, device_pages::{CpuFault, DevicePages, FaultError}, folio::{Effort, LockedFolio}, migrate::{Batch, Isolated, PageClass, Source}, vma::Vma}, phases::Stopwatch, space::{Destination, EventMatch, JoinedMirrors, MigrationDesc}};
+use crate::{
+    debug::timing::{Phase, Stopwatch},
+    kernel::{
+        completion::TimedCompletion,
+        identity::{MemoryId, MigrationId},
+    },
+    mm::{
+        addr::{PageRange, PMD_ORDER, PMD_SIZE},
+        device_pages::{CpuFault, DevicePages, FaultError},
+        folio::{Effort, LockedFolio},
+        migrate::{Batch, Isolated, PageClass, Source},
+        vma::Vma,
+    },
+    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc},
+};
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 
 /// Migrates the faulting page to system memory and, as far as possible, the window around it.

@@ -4,9 +4,8 @@
 
 use super::{MemoryOps, MemoryState};
 use crate::{
-    debug::{registry::Watched, stats::Counter},
+    debug::{registry::DebugObject, stats::Counter},
     mm::device_pages::{DevicePages, MemoryKind},
-    watch::DebugObject,
 };
 use kernel::fmt;
 

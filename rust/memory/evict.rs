@@ -7,7 +7,23 @@ use super::{
     steps::StepGuard,
     CopyContext, Memory, MemoryOps, MemoryParts,
 };
-use crate::{debug::{events::EvictReason, stats::Counter, timing::{Lap, Phase}, trace}, kernel::{identity::MmId, reentry}, mm::{addr::{PMD_ORDER, PMD_PAGES}, device_pages::{DeviceRange, MmapLocks}, folio::{Effort, LockedFolio}, migrate::{Batch, Isolated, Source}, vma::fatal_signal_pending}, phases::Stopwatch, space};
+use crate::{
+    debug::{
+        events::EvictReason,
+        stats::Counter,
+        timing::{Phase, Stopwatch},
+        trace,
+    },
+    kernel::{identity::MmId, reentry},
+    mm::{
+        addr::{PMD_ORDER, PMD_PAGES},
+        device_pages::{DeviceRange, MmapLocks},
+        folio::{Effort, LockedFolio},
+        migrate::{Batch, Isolated, Source},
+        vma::fatal_signal_pending,
+    },
+    space,
+};
 use core::cell::Cell;
 use kernel::{
     prelude::*,

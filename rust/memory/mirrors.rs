@@ -110,7 +110,7 @@ impl MirrorList {
 #[kunit_tests(rust_hmm_peers)]
 mod tests {
     use super::*;
-    use crate::{events::EvictReason, kernel::kthread::Thread};
+    use crate::{debug::events::EvictReason, kernel::kthread::Thread};
     use kernel::{
         sync::{
             atomic::{ordering::Relaxed, Atomic},

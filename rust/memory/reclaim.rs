@@ -10,7 +10,15 @@ use super::{
     lru::{BlockUsage, Claim, Lru, LruStamp, NoClaim},
     CopyContext, Memory, MemoryOps,
 };
-use crate::{debug::{events::EvictReason, stats::Counter}, mm::{addr::PMD_PAGES, device_pages::{DeviceRange, MmapLocks}, migrate::Batch, vma::fatal_signal_pending}};
+use crate::{
+    debug::{events::EvictReason, stats::Counter},
+    mm::{
+        addr::PMD_PAGES,
+        device_pages::{DeviceRange, MmapLocks},
+        migrate::Batch,
+        vma::fatal_signal_pending,
+    },
+};
 use kernel::{
     prelude::*,
     time::{delay::fsleep, Delta},

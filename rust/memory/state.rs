@@ -2,8 +2,36 @@
 
 //! Operations on the pages of a device memory: CPU faults, copies, and the release of pages.
 
-use super::{CopyContext, CopyEndpoint, MemoryOps, arrivals::Arrivals, connection_cache::ConnectionCache, copy::{Cancel, CopyBatch}, copying::{Copying, release_unfilled}, cpu_fault, lru::Lru, mirrors::MirrorList, splits::Splits, steps::Steps, victims::Victims, worker::DeferredWork};
-use crate::{debug::{events::Event, stats::{Counter, Stats}, trace}, inject::DeviceFaults, kernel::reentry::Within, mm::{addr::PMD_PAGES, device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind}, migrate::{Isolated, Source}, page_set::PageSet}, policy::fault_around::Windows};
+use super::{
+    arrivals::Arrivals,
+    connection_cache::ConnectionCache,
+    copy::{Cancel, CopyBatch},
+    copying::{release_unfilled, Copying},
+    cpu_fault,
+    lru::Lru,
+    mirrors::MirrorList,
+    splits::Splits,
+    steps::Steps,
+    victims::Victims,
+    worker::DeferredWork,
+    CopyContext, CopyEndpoint, MemoryOps,
+};
+use crate::{
+    debug::{
+        events::Event,
+        stats::{Counter, Stats},
+        trace,
+    },
+    inject::DeviceFaults,
+    kernel::reentry::ReentryGuard,
+    mm::{
+        addr::PMD_PAGES,
+        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind},
+        migrate::{Isolated, Source},
+        page_set::PageSet,
+    },
+    policy::fault_around::FaultWindows,
+};
 use kernel::{
     prelude::*,
     sync::{

@@ -2,9 +2,9 @@
 
 //! Preparation of overlapping steps without locks, and their completion.
 
-use super::{PageOutcome, Target, attempt::BlockBuffers, step::MigrateStep};
+use super::{attempt::BlockBuffers, step::MigrateStep, PageOutcome, Target};
 use crate::{
-    debug::timing::{Lap, Phase},
+    debug::timing::{Phase, Stopwatch},
     memory::Memory,
     mirror::{AnnounceTries, Device, InstallFilter, Mirror},
     mm::{
@@ -13,7 +13,6 @@ use crate::{
         range_fault::AddressSpace,
     },
     pgtable::Format,
-    phases::Stopwatch,
     queue::CancelToken,
     space::{JoinedMirrors, WindowUser},
 };

@@ -4,7 +4,20 @@
 //! finalize.
 
 use super::{survey::Movable, PageOutcome, Target};
-use crate::{debug::timing::{Lap, Phase}, memory::{Arrival, CopyContext, Copying, Memory, MemoryOps, StepGuard}, mirror::{Announced, CommitResult, Device, Mirror}, mm::{addr::{PMD_ORDER, PMD_PAGES, PageRange}, folio::{Effort, LockedFolio}, migrate::{Batch, Isolated, MigrateEntry, Source}, vma::Vma}, pgtable::{Format, Prealloc}, phases::Stopwatch, queue::CancelToken, space::{JoinedMirrors, MigrationDesc, Readers}};
+use crate::{
+    debug::timing::{Phase, Stopwatch},
+    memory::{Arrival, CopyContext, Copying, Memory, MemoryOps, StepGuard},
+    mirror::{Announced, CommitResult, Device, Mirror},
+    mm::{
+        addr::{PageRange, PMD_ORDER, PMD_PAGES},
+        folio::{Effort, LockedFolio},
+        migrate::{Batch, Isolated, MigrateEntry, Source},
+        vma::Vma,
+    },
+    pgtable::{Format, Prealloc},
+    queue::CancelToken,
+    space::{JoinedMirrors, MigrationDesc, Readers},
+};
 use kernel::{mm::virt::flags, prelude::*};
 
 /// Buffers for one block in flight.

@@ -6,8 +6,26 @@
 //! meanwhile, with the reasons. In short: nothing here waits for an invalidation, a folio lock or
 //! the mmap lock, and nothing is evicted.
 
-use super::{OutcomeTally, PageOutcome, ahead::{AheadBuffers, BlockOutcomes, PartialBlock, SequencedBlock}, attempt::{AttemptResult, BlockBuffers, BlockInFlight, BorrowedBuffers, Submitted, finish, submit}, overlaps::{self, Overlap}, survey::{Movable, Surveyor}};
-use crate::{kernel::identity::MigrationId, memory::Memory, mirror::{AnnounceTries, Announced, Device, Mirror}, mm::{addr::PageRange, vma::{MmapGuard, fatal_signal_pending}}, queue::CancelToken, space::{Destination, EventMatch, JoinedMirrors, MigrationDesc}};
+use super::{
+    ahead::{AheadBuffers, BlockOutcomes, PartialBlock, SequencedBlock},
+    attempt::{
+        finish, submit, AttemptResult, BlockBuffers, BlockInFlight, BorrowedBuffers, Submitted,
+    },
+    overlaps::{self, Overlap},
+    survey::{Movable, Surveyor},
+    OutcomeTally, PageOutcome,
+};
+use crate::{
+    kernel::identity::MigrationId,
+    memory::Memory,
+    mirror::{AnnounceTries, Announced, Device, Mirror},
+    mm::{
+        addr::PageRange,
+        vma::{fatal_signal_pending, MmapGuard},
+    },
+    queue::CancelToken,
+    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc},
+};
 use kernel::prelude::*;
 
 /// A block in flight. Boxed, because it is too large to be moved on the stack.

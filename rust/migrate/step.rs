@@ -2,7 +2,13 @@
 
 //! Steps of a migration. Each handles at most 2 MiB, makes room first, and retries.
 
-use super::{OutcomeTally, PageOutcome, Target, ahead::AheadBuffers, attempt::{AttemptResult, MigrateBuffers}, overlap::BlockChain, survey::{Survey, Surveyor}};
+use super::{
+    ahead::AheadBuffers,
+    attempt::{AttemptResult, MigrateBuffers},
+    overlap::BlockChain,
+    survey::{Survey, Surveyor},
+    OutcomeTally, PageOutcome, Target,
+};
 use crate::{
     debug::stats::Counter,
     kernel::identity::MigrationId,

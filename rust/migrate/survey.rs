@@ -4,7 +4,14 @@
 //! others.
 
 use super::{PageOutcome, Target};
-use crate::{kernel::identity::MemoryId, mm::{addr::PageRange, migrate::{PageClass, SystemPages}, vma::{MmapGuard, Vma}}};
+use crate::{
+    kernel::identity::MemoryId,
+    mm::{
+        addr::PageRange,
+        migrate::{PageClass, SystemPages},
+        vma::{MmapGuard, Vma},
+    },
+};
 use kernel::prelude::*;
 
 /// Movable pages. Valid as long as the mmap lock is held that was held for the survey.

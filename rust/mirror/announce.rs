@@ -5,8 +5,19 @@
 //!
 //! `Documentation/faultless.rst` describes why this is correct.
 
-use super::{Announced, Device, Mirror, MirrorShared, MirrorState, in_flight::InFlightNode};
-use crate::{debug::timing::{Lap, Phase}, mm::{addr::PageRange, folio::DirtyBatch, notifier::Seq, range_fault::AddressSpace, vma::{MmapGuard, fatal_signal_pending}}, pgtable::{Flushing, Table}, phases::Stopwatch, space::{MigrationDesc, Space, WindowUser}};
+use super::{in_flight::InFlightNode, Announced, Device, Mirror, MirrorShared, MirrorState};
+use crate::{
+    debug::timing::{Phase, Stopwatch},
+    mm::{
+        addr::PageRange,
+        folio::DirtyBatch,
+        notifier::Seq,
+        range_fault::AddressSpace,
+        vma::{fatal_signal_pending, MmapGuard},
+    },
+    pgtable::{Flushing, Table},
+    space::{MigrationDesc, Space, WindowUser},
+};
 use kernel::{
     prelude::*,
     time::{delay::fsleep, Delta},

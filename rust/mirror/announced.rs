@@ -2,7 +2,10 @@
 
 //! An announced step, until its migration is over.
 
-use super::{CommitResult, Device, Mirror, commit::{forget_moved, switch_present}};
+use super::{
+    commit::{forget_moved, switch_present},
+    CommitResult, Device, Mirror,
+};
 use crate::{
     kernel::identity::MigrationId,
     mm::{

@@ -4,7 +4,20 @@
 //! follow VMAs that are moved.
 
 use super::{Device, InstallFilter, Mirror, MirrorShared};
-use crate::{attributes::{AttributeUpdate, Attributes, CommonAttributes, Relocated, VmaAnchor}, kernel::{identity::{DeviceId, MemoryId}, reentry}, managed::Flags, mm::{addr::PageRange, range_fault::AddressSpace, vma::{MmapGuard, Vma}}, space::Space};
+use crate::{
+    attributes::{AttributeUpdate, Attributes, CommonAttributes, Relocated, VmaAnchor},
+    kernel::{
+        identity::{DeviceId, MemoryId},
+        reentry,
+    },
+    managed::Flags,
+    mm::{
+        addr::PageRange,
+        range_fault::AddressSpace,
+        vma::{MmapGuard, Vma},
+    },
+    space::Space,
+};
 use kernel::{mm::virt::flags, page::PAGE_SHIFT, prelude::*};
 
 /// Returns the identity by which attributes follow the pages of a VMA. Attributes of a VMA that is

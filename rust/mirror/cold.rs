@@ -7,8 +7,17 @@
 //! a flush before the pages are freed. If the device uses the entries again, it faults, and they
 //! are installed again.
 
-use super::{Device, in_flight::InFlightMigrations, invalidate::{MirrorShared, MirrorState}};
-use crate::{debug::stats::Counter, kernel::shrinker::{Shrink, owner}, mm::folio::DirtyBatch, pgtable::{DevicePte, FlushBatch, Table}};
+use super::{
+    in_flight::InFlightMigrations,
+    invalidate::{MirrorShared, MirrorState},
+    Device,
+};
+use crate::{
+    debug::stats::Counter,
+    kernel::shrinker::{owner, Shrink},
+    mm::folio::DirtyBatch,
+    pgtable::{DevicePte, FlushBatch, Table},
+};
 
 impl<D: Device> Shrink for MirrorShared<D> {
     fn count(&self) -> usize {

@@ -9,8 +9,22 @@
 //! may still read the source page through its TLB, and would miss data that another engine writes
 //! to the destination. After the flush, pages whose mark is still intact become writable again.
 
-use super::{Device, Mirror, MirrorShared, MirrorState, in_flight::InFlightMigration};
-use crate::{debug::{stats::Counter, timing::{Lap, Phase}}, kernel::identity::MigrationId, memory::Memory, mm::{addr::PageRange, folio::DirtyBatch, migrate::{MigrateEntry, Moved, Source}, page_set::PageSet}, pgtable::{DevicePte, Flushed, Flushing, Format, Spares}};
+use super::{in_flight::InFlightMigration, Device, Mirror, MirrorShared, MirrorState};
+use crate::{
+    debug::{
+        stats::Counter,
+        timing::{Phase, Stopwatch},
+    },
+    kernel::identity::MigrationId,
+    memory::Memory,
+    mm::{
+        addr::PageRange,
+        folio::DirtyBatch,
+        migrate::{MigrateEntry, Moved, Source},
+        page_set::PageSet,
+    },
+    pgtable::{DevicePte, Flushed, Flushing, Format, Prealloc},
+};
 use core::ops::Range;
 use kernel::prelude::*;
 

@@ -4,11 +4,10 @@
 
 use super::{Device, MirrorShared};
 use crate::{
-    debug::{registry::Watched, stats::Counter},
+    debug::{registry::DebugObject, stats::Counter},
     memory::Memory,
     mm::addr::PageRange,
     pgtable::DevicePte,
-    watch::DebugObject,
 };
 use kernel::fmt;
 

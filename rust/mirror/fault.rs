@@ -2,19 +2,29 @@
 
 //! Device faults: collect, validate, commit.
 
-use super::{
-    tiles::Unreached,
-    Device,
-    Mirror,
-    MirrorShared,
-    MirrorState, //
+use super::{tiles::Unreached, Device, Mirror, MirrorShared, MirrorState};
+use crate::{
+    debug::{
+        events::{self, Event},
+        stats::Counter,
+        timing::{Phase, Stopwatch},
+    },
+    kernel::{identity::PgmapOwner, reentry},
+    memory::Memory,
+    mm::{
+        addr::{PageRange, PMD_ORDER, PMD_PAGES},
+        range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer},
+        vma::fatal_signal_pending,
+    },
+    pgtable::{has_leaves, reaches, DevicePte, Flushing, Format, Prealloc},
+    policy,
+    space::{Space, WindowUser},
 };
-use crate::{debug::{events::{self, Event}, stats::Counter, timing::{Lap, Phase}}, kernel::{identity::PgmapOwner, reentry}, memory::Memory, mm::{addr::{PMD_ORDER, PMD_PAGES, PageRange}, range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer}, vma::fatal_signal_pending}, pgtable::{DevicePte, Flushing, Format, Spares, has_leaves, reaches}, policy, space::{Space, WindowUser}};
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::CondVarTimeoutResult,
-    time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic}, //
+    time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic},
 };
 
 /// Time for which a fault that collides with invalidations is retried. The value is that of

@@ -8,7 +8,18 @@
 //! invalidation that the migration did not cause clears the marks in its range. The migration
 //! switches only entries that are still marked.
 
-use crate::{inject::{FailPoint, fails}, kernel::identity::MigrationId, mm::{addr::{PMD_PAGES, PMD_SIZE, PageRange}, folio::is_zero_pfn, notifier::NotifierRange, page_set::PageSet}, pgtable::DevicePte, space::{Destination, EventMatch, MigrationDesc}};
+use crate::{
+    inject::{fails, FailPoint},
+    kernel::identity::MigrationId,
+    mm::{
+        addr::{PageRange, PMD_PAGES, PMD_SIZE},
+        folio::is_zero_pfn,
+        notifier::NotifierRange,
+        page_set::PageSet,
+    },
+    pgtable::DevicePte,
+    space::{Destination, EventMatch, MigrationDesc},
+};
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,

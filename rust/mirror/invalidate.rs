@@ -7,8 +7,33 @@
 //! and flushes the device's TLBs. Entries that an in-flight migration will replace stay during the
 //! migration's own event.
 
-use super::{Device, Walkers, flushes::PendingFlushes, in_flight::{InFlightMigration, InFlightMigrations}};
-use crate::{debug::{events::{Event, EvictReason}, stats::{Counter, Stats}, trace::Who}, kernel::{identity::DeviceId, lock_classes, rcu_map::RcuArc, reentry::Within, word::peek_usize}, memory::Memory, mm::{addr::PageRange, dma::DmaWindows, folio::DirtyBatch, notifier::{NotifierEvent, NotifierRange, NotifierTable}, trace::TraceContext}, pgtable::{DevicePte, FlushBatch, Flushed, Flusher, Flushing, Format, Table, TableReader, Unwritten}, policy::Immovable, space::{NotifierWindow, Space}, within::ReentryGuard};
+use super::{
+    flushes::PendingFlushes,
+    in_flight::{InFlightMigration, InFlightMigrations},
+    Device, Walkers,
+};
+use crate::{
+    debug::{
+        events::{Event, EvictReason},
+        stats::{Counter, Stats},
+        trace::TraceContext,
+    },
+    kernel::{
+        identity::DeviceId, lock_classes, rcu_map::RcuArc, reentry::ReentryGuard, word::peek_usize,
+    },
+    memory::Memory,
+    mm::{
+        addr::PageRange,
+        dma::DmaWindows,
+        folio::DirtyBatch,
+        notifier::{NotifierEvent, NotifierRange, NotifierTable},
+    },
+    pgtable::{
+        DevicePte, FlushBatch, Flushed, Flusher, Flushing, Format, Table, TableReader, Unwritten,
+    },
+    policy::Immovable,
+    space::{NotifierWindow, Space},
+};
 use kernel::{
     mm::MmWithUser,
     prelude::*,

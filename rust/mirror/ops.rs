@@ -4,8 +4,28 @@
 //! events and for migrations that another mirror or a CPU fault begins, [`MemoryClient`] for unplug
 //! and eviction.
 
-use super::{Device, MirrorShared, MirrorState, commit::{forget_moved, switch_present}, in_flight::InFlightNode, remove};
-use crate::{debug::{events::EvictReason, timing::{Lap, Phase}}, kernel::{identity::{DeviceId, MemoryId, MigrationId}, reentry::Within}, memory::{Connection, Memory, MemoryClient}, mm::{addr::PageRange, folio::DirtyBatch, migrate::Moved, notifier::NotifierRange, page_set::Mask}, pgtable::{Flushed, Flushing}, space::{Destination, Home, Invalidated, MirrorOps, Request}};
+use super::{
+    commit::{forget_moved, switch_present},
+    in_flight::InFlightNode,
+    remove, Device, MirrorShared, MirrorState,
+};
+use crate::{
+    debug::{
+        events::EvictReason,
+        timing::{Phase, Stopwatch},
+    },
+    kernel::{
+        identity::{DeviceId, MemoryId, MigrationId},
+        reentry::ReentryGuard,
+    },
+    memory::{Connection, Memory, MemoryClient},
+    mm::{
+        addr::PageRange, folio::DirtyBatch, migrate::Moved, notifier::NotifierRange,
+        page_set::PageSet,
+    },
+    pgtable::{Flushed, Flushing},
+    space::{Destination, Home, Invalidated, MigrationDesc, MirrorOps},
+};
 use core::ops::ControlFlow;
 use kernel::page::PAGE_MASK;
 

@@ -3,7 +3,17 @@
 //! Snapshots of the CPU page table, for diagnostics and tests.
 
 use super::{fault::RetryBudget, Device, Mirror};
-use crate::{kernel::{identity::PgmapOwner, reentry::{self, Within}}, mm::{addr::PageRange, folio::is_zero_pfn, range_fault::{Access, HmmPfn, PfnBuffer, Retry}}, within::ReentryGuard};
+use crate::{
+    kernel::{
+        identity::PgmapOwner,
+        reentry::{self, ReentryGuard},
+    },
+    mm::{
+        addr::PageRange,
+        folio::is_zero_pfn,
+        range_fault::{Access, HmmPfn, PfnBuffer, Retry},
+    },
+};
 use kernel::prelude::*;
 
 /// State of one page in the CPU page table, see [`Mirror::snapshot`].

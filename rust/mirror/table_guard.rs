@@ -5,8 +5,17 @@
 //! An invalidation takes the table lock before it removes an entry. Therefore the pages of valid
 //! entries stay until the lock is released.
 
-use super::{Device, Inner, Mirror, PageAddress, PageMemory, PageMemoryMut, State};
-use crate::{kernel::reentry::Within, mm::{addr::PageRange, device_pages::{DeviceRange, MemoryKind}, dma::{DeviceAddress, DmaAddress}, folio::{CpuPages, CpuPagesMut}}, pgtable::{DevicePte, Format, Leaf, Near}};
+use super::{Device, Mirror, MirrorShared, MirrorState, PageAddress, PageMemory, PageMemoryMut};
+use crate::{
+    kernel::reentry::ReentryGuard,
+    mm::{
+        addr::PageRange,
+        device_pages::{DeviceRange, MemoryKind},
+        dma::{DeviceAddress, DmaAddress},
+        folio::{CpuPages, CpuPagesMut},
+    },
+    pgtable::{DevicePte, Format, Leaf, WalkCache},
+};
 use core::cell::Cell;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
 

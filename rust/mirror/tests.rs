@@ -3,7 +3,22 @@
 //! KUnit tests of mirrors and migration, with a real user address space: shared code.
 
 use super::*;
-use crate::{bindings, connection::Connection, debug::stats::Counter, kernel::identity::{EventOwner, FenceType, MigrationId, MmId, PgmapOwner}, memory::{CopyDesc, CopyJob}, mm::{addr::{PMD_PAGES, PMD_SIZE}, device_pages::{MemoryKind, Owner}, folio::SharedBytes, notifier::{NotifierEvent, NotifierRange}, range_fault::Access}, pgtable::{DevicePte, Radix4}, space::{Invalidated, MirrorOps}};
+use crate::{
+    bindings,
+    connection::Connection,
+    debug::stats::Counter,
+    kernel::identity::{EventOwner, FenceType, MigrationId, MmId, PgmapOwner},
+    memory::{CopyDesc, CopyJob},
+    mm::{
+        addr::{PMD_PAGES, PMD_SIZE},
+        device_pages::{MemoryKind, Owner},
+        folio::SharedBytes,
+        notifier::{NotifierEvent, NotifierRange},
+        range_fault::Access,
+    },
+    pgtable::{DevicePte, Radix4},
+    space::{Invalidated, MirrorOps},
+};
 use core::ops::ControlFlow;
 use kernel::{
     page::PAGE_SIZE,

@@ -9,14 +9,14 @@
 //! C headers: [`include/linux/io.h`](srctree/include/linux/io.h),
 //! [`include/linux/pci.h`](srctree/include/linux/pci.h)
 
-use super::{dma::DmaUser, pci::PciMemory, shrinker::owner::ReclaimOwner, vma::fatal_signal_pending};
+use super::{dma::DmaUser, pci::PciMemory, vma::fatal_signal_pending};
 use crate::{
     bindings,
     kernel::{
         deferred::{Deferred, DropWaits},
         lock_classes,
         rcu_slot::{RcuSlot, Retired},
-        shrinker::owner::Owner,
+        shrinker::owner::ReclaimOwner,
     },
 };
 use core::ptr::NonNull;

@@ -10,14 +10,14 @@
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
-use super::{
-    addr::PMD_PAGES,
-    identity::{MemoryId, PgmapOwner},
-    range_map::RangeMap,
-};
+use super::{addr::PMD_PAGES, range_map::RangeMap};
 use crate::{
     bindings,
-    kernel::{lock_classes, word::peek_usize},
+    kernel::{
+        identity::{MemoryId, PgmapOwner},
+        lock_classes,
+        word::peek_usize,
+    },
 };
 use kernel::{
     page::PAGE_SHIFT,
@@ -34,9 +34,9 @@ mod chunks;
 mod cpu_fault;
 mod growth;
 mod hints;
-mod rmap;
 mod owner;
 mod region;
+mod rmap;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
@@ -45,8 +45,8 @@ use chunk::{Chunk, Looker};
 use chunks::Chunks;
 pub use cpu_fault::{CpuFault, FaultError};
 use hints::{HintClass, Hints};
-pub use rmap::MmapLocks;
 pub use owner::Owner;
+pub use rmap::MmapLocks;
 
 /// Pages of one chunk: 256 MiB, as in the kernel's `lib/test_hmm.c`.
 pub const CHUNK_PAGES: usize = 1 << 16;

@@ -31,13 +31,13 @@ use kernel::{
 };
 
 mod address;
-mod streaming;
 mod iova;
+mod streaming;
 
 pub use address::{DeviceAddress, DmaAddress, PeerAddress};
+pub(crate) use iova::{DmaWindows, OwnedWindows, WindowCursor};
 pub(crate) use streaming::DmaRun;
 pub use streaming::{DmaBuffer, DmaDirection};
-pub(crate) use iova::{DmaWindows, OwnedWindows, WindowCursor};
 
 /// Interval at which [`DmaDevice::close`] polls the number of calls in progress.
 const CLOSE_POLL_INTERVAL: Delta = Delta::from_millis(1);

@@ -4,10 +4,11 @@
 //!
 //! C header: [`include/linux/rmap.h`](srctree/include/linux/rmap.h)
 
-use super::{identity::{EventOwner, MigrationId}, vma::MmapGuard};
+use super::vma::MmapGuard;
 use crate::{
     bindings,
     inject::{fails, FailPoint},
+    kernel::identity::{EventOwner, MigrationId},
 };
 use core::{marker::PhantomData, ptr};
 use kernel::{error::from_err_ptr, prelude::*};

@@ -2,7 +2,11 @@
 
 //! Locations of pages, as CPUs and devices address them.
 
-use super::{device_pages::DeviceRange, dma::{DeviceAddress, DmaAddress}, folio::{CpuPages, CpuPagesMut}};
+use super::{
+    device_pages::DeviceRange,
+    dma::{DeviceAddress, DmaAddress},
+    folio::{CpuPages, CpuPagesMut},
+};
 
 /// Location of a page for a read.
 pub enum PageMemory<'a> {

@@ -15,26 +15,33 @@
 //!
 //! C header: [`include/linux/migrate.h`](srctree/include/linux/migrate.h)
 
-use super::{addr::{PMD_ORDER, PMD_PAGES, PageRange}, device_pages::CpuFault, folio::{CpuPages, CpuPagesMut, LockedFolio}, identity::{EventOwner, MemoryId, PgmapOwner}, page_set::PageSet, vma::Vma};
+use super::{
+    addr::{PageRange, PMD_ORDER, PMD_PAGES},
+    device_pages::CpuFault,
+    folio::{CpuPages, CpuPagesMut, LockedFolio},
+    page_set::PageSet,
+    vma::Vma,
+};
 use crate::{
     bindings,
     inject::{fails, is_injecting, FailPoint},
+    kernel::identity::{EventOwner, MemoryId, PgmapOwner},
 };
 use core::ptr;
 use kernel::{error::to_result, prelude::*};
 
 mod batch;
+mod isolate;
 mod migrated;
 mod reader;
-mod isolate;
 mod thp;
 
 pub use batch::Batch;
 use batch::{MigrateState, Restored};
-pub use migrated::{Migrated, Moved};
-pub use reader::MigrationReader;
 pub use isolate::System;
 pub(crate) use isolate::{PageClass, SystemPages};
+pub use migrated::{Migrated, Moved};
+pub use reader::MigrationReader;
 use thp::{ThpIsolation, ThpLookup};
 
 const MIGRATE_PFN_VALID: usize = bindings::MIGRATE_PFN_VALID as usize;

@@ -5,7 +5,10 @@
 //!
 //! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h)
 
-use super::{addr::PageRange, vma::{MmapGuard, Vma}};
+use super::{
+    addr::PageRange,
+    vma::{MmapGuard, Vma},
+};
 use crate::bindings;
 use kernel::{
     error::to_result,

@@ -10,10 +10,11 @@
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
-use super::{addr::PageRange, identity::EventOwner, registration::RegisteredMm};
+use super::{addr::PageRange, registration::RegisteredMm};
 use crate::{
     bindings,
     inject::{fails, FailPoint},
+    kernel::identity::EventOwner,
 };
 use core::{marker::PhantomData, ops::ControlFlow, ptr};
 use kernel::{

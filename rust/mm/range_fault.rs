@@ -10,10 +10,16 @@
 //! C header: [`include/linux/hmm.h`](srctree/include/linux/hmm.h)
 
 pub use super::notifier::Retry;
-use super::{addr::{PMD_ORDER, PMD_PAGES, PMD_SIZE, PageRange}, identity::PgmapOwner, notifier::{IntervalNotifier, NotifierOps, NotifierTable, Seq}, pin::LockedVmCharge, vma::{MemcgCharge, MmapGuard, fatal_signal_pending}};
+use super::{
+    addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
+    notifier::{IntervalNotifier, NotifierOps, NotifierTable, Seq},
+    pin::LockedVmCharge,
+    vma::{fatal_signal_pending, MemcgCharge, MmapGuard},
+};
 use crate::{
     bindings,
     inject::{fails, FailPoint},
+    kernel::identity::PgmapOwner,
     mm::compat,
 };
 use core::ptr;

@@ -15,11 +15,10 @@
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
-use super::identity::MmId;
 use crate::{
     bindings,
     inject::{fails, FailPoint},
-    kernel::lock_classes,
+    kernel::{identity::MmId, lock_classes},
 };
 use kernel::{
     error::to_result,

@@ -11,36 +11,26 @@
 //! [`include/linux/gfp.h`](srctree/include/linux/gfp.h)
 
 #[cfg(CONFIG_PCI)]
-use super::bar_tables::{BarTables, Member, Region};
-use super::dma::{
-    DmaDevice,
-    DmaUser, //
-};
+use super::bar_tables::{BarTables, Region, TableUser};
+use super::dma::{DmaDevice, DmaUser};
 use crate::{
     bindings,
     kernel::{
         lock_classes,
-        rcu_slot::{
-            RcuSlot,
-            Retired, //
-        },
+        rcu_slot::{RcuSlot, Retired},
         reentry::ReentryGuard,
-        shrinker::owner::Owner,
-        word, //
-    }, //
+        shrinker::owner::ReclaimOwner,
+        word,
+    },
 };
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
     ffi::c_void,
     prelude::*,
     sync::{
-        atomic::{
-            ordering::Relaxed,
-            Atomic, //
-        },
+        atomic::{ordering::Relaxed, Atomic},
         rcu::Guard,
-        Arc,
-        Mutex, //
+        Arc, Mutex,
     },
 };
 

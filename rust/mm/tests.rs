@@ -2,8 +2,17 @@
 
 //! KUnit tests: invalid arguments from safe code are refused.
 
-use super::{addr::{PMD_ORDER, PMD_PAGES, PMD_SIZE, PageRange}, device_pages::*, folio::{Effort, LockedFolio, SharedBytes}, identity::{EventOwner, MigrationId}, migrate::{Batch, Isolated, System}, vma::MmapGuard};
-use crate::bindings;
+use super::{
+    addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
+    device_pages::*,
+    folio::{Effort, LockedFolio, SharedBytes},
+    migrate::{Batch, Isolated, System},
+    vma::MmapGuard,
+};
+use crate::{
+    bindings,
+    kernel::identity::{EventOwner, MigrationId},
+};
 use kernel::{page::PAGE_SIZE, prelude::*};
 
 struct NoFaults;

@@ -7,11 +7,11 @@
 //!
 //! C header: [`include/linux/mmap_lock.h`](srctree/include/linux/mmap_lock.h)
 
-use super::{addr::PageRange, identity::MmId};
+use super::addr::PageRange;
 use crate::{
     bindings,
     inject::{fails, FailPoint},
-    kernel::reentry::ReentryGuard,
+    kernel::{identity::MmId, reentry::ReentryGuard},
 };
 use kernel::{
     error::to_result,

@@ -2,13 +2,23 @@
 
 //! The page table: lookups and updates of existing entries. New entries are in `install`.
 
-use super::{dma::DmaTranslator, entry::{DevicePte, Leaf}, flush::FlushBatch, format::{Format, check, fan, last_address, shift}, grow::ROOT_PAGE, list::PageList, pool::Pool, tree::{self, Slot}, update::{ForEach, Unmap, Update, UpdateStats, Visitor}, walk::WalkCache};
+use super::{
+    dma::DmaTranslator,
+    entry::{DevicePte, Leaf},
+    flush::FlushBatch,
+    format::{check, fan, last_address, shift, Format},
+    grow::ROOT_PAGE,
+    list::PageList,
+    pool::Pool,
+    tree::{self, Slot},
+    update::{ForEach, Unmap, Update, UpdateStats, Visitor},
+    walk::WalkCache,
+};
 use crate::{
-    kernel::shrinker::{owner::Owner, Shrink},
+    kernel::shrinker::{owner::ReclaimOwner, Shrink},
     mm::{
         addr::{PageRange, PMD_PAGES, PMD_SIZE},
         dma::{DmaWindows, OwnedWindows},
-        shrinker::owner::ReclaimOwner,
         table_memory::TableMemory,
     },
 };

@@ -8,7 +8,9 @@
 //! its accesses ([`Streams`]). Memory that was migrated and faults again stays in place for some
 //! time ([`Bounces`](super::Bounces)).
 
-use super::{Decision, FaultInfo, PageSet, Policy, block, block_start, prefetch::Streams, thrash::ThrashHint};
+use super::{
+    block, block_start, prefetch::Streams, thrash::ThrashHint, Decision, FaultInfo, PageSet, Policy,
+};
 use crate::{
     kernel::lock_classes,
     mm::addr::{PageRange, PMD_PAGES},

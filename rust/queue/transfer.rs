@@ -2,13 +2,15 @@
 
 //! Memory operations of queues: migrate, prefetch, evict, copy.
 
-use super::{CancelToken, Queue, WorkerPool, pool::{JobProgress, ParallelJob}};
+use super::{
+    pool::{JobProgress, ParallelJob},
+    CancelToken, Queue, WorkerPool,
+};
 use crate::{
     kernel::{completion::ktime_get_ns, fence::Fence},
     mirror::{Device, Mirror},
     mm::{
         addr::{PageRange, PMD_SIZE},
-        bell::ktime_get_ns,
         range_fault::Access,
     },
 };

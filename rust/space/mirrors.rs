@@ -7,7 +7,17 @@
 //! closed removes its place, so that no other task can enter, and waits until the count is 0.
 
 use super::MigrationDesc;
-use crate::{debug::events::EvictReason, kernel::{identity::{DeviceId, MemoryId, MigrationId}, lock_classes, word::peek_usize}, mm::{addr::PageRange, migrate::Moved, notifier::NotifierRange, page_set::PageSet}, pgtable::Flushed, policy::Bounces};
+use crate::{
+    debug::events::EvictReason,
+    kernel::{
+        identity::{DeviceId, MemoryId, MigrationId},
+        lock_classes,
+        word::peek_usize,
+    },
+    mm::{addr::PageRange, migrate::Moved, notifier::NotifierRange, page_set::PageSet},
+    pgtable::Flushed,
+    policy::Bounces,
+};
 use core::ops::ControlFlow;
 use kernel::{
     prelude::*,

@@ -22,12 +22,11 @@ use kernel::{
     uaccess::{UserSlice, UserSliceWriter},
 };
 use rust_hmm::{
-    kernel::miscdevice::{OpenFile, Ready, Waiter},
+    kernel::miscdevice::{OpenFile, PollFlags, Poller},
     managed,
     memory::Memory,
     mirror::{PageLocation, Snapshot},
     mm::{addr::PageRange, device_pages::MemoryKind, range_fault::Access},
-    node::{PollFlags, Poller},
 };
 
 /// An open file. Closing it stops its commands.

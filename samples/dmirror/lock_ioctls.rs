@@ -16,7 +16,7 @@ use kernel::{
 use rust_hmm::{
     host_lock::{Coherence, LockError},
     kernel::completion::ktime_get_ns,
-    mm::{addr::PageRange, bell::ktime_get_ns, dma::DmaDevice},
+    mm::{addr::PageRange, dma::DmaDevice},
 };
 
 const LOCK: u32 = 0x70;

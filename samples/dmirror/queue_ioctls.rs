@@ -14,8 +14,8 @@ use crate::{
 };
 use kernel::{page::PAGE_MASK, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{
-    kernel::{fence::Status, sync_file::SyncFile},
-    mm::{addr::PageRange, fence::FenceStatus},
+    kernel::{fence::FenceStatus, sync_file::SyncFile},
+    mm::addr::PageRange,
 };
 
 const QUEUE_CREATE: u32 = 0x60;

@@ -23,12 +23,12 @@ use rust_hmm::{
         fence::{DriverFence, Fence},
         fence_watch::{FenceWatch, WatchedFence},
         identity::FenceType,
-        miscdevice::{Ready, Waiter},
+        miscdevice::{PollFlags, Poller},
     },
     managed::{finish_allocation_async, Allocation},
     mirror::Mirror,
     mm::addr::PageRange,
-    queue::{Crew, HasMirror, Queue, Report, Stop},
+    queue::{CancelToken, HasMirror, Queue, TransferReport, WorkerPool},
 };
 
 /// Maximum number of queues of a file.

@@ -25,13 +25,12 @@ use kernel::{
 };
 use rust_hmm::{
     host_lock::APERTURE,
-    kernel::{completion::Bell, kthread::Thread},
+    kernel::{completion::TimedCompletion, kthread::Thread},
     memory::{CopyJob, DmaCopy},
     mirror::{Mirror, PageAddress},
     mm::{
         addr::PageRange,
         bar_tables::BarTables,
-        bell::TimedCompletion,
         dma::{DeviceAddress, DmaBuffer, DmaDevice},
         pci::{Interrupt, IrqHandler, PciMemory, PeerMemory},
     },

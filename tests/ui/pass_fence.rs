@@ -8,13 +8,12 @@
 use kernel::prelude::*;
 use rust_hmm::{
     kernel::{
-        dma_fence::{DmaFenceAlloc, FenceContext},
+        dma_fence::{DmaDriverFence, DmaFenceAlloc, FenceContext},
         fence::{DriverFence, Fence},
         fence_watch::{FenceWatch, WatchedFence},
         identity::FenceType,
         sync_file::SyncFile,
     },
-    mm::dma_fence::DmaDriverFence,
     queue::Queue,
 };
 

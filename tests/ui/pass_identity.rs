@@ -4,11 +4,11 @@
 
 use kernel::prelude::*;
 use rust_hmm::{
-    kernel::identity::{FenceType, MigrationId, MmId, PgmapOwner},
-    mm::{
-        fence::{Fence, Pending},
-        notifier::NotifierRange,
+    kernel::{
+        fence::{DriverFence, Fence},
+        identity::{FenceType, MigrationId, MmId, PgmapOwner},
     },
+    mm::notifier::NotifierRange,
 };
 
 pub fn fence(kind: FenceType) -> Result<Pending> {

@@ -6,7 +6,10 @@ use super::{
     list::{at_short, next, short},
     ObjectKind,
 };
-use crate::{mm::{addr::PageRange, vma::fatal_signal_pending}, pgtable::DevicePte};
+use crate::{
+    mm::{addr::PageRange, vma::fatal_signal_pending},
+    pgtable::DevicePte,
+};
 use core::fmt::Write;
 use kernel::{
     debugfs::BinaryWriter, fmt, fs::file, page::PAGE_SHIFT, prelude::*, uaccess::UserSliceWriter,

@@ -8,7 +8,20 @@ use super::{
     nosy::{nosy, Cargo, From, Nosy},
     *,
 };
-use crate::{host_lock::Coherence, kernel::{deferred, fence_watch::Watch, kthread::Thread, shrinker::{Shrink, Shrinker}}, mm::{dma::{DmaBuffer, DmaDevice}, fence_watch::FenceWatch, vma::MmapGuard}, queue::{CancelToken, Queue, WorkerPool}};
+use crate::{
+    host_lock::Coherence,
+    kernel::{
+        deferred,
+        fence_watch::FenceWatch,
+        kthread::Thread,
+        shrinker::{Shrink, Shrinker},
+    },
+    mm::{
+        dma::{DmaBuffer, DmaDevice},
+        vma::MmapGuard,
+    },
+    queue::{CancelToken, Queue, WorkerPool},
+};
 use kernel::{
     sync::atomic::{ordering::Acquire, AtomicFlag},
     time::{delay::fsleep, Delta},

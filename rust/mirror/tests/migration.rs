@@ -3,7 +3,20 @@
 //! KUnit tests: migration of a real user address space, and back.
 
 use super::*;
-use crate::{memory::{CopyContext, Copying}, migrate::PageOutcome, mirror::in_flight::InFlightNode, mm::{addr::PMD_ORDER, device_pages::DeviceRange, folio::{Effort, LockedFolio}, migrate::{Batch, Isolated, System}, vma::MmapGuard}, queue::CancelToken, space::{Destination, EventMatch, MigrationDesc}};
+use crate::{
+    memory::{CopyContext, Copying},
+    migrate::PageOutcome,
+    mirror::in_flight::InFlightNode,
+    mm::{
+        addr::PMD_ORDER,
+        device_pages::DeviceRange,
+        folio::{Effort, LockedFolio},
+        migrate::{Batch, Isolated, System},
+        vma::MmapGuard,
+    },
+    queue::CancelToken,
+    space::{Destination, EventMatch, MigrationDesc},
+};
 use kernel::time::{delay::fsleep, Delta};
 
 #[kunit_tests(rust_hmm_migration)]

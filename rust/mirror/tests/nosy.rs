@@ -9,10 +9,10 @@ use crate::{
     debug::events::Event,
     host_lock::{Coherence, LockError},
     kernel::{
-        fence::{Fence, Pending},
+        fence::{DriverFence, Fence},
         reentry,
     },
-    mm::{device_pages::DeviceRange, fence::DriverFence},
+    mm::device_pages::DeviceRange,
     policy::NoMigration,
     queue::CancelToken,
 };

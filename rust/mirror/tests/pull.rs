@@ -3,7 +3,16 @@
 //! KUnit tests: connections of two devices, and migration from one to the other.
 
 use super::*;
-use crate::{memory::{CopyContext, Copying}, migrate::Outcome, mm::{device_pages::DeviceRange, folio::{Effort, LockedFolio}, migrate::{Batch, Isolated}}, space::{Destination, EventMatch, JoinedMirrors, MigrationDesc}};
+use crate::{
+    memory::{CopyContext, Copying},
+    migrate::Outcome,
+    mm::{
+        device_pages::DeviceRange,
+        folio::{Effort, LockedFolio},
+        migrate::{Batch, Isolated},
+    },
+    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc},
+};
 
 /// Returns memory on a device with its mirror, and another device with one.
 fn two(

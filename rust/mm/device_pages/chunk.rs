@@ -3,11 +3,23 @@
 //! Chunks of device memory: the `dev_pagemap` of each, whose page frames are added and removed at
 //! run time, and the callbacks of its pages.
 
-use super::{CHUNK_BYTES, CHUNK_PAGES, CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind, region::Region, super::{addr::PMD_ORDER, device_alloc::{FreeMap, clear, set}, folio::LockedFolio, identity::PgmapOwner}};
+use super::{
+    super::{
+        addr::PMD_ORDER,
+        device_alloc::{clear, set, FreeMap},
+        folio::LockedFolio,
+    },
+    region::Region,
+    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind, CHUNK_BYTES,
+    CHUNK_PAGES,
+};
 use crate::{
     bindings,
     inject::{fails, FailPoint},
-    kernel::word::{load_u64, peek_usize},
+    kernel::{
+        identity::PgmapOwner,
+        word::{load_u64, peek_usize},
+    },
 };
 use core::{ops::Range, ptr::null_mut};
 use kernel::{

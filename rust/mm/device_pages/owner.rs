@@ -3,12 +3,13 @@
 //! Owners of device memory. An owner identifies a device in `dev_pagemap.owner`, and numbers the
 //! pages of its memories for device page table entries.
 
-use super::{super::identity::PgmapOwner, MAX_PAGES};
+use super::MAX_PAGES;
+use crate::kernel::identity::PgmapOwner;
 use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc, //
+        Arc,
     },
 };
 

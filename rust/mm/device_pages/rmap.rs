@@ -11,7 +11,14 @@
 //! `migrate_device_range()` requires a huge destination for a huge page, and that no mapping of the
 //! huge page is removed during the migration (see `migrate/whole.rs`).
 
-use super::{CHUNK_PAGES, DevicePageOps, DevicePages, MemoryKind, super::{addr::{PMD_ORDER, PMD_PAGES, PMD_SIZE, PageRange}, migrate::{Batch, Isolated, MigrateEntry, Origin, Select, Source}, vma::{MmapGuard, Vma}}};
+use super::{
+    super::{
+        addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
+        migrate::{Batch, Isolated, MigrateEntry, Origin, Select, Source},
+        vma::{MmapGuard, Vma},
+    },
+    DevicePageOps, DevicePages, MemoryKind, CHUNK_PAGES,
+};
 use crate::{
     bindings,
     inject::{fails, FailPoint},

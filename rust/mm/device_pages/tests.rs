@@ -7,7 +7,7 @@ use crate::{
     bindings,
     inject::{ArmedPoint, FailPoint},
     kernel::{completion::ktime_get_ns, kthread::Thread},
-    mm::{addr::PMD_ORDER, bell::ktime_get_ns},
+    mm::addr::PMD_ORDER,
 };
 use kernel::{
     sync::{

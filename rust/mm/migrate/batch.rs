@@ -2,8 +2,18 @@
 
 //! The source and destination arrays of one migration, and the state of each entry.
 
-use super::{MIGRATE_PFN_COMPOUND, MIGRATE_PFN_MIGRATE, MIGRATE_PFN_SHIFT, MIGRATE_PFN_VALID, MIGRATE_PFN_WRITE, MigrateEntry, Source, thp::ThpIsolation};
-use crate::{bindings, mm::{addr::{PMD_ORDER, PMD_PAGES, PageRange}, folio::LockedFolio, page_set::PageSet}};
+use super::{
+    thp::ThpIsolation, MigrateEntry, Source, MIGRATE_PFN_COMPOUND, MIGRATE_PFN_MIGRATE,
+    MIGRATE_PFN_SHIFT, MIGRATE_PFN_VALID, MIGRATE_PFN_WRITE,
+};
+use crate::{
+    bindings,
+    mm::{
+        addr::{PageRange, PMD_ORDER, PMD_PAGES},
+        folio::LockedFolio,
+        page_set::PageSet,
+    },
+};
 use core::{mem::ManuallyDrop, ptr};
 use kernel::prelude::*;
 

@@ -10,7 +10,11 @@
 //! entry remains for ever and refers to a freed page.
 
 use super::{Batch, Isolated};
-use crate::{bindings, kernel::identity::{MemoryId, MigrationId}, mm::{addr::PageRange, vma::Vma}};
+use crate::{
+    bindings,
+    kernel::identity::{MemoryId, MigrationId},
+    mm::{addr::PageRange, vma::Vma},
+};
 use kernel::prelude::*;
 
 /// Class of pages with regard to a migration.

@@ -8,7 +8,11 @@
 //! reference keeps the page alive meanwhile, and the missing counts are restored afterwards. All
 //! other huge pages are split.
 
-use crate::{bindings, kernel::identity::MemoryId, mm::{addr::PageRange, device_pages::CpuFault, vma::Vma}};
+use crate::{
+    bindings,
+    kernel::identity::MemoryId,
+    mm::{addr::PageRange, device_pages::CpuFault, vma::Vma},
+};
 use core::{mem::MaybeUninit, ptr};
 
 /// Result of the lookup of a huge page.

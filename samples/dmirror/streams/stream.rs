@@ -17,11 +17,9 @@ use rust_hmm::{
     kernel::{
         completion::ktime_get_ns,
         identity::MmId,
-        miscdevice::{Ready, Waiter},
+        miscdevice::{PollFlags, Poller},
     },
     mirror::Mirror,
-    mm::bell::ktime_get_ns,
-    node::{PollFlags, Poller},
 };
 
 /// Capacity of a ring.

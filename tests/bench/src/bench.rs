@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The rows of one memory size, and the memory that they work on.
 
-use crate::phases;
+use crate::debug::timing;
 use anyhow::{Context, Result};
-use hmm::abi::PAGE_SIZE;
-use hmm::mapping::Mapping;
-use hmm::pattern::{self, WORDS};
-use hmm::Device;
+use hmm::{
+    abi::PAGE_SIZE,
+    mapping::Mapping,
+    pattern::{self, WORDS},
+    Device,
+};
 use serde_json::{json, Value};
 use std::time::Instant;
 

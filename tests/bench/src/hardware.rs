@@ -2,8 +2,10 @@
 //! Rows of `qemu_gpu`, which measure the cost of DMA mappings. The engine takes 200 ms for a page,
 //! so the figures come from the library's phase accounting, which does not include that wait.
 
-use crate::bench::{Bench, Buffer};
-use crate::phases;
+use crate::{
+    bench::{Bench, Buffer},
+    debug::timing,
+};
 use anyhow::Result;
 use hmm::{Device, PAGE_SIZE};
 

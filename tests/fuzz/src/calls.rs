@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The calls, and the threads that make them.
 
-use crate::arena::{self, BUFFER, BUFFER_LEN};
-use crate::args::{self, Argument};
-use crate::stats::{Shared, WORDS};
-use crate::sys;
-use hmm::rng::Rng;
-use hmm::PAGE_SIZE;
-use std::ffi::{CStr, OsStr};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-use std::sync::atomic::Ordering::Relaxed;
+use crate::{
+    arena::{self, BUFFER, BUFFER_LEN},
+    args::{self, Argument},
+    debug::stats::{Shared, WORDS},
+    sys,
+};
+use hmm::{rng::Rng, PAGE_SIZE};
+use std::{
+    ffi::{CStr, OsStr},
+    os::unix::ffi::OsStrExt,
+    path::Path,
+    sync::atomic::Ordering::Relaxed,
+};
 
 /// File descriptors of the nodes; each may be open or closed.
 pub const FDS: [i32; 11] = [100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110];

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Concurrent changes of the memory map and of the arguments while calls are running.
 
-use crate::arena::{self, Kind};
-use crate::calls::{self, Caller, Op};
-use crate::extended;
-use crate::mutate;
-use crate::stats::Shared;
-use crate::sys;
-use hmm::rng::Rng;
-use hmm::PAGE_SIZE;
+use crate::{
+    arena::{self, Kind},
+    calls::{self, Caller, Op},
+    debug::stats::Shared,
+    extended, mutate, sys,
+};
+use hmm::{rng::Rng, PAGE_SIZE};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Number of calls of a forked child.

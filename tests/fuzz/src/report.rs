@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Results of a run.
 
-use crate::calls::{Op, NAMES, OPS};
-use crate::stats::{Shared, WORDS};
+use crate::{
+    calls::{Op, NAMES, OPS},
+    debug::stats::{Shared, WORDS},
+};
 use hmm::Errno;
 use serde::Serialize;
 use std::sync::atomic::Ordering::Relaxed;

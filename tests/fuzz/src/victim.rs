@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Another process with memory on the same devices, which no other process may read or change.
 
-use crate::calls::CANARY;
-use crate::stats::Shared;
-use crate::sys;
-use hmm::engine::Way;
-use hmm::{Device, Mapping, PAGE_SIZE};
+use crate::{calls::CANARY, debug::stats::Shared, sys};
+use hmm::{engine::Way, Device, Mapping, PAGE_SIZE};
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGES: usize = 64;

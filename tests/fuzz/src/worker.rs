@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A process with several threads that make calls.
 
-use crate::arena;
-use crate::calls::{self, Caller, Drawn, FDS};
-use crate::chaos::{self, Chaos};
-use crate::stats::Shared;
-use crate::sys;
+use crate::{
+    arena,
+    calls::{self, Caller, Drawn, FDS},
+    chaos::{self, Chaos},
+    debug::stats::Shared,
+    sys,
+};
 use hmm::rng::Rng;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

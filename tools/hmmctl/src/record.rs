@@ -4,20 +4,24 @@
 //! The file has one JSON object in each line: a head, then samples and events in the order in which
 //! they were read.
 
-use crate::events::{self, Known};
-use crate::instance::Instance;
-use crate::problem::{Problem, Result};
-use crate::sample::Sample;
-use crate::stop::Stop;
+use crate::{
+    debug::events::{self, Known},
+    instance::Instance,
+    problem::{Problem, Result},
+    sample::Sample,
+    stop::Stop,
+};
 use hmm::tracing::Event;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{BufRead, BufReader, BufWriter, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    time::{Duration, Instant},
+};
 
 /// Version of the file.
 const VERSION: u32 = 1;

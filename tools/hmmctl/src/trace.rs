@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `hmmctl trace`: prints events as they occur.
 
-use crate::events::{self, Filter, Known};
-use crate::instance::Instance;
-use crate::problem::{Problem, Result};
-use crate::stop::Stop;
+use crate::{
+    debug::events::{self, Filter, Known},
+    instance::Instance,
+    problem::{Problem, Result},
+    stop::Stop,
+};
 use hmm::tracing::Event;
 use std::io::Write;
 

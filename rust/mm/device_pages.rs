@@ -184,7 +184,7 @@ unsafe impl<T: DevicePageOps> Sync for DevicePages<T> {}
 
 impl<T: DevicePageOps> DevicePages<T> {
     /// Creates memory of at most `max_pages` pages, rounded up to 2 MiB. No pages are added yet,
-    /// see [`Self::grow`].
+    /// see [`Self::add_chunks`].
     ///
     /// # Errors
     ///

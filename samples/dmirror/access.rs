@@ -3,7 +3,6 @@
 //! Connects engines to memory: implements [`Port`] and [`Lane`] with access sections of the mirror.
 
 use crate::{
-    aperture::Aperture,
     client::Client,
     device::View,
     format::VRAM,
@@ -11,12 +10,13 @@ use crate::{
         bus::{Access, Action, Answer, Lane},
         counters::Counters,
         engine::Engine,
-        fault::{Packet, Wait},
+        fault::{FaultTicket, Packet},
         mmu::Context,
         port::Port,
         tlb::Tlb,
         walk::{Miss, Translation},
     },
+    locked_window::LockedWindow,
 };
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
@@ -33,14 +33,14 @@ use rust_hmm::{
 const ACCESS_MAX_WALKS: usize = 16;
 
 impl Port for Client {
-    type Lane<'p> = Bus<'p>;
+    type Lane<'p> = MirrorLane<'p>;
 
     fn begin(&self) {
-        self.aperture.begin();
+        self.locked_window.begin();
     }
 
     fn end(&self) {
-        self.aperture.end();
+        self.locked_window.end();
     }
 
     fn counters(&self) -> &Counters {
@@ -51,25 +51,25 @@ impl Port for Client {
         Client::context(self)
     }
 
-    fn enter(&self, index: usize) -> Result<Bus<'_>> {
+    fn enter(&self, index: usize) -> Result<MirrorLane<'_>> {
         if self.device().is_gone() {
             return Err(ENODEV);
         }
-        Ok(Bus {
+        Ok(MirrorLane {
             client: self,
             section: self.mirror().enter(index)?,
         })
     }
 
     fn is_locked(addr: usize) -> bool {
-        Aperture::holds(addr)
+        LockedWindow::holds(addr)
     }
 
     fn access_locked(&self, addr: usize, action: Action<'_>) -> Result {
         if self.device().is_gone() {
             return Err(ENODEV);
         }
-        self.aperture.access(self.mirror(), addr, action)
+        self.locked_window.access(self.mirror(), addr, action)
     }
 
     fn report(
@@ -77,19 +77,19 @@ impl Port for Client {
         engine: &Arc<Engine<Self>>,
         addr: usize,
         write: bool,
-    ) -> Option<Arc<Wait<Self>>> {
+    ) -> Option<Arc<FaultTicket<Self>>> {
         let packet = Packet::new(self.tag(), addr, write);
         self.device().faults.report(engine, packet)
     }
 }
 
 /// The bus during one access of an engine. Holds an access section of the mirror.
-pub(crate) struct Bus<'c> {
+pub(crate) struct MirrorLane<'c> {
     client: &'c Client,
     section: AccessSection<'c, View>,
 }
 
-impl Lane for Bus<'_> {
+impl Lane for MirrorLane<'_> {
     fn tlb(&mut self) -> &mut Tlb {
         self.section.data()
     }
@@ -184,7 +184,7 @@ impl Lane for Bus<'_> {
     }
 }
 
-impl Bus<'_> {
+impl MirrorLane<'_> {
     /// Reads from `place`. `EIO` if device memory was never written there.
     fn read(&self, place: PageMemory<'_>, addr: usize, action: &mut Action<'_>) -> Result {
         let at = addr % PAGE_SIZE;

@@ -21,7 +21,17 @@ use kernel::{
     },
     time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic},
 };
-use rust_hmm::{host_lock::{Coherence, PinnedRange}, kernel::{completion::TimedCompletion, dma_fence::{DmaDriverFence, DmaFence, DmaFenceAlloc, FenceContext, SignallingSection}, fence::{Fence, FenceAlloc, cancelled}, identity::FenceType, kthread::Thread}, mm::{dma::DmaDevice, folio::CpuPagesMut}};
+use rust_hmm::{
+    host_lock::{Coherence, PinnedRange},
+    kernel::{
+        completion::TimedCompletion,
+        dma_fence::{DmaDriverFence, DmaFence, DmaFenceAlloc, FenceContext, SignallingSection},
+        fence::{cancelled, Fence, FenceAlloc},
+        identity::FenceType,
+        kthread::Thread,
+    },
+    mm::{dma::DmaDevice, folio::CpuPagesMut},
+};
 
 /// Maximum number of blits that are queued or running, or whose memory is still pinned.
 const MAX_BLITS: usize = 64;
@@ -95,7 +105,7 @@ struct Lists {
 }
 
 #[pin_data]
-struct Shared {
+struct BlitterShared {
     settings: Arc<Settings>,
     stop: AtomicFlag,
     /// No allocation happens with this lock held: the blit thread takes it while fences are
@@ -108,7 +118,7 @@ struct Shared {
     ended: TimedCompletion,
 }
 
-impl Shared {
+impl BlitterShared {
     /// Waits until all fences in `after` are signalled. Returns the first error of a fence, or
     /// `ECANCELED` if the engine is stopped.
     fn wait(&self, after: &[Fence]) -> Result {
@@ -204,7 +214,7 @@ impl Shared {
 
 /// The blit engine of a device. Dropping it cancels the queued blits.
 pub(crate) struct BlitEngine {
-    shared: Arc<Shared>,
+    shared: Arc<BlitterShared>,
     threads: KVec<Thread>,
 }
 
@@ -217,7 +227,7 @@ impl BlitEngine {
             busy: 0,
         };
         let shared = Arc::pin_init(
-            pin_init!(Shared {
+            pin_init!(BlitterShared {
                 settings,
                 stop: AtomicFlag::new(false),
                 lists <- kernel::new_mutex!(lists, "dmirror::blits"),

@@ -3,16 +3,16 @@
 //! State of an open file, shared with its commands: the mirror of the process that opened it.
 
 use crate::{
-    aperture::Aperture,
     device::{MockDevice, Session, View},
     hardware::{
-        command::Spec,
+        command::CommandDesc,
         counters::{Count, Counters},
         engine::{Engine, Job},
         mmu::Context,
         status::Status,
     },
-    placement::Decider,
+    locked_window::LockedWindow,
+    placement::FaultPolicy,
     queues::Queues,
     streams::Stream,
     vram::Vram,
@@ -55,7 +55,7 @@ pub(crate) struct Client {
     /// What engines know of the mirror.
     context: Context,
     counters: Counters,
-    decider: Decider,
+    fault_policy: FaultPolicy,
     /// Rounds of faults of the ioctls that read and write.
     faults_read: Atomic<u64>,
     faults_write: Atomic<u64>,
@@ -64,7 +64,7 @@ pub(crate) struct Client {
     #[pin]
     pub(crate) queues: Queues,
     #[pin]
-    pub(crate) aperture: Aperture,
+    pub(crate) locked_window: LockedWindow,
     /// Created by the first request for events.
     stream: SetOnce<Arc<Stream>>,
 }
@@ -74,7 +74,7 @@ impl Client {
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
         let session = Session::new(device.clone());
-        let decider = Decider::new(device.fixed.policy, device.fixed.parameters)?;
+        let fault_policy = FaultPolicy::new(device.fixed.policy, device.fixed.parameters)?;
         let agent = device.agents.own()?;
         let format = device.fixed.format;
         let mirror = rust_hmm::new_mirror!(mm, View::new(device), "dmirror::table")?;
@@ -93,12 +93,12 @@ impl Client {
                 session,
                 context,
                 counters: Counters::new(),
-                decider,
+                fault_policy,
                 faults_read: Atomic::new(0),
                 faults_write: Atomic::new(0),
                 commands <- kernel::new_mutex!(commands, "dmirror::commands"),
                 queues <- Queues::new(),
-                aperture <- Aperture::new(agent),
+                locked_window <- LockedWindow::new(agent),
                 stream: SetOnce::new(),
             }),
             GFP_KERNEL_ACCOUNT,
@@ -128,8 +128,8 @@ impl Client {
     }
 
     /// Who decides about faults of engines.
-    pub(crate) fn decider(&self) -> &Decider {
-        &self.decider
+    pub(crate) fn fault_policy(&self) -> &FaultPolicy {
+        &self.fault_policy
     }
 
     /// Loses the contents of device pages in `range`, as after a memory error: reads of them fail.
@@ -193,7 +193,7 @@ impl Client {
     /// # Errors
     ///
     /// `EINVAL` if there is no such engine; `EBUSY` if it has too many, or the file; `ENOMEM`.
-    pub(crate) fn submit(self: &Arc<Self>, index: Option<usize>, spec: Spec) -> Result<u64> {
+    pub(crate) fn submit(self: &Arc<Self>, index: Option<usize>, spec: CommandDesc) -> Result<u64> {
         let engines = &self.session.engines;
         let engine = match index {
             Some(index) => engines.get(index),

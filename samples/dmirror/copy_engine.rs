@@ -16,7 +16,11 @@ use kernel::{
     },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
-use rust_hmm::{kernel::kthread::Thread, memory::{CopyDesc, CopyJob}, mm::vma::fatal_signal_pending};
+use rust_hmm::{
+    kernel::kthread::Thread,
+    memory::{CopyDesc, CopyJob},
+    mm::vma::fatal_signal_pending,
+};
 
 /// Capacity of the job queue. When it is full, the submitting task executes the job itself.
 const QUEUE_DEPTH: usize = 2048;
@@ -31,14 +35,14 @@ const MIN_SLEEP: Delta = Delta::from_micros(50);
 type Task = (CopyJob, Option<Arc<Store>>);
 
 /// A job queue of fixed capacity.
-struct Queue {
+struct JobQueue {
     ring: KVVec<Option<Task>>,
     first: usize,
     len: usize,
     stop: bool,
 }
 
-impl Queue {
+impl JobQueue {
     fn push(&mut self, job: Task) -> Result<(), Task> {
         let at = (self.first + self.len) % self.ring.len().max(1);
         match self.ring.get_mut(at).filter(|_| self.len < QUEUE_DEPTH) {
@@ -93,18 +97,18 @@ fn wait(job: &CopyJob, since: Instant<Monotonic>, time: Delta) {
 
 /// State shared by the copy threads.
 #[pin_data]
-struct Shared {
+struct CopyEngineShared {
     store: Arc<Store>,
     settings: Arc<Settings>,
     #[pin]
-    queue: Mutex<Queue>,
+    queue: Mutex<JobQueue>,
     #[pin]
     wake: CondVar,
     bytes: Atomic<u64>,
     failures: Atomic<u64>,
 }
 
-impl Shared {
+impl CopyEngineShared {
     fn carry_out(&self, (job, to): Task) {
         let since = Instant::<Monotonic>::now();
         let result = if job.is_cancelled() {
@@ -150,7 +154,7 @@ impl Shared {
 
 /// The copy engine of a device.
 pub(crate) struct CopyEngine {
-    shared: Arc<Shared>,
+    shared: Arc<CopyEngineShared>,
     threads: KVec<Thread>,
 }
 
@@ -160,14 +164,14 @@ impl CopyEngine {
         for _ in 0..QUEUE_DEPTH {
             ring.push(None, GFP_KERNEL)?;
         }
-        let queue = Queue {
+        let queue = JobQueue {
             ring,
             first: 0,
             len: 0,
             stop: false,
         };
         let shared = Arc::pin_init(
-            pin_init!(Shared {
+            pin_init!(CopyEngineShared {
                 store,
                 settings,
                 queue <- kernel::new_mutex!(queue, "dmirror::copy_queue"),

@@ -12,8 +12,8 @@
 //! Driver:
 //! - `device`: a device; `settings`: its parameters.
 //! - `access`: memory access of engines; `format`: page table formats.
-//! - `vram`: device memory; `chooser`: its page allocator; `copy_engine`: copies pages to and from
-//!   it.
+//! - `vram`: device memory; `page_allocator`: its page allocator; `copy_engine`: copies pages to
+//!   and from it.
 //! - `faults`: threads that serve the fault buffer.
 //!
 //! User interface:
@@ -21,7 +21,7 @@
 //! - `uapi`: the ioctls of `test_hmm`; `transfer`: READ and WRITE.
 //! - `queues`: queues and fences of a file; `queue_ioctls`: their ioctls.
 //! - `blit`: copies of locked memory, with DMA fences.
-//! - `aperture`: access of engines to locked memory; `lock_ioctls`: ioctls of locked memory.
+//! - `locked_window`: access of engines to locked memory; `lock_ioctls`: ioctls of locked memory.
 //! - `streams`: event streams, read from the file; `event_ioctls`: the ioctl that selects events.
 //! - `connect`: migration between two devices; `alloc`: managed allocations.
 //! - `placement`: ioctls for attributes, policies and device memory.
@@ -34,10 +34,8 @@ mod structure;
 
 mod access;
 mod alloc;
-mod aperture;
 mod arguments;
 mod blit;
-mod chooser;
 mod client;
 mod connect;
 mod copy_engine;
@@ -49,6 +47,8 @@ mod file;
 mod format;
 mod hardware;
 mod lock_ioctls;
+mod locked_window;
+mod page_allocator;
 mod placement;
 mod queue_ioctls;
 mod queues;

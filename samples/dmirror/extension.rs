@@ -8,7 +8,7 @@ use crate::{
     client::Client,
     connect, event_ioctls,
     hardware::{
-        command::{RawSpec, Spec},
+        command::{CommandDesc, RawCommandDesc},
         counters::Count,
         engine,
     },
@@ -166,7 +166,7 @@ fn submit(client: &Arc<Client>, user: usize) -> Result {
         ENGINE_ANY => None,
         number => Some(usize::try_from(number)?),
     };
-    let spec = Spec::new(&RawSpec {
+    let spec = CommandDesc::new(&RawCommandDesc {
         op: raw.op,
         addr: raw.addr,
         bytes: raw.bytes,

@@ -7,7 +7,7 @@ use crate::{
     client::Client,
     hardware::{
         engine::Engine,
-        fault::{Buffer, Fault, Packet, Wait},
+        fault::{Buffer, Fault, FaultTicket, Packet},
     },
 };
 use kernel::{
@@ -103,7 +103,7 @@ impl Batch {
 }
 
 #[pin_data]
-struct Shared {
+struct FaultServiceShared {
     buffer: Arc<Buffer<Client>>,
     clients: Arc<Clients>,
     #[pin]
@@ -117,11 +117,11 @@ struct Shared {
 
 /// The threads that serve the fault buffer.
 pub(crate) struct FaultThreads {
-    shared: Arc<Shared>,
+    shared: Arc<FaultServiceShared>,
     threads: KVec<Thread>,
 }
 
-impl Shared {
+impl FaultServiceShared {
     /// Takes the oldest fault that may be served, and the faults of adjacent pages, into the empty
     /// `batch`.
     ///
@@ -209,7 +209,7 @@ impl Shared {
         // The reference must be dropped before the reply, because the file's last command may end
         // right after it.
         let client = self.clients.find(batch.tag).ok_or(ENODEV)?;
-        client.decider().serve(&client, range, access)
+        client.fault_policy().serve(&client, range, access)
     }
 }
 
@@ -224,7 +224,7 @@ impl FaultThreads {
         let buffer = Buffer::new()?;
         let clients = Clients::new()?;
         let shared = Arc::pin_init(
-            pin_init!(Shared {
+            pin_init!(FaultServiceShared {
                 buffer,
                 clients,
                 serving <- kernel::new_mutex!(serving, "dmirror::fault_serving"),
@@ -259,7 +259,7 @@ impl FaultThreads {
         &self,
         engine: &Arc<Engine<Client>>,
         packet: Packet,
-    ) -> Option<Arc<Wait<Client>>> {
+    ) -> Option<Arc<FaultTicket<Client>>> {
         let wait = self.shared.buffer.put(engine, packet)?;
         // Taking the lock orders this after the check of a thread that found the buffer empty, so
         // that its wakeup is not lost.

@@ -43,7 +43,7 @@ const NONE: u32 = 0;
 const DEFAULT: u32 = 1;
 
 /// The fault policy of a file, and its counters.
-pub(crate) struct Decider {
+pub(crate) struct FaultPolicy {
     which: Atomic<u32>,
     density: Pin<KBox<Density>>,
     faults: Atomic<u64>,
@@ -51,7 +51,7 @@ pub(crate) struct Decider {
     in_place: Atomic<u64>,
 }
 
-impl Decider {
+impl FaultPolicy {
     pub(crate) fn new(which: u32, parameters: Parameters) -> Result<Self> {
         Ok(Self {
             which: Atomic::new(which),
@@ -171,12 +171,12 @@ fn get_attributes(client: &Client, user: usize) -> Result {
 fn placement(client: &Client, user: usize) -> Result {
     let mut raw = Structure::<arguments::Placement>::read(user, 64)?;
     no_flags(raw.flags)?;
-    let decider = client.decider();
+    let fault_policy = client.fault_policy();
     let memory = client.memory();
     let (pieces, idle) = memory.chunks();
-    raw.faults = decider.faults.load(Relaxed);
-    raw.moved = decider.moved.load(Relaxed);
-    raw.in_place = decider.in_place.load(Relaxed);
+    raw.faults = fault_policy.faults.load(Relaxed);
+    raw.moved = fault_policy.moved.load(Relaxed);
+    raw.in_place = fault_policy.in_place.load(Relaxed);
     raw.evicted_for_room = memory.stats().get(Counter::EvictedForRoom);
     raw.pieces = pieces as u64;
     raw.pieces_idle = idle as u64;
@@ -191,7 +191,7 @@ fn policy(client: &Client, user: usize) -> Result {
     if which >= POLICIES {
         return Err(EINVAL);
     }
-    raw.old = client.decider().which.xchg(which, Relaxed);
+    raw.old = client.fault_policy().which.xchg(which, Relaxed);
     raw.write()
 }
 

@@ -3,12 +3,12 @@
 //! The ioctls of queues and fences; see `dmirror_uapi.h`.
 
 use crate::{
-    aperture::Aperture,
     arguments,
     blit::Locked,
     client::Client,
     extension::{no_flags, Structure},
-    hardware::command::{RawSpec, Spec},
+    hardware::command::{CommandDesc, RawCommandDesc},
+    locked_window::LockedWindow,
     queues::Work,
     FILE_OPS,
 };
@@ -153,7 +153,7 @@ fn work(raw: &RawQueue) -> Result<Work> {
         });
     }
     let rounds = raw.rounds;
-    Spec::new(&RawSpec {
+    CommandDesc::new(&RawCommandDesc {
         op: op - ENGINE,
         addr: raw.addr,
         bytes: raw.bytes,
@@ -178,7 +178,7 @@ fn blit(client: &Client, user: usize) -> Result {
     let device = client.device().agents.own()?;
     let locked = |address: u64| {
         let address = usize::try_from(address)?;
-        if !Aperture::holds(address) {
+        if !LockedWindow::holds(address) {
             return Err(EFAULT);
         }
         let region = client.mirror().locked(address & PAGE_MASK).ok_or(EFAULT)?;

@@ -6,7 +6,7 @@ use crate::{
     blit::Locked,
     client::Client,
     device::View,
-    hardware::{command::Spec, status::ECANCELED},
+    hardware::{command::CommandDesc, status::ECANCELED},
     uapi,
 };
 use kernel::{
@@ -75,7 +75,7 @@ pub(crate) enum Work {
     Prefetch(PageRange),
     Evict(PageRange),
     Copy { to: PageRange, from: PageRange },
-    Engine(Spec),
+    Engine(CommandDesc),
 }
 
 /// A fence, with its DMA fence or its signalling side.
@@ -452,13 +452,13 @@ impl HasMirror for Client {
     }
 
     fn copy(self: &Arc<Self>, to: PageRange, from: PageRange, stop: &CancelToken) -> Result {
-        self.run(Spec::copy(to, from)?, stop).map(|_| ())
+        self.run(CommandDesc::copy(to, from)?, stop).map(|_| ())
     }
 }
 
 impl Client {
     /// Runs a command on any engine and waits until it has ended. Returns its result.
-    fn run(self: &Arc<Self>, spec: Spec, stop: &CancelToken) -> Result<u64> {
+    fn run(self: &Arc<Self>, spec: CommandDesc, stop: &CancelToken) -> Result<u64> {
         let id = loop {
             stop.check()?;
             match self.submit(None, spec) {

@@ -8,7 +8,10 @@
 
 use crate::{client::Client, device::View, uapi::Command};
 use kernel::{page::PAGE_SIZE, prelude::*};
-use rust_hmm::{mirror::{Mirror, PageMemory, PageMemoryMut, TableGuard}, mm::{addr::PageRange, range_fault::Access, user::UserSpan, vma::fatal_signal_pending}};
+use rust_hmm::{
+    mirror::{Mirror, PageMemory, PageMemoryMut, TableGuard},
+    mm::{addr::PageRange, range_fault::Access, user::UserSpan, vma::fatal_signal_pending},
+};
 
 /// Maximum number of consecutive device faults without progress, after which a command fails with
 /// `EBUSY`.
@@ -181,7 +184,7 @@ fn copy_all(
             (Stopped::NoEntry, Missing::Fault(access)) => {
                 let pages = ahead.next(done, total - done);
                 let next = PageRange::from_pages(command.range.address(done), pages)?;
-                client.decider().serve(client, next, access)?;
+                client.fault_policy().serve(client, next, access)?;
                 command.faults += 1;
             }
         }

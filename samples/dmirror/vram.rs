@@ -3,9 +3,9 @@
 //! The memory of a mock device. Only engines and the copy engine access it.
 
 use crate::{
-    chooser::Chooser,
     copy_engine::CopyEngine,
     hardware::store::Store,
+    page_allocator::PageAllocator,
     settings::{Fixed, Setting, Settings},
     streams::Streams,
 };
@@ -57,7 +57,7 @@ pub(crate) struct Vram {
     store: Arc<Store>,
     settings: Arc<Settings>,
     pub(crate) copy_engine: CopyEngine,
-    chooser: Option<Chooser>,
+    page_allocator: Option<PageAllocator>,
     streams: Arc<Streams>,
 }
 
@@ -70,15 +70,15 @@ impl Vram {
         streams: Arc<Streams>,
     ) -> Result<Self> {
         let store = Arc::new(Store::new(bytes)?, GFP_KERNEL)?;
-        let chooser = if fixed.own_alloc {
-            Some(Chooser::new(bytes / PAGE_SIZE)?)
+        let page_allocator = if fixed.own_alloc {
+            Some(PageAllocator::new(bytes / PAGE_SIZE)?)
         } else {
             None
         };
         Ok(Self {
             copy_engine: CopyEngine::new(store.clone(), settings.clone(), fixed.copy_threads)?,
             store,
-            chooser,
+            page_allocator,
             streams,
             settings,
         })
@@ -86,7 +86,9 @@ impl Vram {
 
     /// Returns the number of folios that were allocated at the page suggested by the device.
     pub(crate) fn chosen(&self) -> u64 {
-        self.chooser.as_ref().map_or(0, Chooser::honoured)
+        self.page_allocator
+            .as_ref()
+            .map_or(0, PageAllocator::honoured)
     }
 
     /// Marks the contents of page `number` as lost. `ENOMEM`.
@@ -156,12 +158,12 @@ impl MemoryOps for Vram {
     }
 
     fn suggest_page(&self, order: u32) -> Option<usize> {
-        self.chooser.as_ref()?.suggest_page(order)
+        self.page_allocator.as_ref()?.suggest_page(order)
     }
 
     fn freed(&self, range: DeviceRange) {
-        if let Some(chooser) = &self.chooser {
-            chooser.freed(range);
+        if let Some(page_allocator) = &self.page_allocator {
+            page_allocator.freed(range);
         }
     }
 

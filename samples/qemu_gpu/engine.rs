@@ -108,7 +108,7 @@ pub(crate) struct Engine {
     #[pin]
     in_flight: Mutex<Option<(u64, usize)>>,
     #[pin]
-    landed: CondVar,
+    access_done: CondVar,
     /// Memories of other GPUs that are mapped for this one.
     #[pin]
     peers: Mutex<KVec<PeerMemory>>,
@@ -136,7 +136,7 @@ impl walk::Bus for TableBus<'_> {
 }
 
 /// Data of the engine's thread. The resources that need the bound device are dropped with it.
-struct Hardware {
+struct EngineRegisters {
     engine: Arc<Engine>,
     vram: PeerMemory,
     /// A staging page for transfers from and to the CPU, and a page of zeros.
@@ -146,13 +146,13 @@ struct Hardware {
 }
 
 /// Handle of the engine's thread. Dropping it stops the thread and fails the pending work.
-pub(crate) struct Running {
+pub(crate) struct EngineThread {
     engine: Arc<Engine>,
     // Dropped after `drop()` has requested the thread to exit. Dropping it waits for the thread.
     _thread: Thread,
 }
 
-impl Drop for Running {
+impl Drop for EngineThread {
     fn drop(&mut self) {
         self.engine.work.lock().stop = true;
         self.engine.wake.notify_all();
@@ -166,7 +166,7 @@ impl Engine {
         dma: Arc<DmaDevice>,
         memory: &Arc<PciMemory>,
         tables: Arc<BarTables>,
-    ) -> Result<(Arc<Self>, Running)> {
+    ) -> Result<(Arc<Self>, EngineThread)> {
         let delay = crate::number(crate::module_parameters::copy_delay_ms.value());
         let registers = pdev
             .iomap_region_sized::<0x100>(0, c"qemu_gpu")?
@@ -183,7 +183,7 @@ impl Engine {
                 finished: Atomic::new(0),
                 bell <- TimedCompletion::new(),
                 in_flight <- kernel::new_mutex!(None, "qemu_gpu::in_flight"),
-                landed <- kernel::new_condvar!("qemu_gpu::landed"),
+                access_done <- kernel::new_condvar!("qemu_gpu::landed"),
                 peers <- kernel::new_mutex!(KVec::new(), "qemu_gpu::peers"),
                 delay: Delta::from_millis(i64::try_from(delay.min(10_000))?),
                 skip: Atomic::new(crate::number(crate::module_parameters::skip_flush.value())),
@@ -191,14 +191,14 @@ impl Engine {
             }? Error),
             GFP_KERNEL,
         )?;
-        let hardware = Hardware {
+        let hardware = EngineRegisters {
             vram: PeerMemory::map(memory, &engine.dma)?,
             staging: DmaBuffer::new(&engine.dma, 2)?,
             tables,
             _interrupt: Interrupt::new(pdev, c"qemu_gpu", engine.clone())?,
             engine: engine.clone(),
         };
-        let running = Running {
+        let running = EngineThread {
             engine: engine.clone(),
             _thread: Thread::spawn(c"qemu_gpu", move || hardware.run())?,
         };
@@ -273,12 +273,14 @@ impl Engine {
         let first = *in_flight;
         // Signals must not end the wait: the engine may still access the page.
         while in_flight.is_some() && *in_flight == first {
-            let _why = self.landed.wait_interruptible_timeout(&mut in_flight, 10);
+            let _why = self
+                .access_done
+                .wait_interruptible_timeout(&mut in_flight, 10);
         }
     }
 }
 
-impl Hardware {
+impl EngineRegisters {
     fn run(self) {
         let engine = self.engine.clone();
         loop {
@@ -466,7 +468,7 @@ impl Hardware {
                 None => Ok(false),
             };
             *self.engine.in_flight.lock() = None;
-            self.engine.landed.notify_all();
+            self.engine.access_done.notify_all();
             if !result? {
                 return Ok(false);
             }

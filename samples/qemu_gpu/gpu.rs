@@ -2,7 +2,7 @@
 
 //! A GPU: its memory, and its side of mirrors.
 
-use crate::engine::{Engine, Running};
+use crate::engine::{Engine, EngineThread};
 use kernel::{
     device::Core,
     page::PAGE_SIZE,
@@ -78,7 +78,7 @@ pub(crate) struct Gpu {
     bar: Arc<PciMemory>,
     tables: Arc<BarTables>,
     #[pin]
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<EngineThread>>,
     files: Atomic<usize>,
     last_tag: Atomic<u64>,
 }

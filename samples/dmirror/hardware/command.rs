@@ -56,7 +56,7 @@ impl Op {
 
 /// Validated parameters of a command.
 #[derive(Clone, Copy)]
-pub(crate) struct Spec {
+pub(crate) struct CommandDesc {
     op: Op,
     addr: usize,
     bytes: usize,
@@ -70,7 +70,7 @@ pub(crate) struct Spec {
 }
 
 /// Fields of `struct dmirror_submit` that describe a command.
-pub(crate) struct RawSpec {
+pub(crate) struct RawCommandDesc {
     pub(crate) op: u32,
     pub(crate) addr: u64,
     pub(crate) bytes: u64,
@@ -82,9 +82,9 @@ pub(crate) struct RawSpec {
     pub(crate) verify: bool,
 }
 
-impl Spec {
+impl CommandDesc {
     /// Validates a command. `EINVAL`.
-    pub(crate) fn new(raw: &RawSpec) -> Result<Self> {
+    pub(crate) fn new(raw: &RawCommandDesc) -> Result<Self> {
         let spec = Self {
             op: Op::new(raw.op)?,
             addr: usize::try_from(raw.addr)?,
@@ -117,10 +117,10 @@ impl Spec {
     }
 }
 
-impl Spec {
+impl CommandDesc {
     /// Describes a copy of `from` to `to`.
     pub(crate) fn copy(to: PageRange, from: PageRange) -> Result<Self> {
-        Self::new(&RawSpec {
+        Self::new(&RawCommandDesc {
             // `DMIRROR_OP_MEMCPY`.
             op: 4,
             addr: to.start() as u64,
@@ -167,7 +167,7 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     })
 }
 
-impl Spec {
+impl CommandDesc {
     /// Returns the number of bytes of the next access, which must not cross a page boundary at
     /// `addr` or `other`.
     fn chunk(&self, done: usize, addr: usize, other: usize) -> usize {

@@ -4,9 +4,9 @@
 //! the fault was served, and another one runs meanwhile.
 
 use super::{
-    command::{Progress, Spec, Step},
+    command::{CommandDesc, Progress, Step},
     counters::{Count, Counted, Counters},
-    fault::Wait,
+    fault::FaultTicket,
     port::Port,
     status::{Status, ECANCELED},
 };
@@ -45,15 +45,15 @@ fn ns(since: Now) -> u64 {
 enum State<P> {
     Ready,
     /// Waits for a fault to be served.
-    SetAside(Arc<Wait<P>>),
+    Faulting(Arc<FaultTicket<P>>),
     /// Waits to report a fault again, because the fault buffer was full.
-    NoRoom {
+    FaultBufferFull {
         addr: usize,
         write: bool,
         since: Now,
     },
     /// Pauses after a round.
-    Thinking {
+    Delayed {
         since: Now,
     },
 }
@@ -62,7 +62,7 @@ enum State<P> {
 pub(crate) struct Job<P> {
     port: Arc<P>,
     status: Arc<Status>,
-    spec: Spec,
+    spec: CommandDesc,
     progress: Progress,
     rounds: u64,
     state: State<P>,
@@ -73,7 +73,7 @@ pub(crate) struct Job<P> {
 }
 
 impl<P: Port> Job<P> {
-    pub(crate) fn new(port: Arc<P>, status: Arc<Status>, spec: Spec) -> Self {
+    pub(crate) fn new(port: Arc<P>, status: Arc<Status>, spec: CommandDesc) -> Self {
         port.begin();
         Self {
             port,
@@ -99,9 +99,9 @@ impl<P: Port> Job<P> {
     /// Remaining pause in ns. `None` if the command is not pausing.
     fn due(&self) -> Option<u64> {
         let (since, pause) = match &self.state {
-            State::Thinking { since } => (since, self.spec.think_ns),
-            State::NoRoom { since, .. } => (since, FAULT_RETRY_NS),
-            State::Ready | State::SetAside(_) => return None,
+            State::Delayed { since } => (since, self.spec.think_ns),
+            State::FaultBufferFull { since, .. } => (since, FAULT_RETRY_NS),
+            State::Ready | State::Faulting(_) => return None,
         };
         Some(pause.saturating_sub(ns(*since)))
     }
@@ -111,7 +111,7 @@ impl<P: Port> Job<P> {
         match &self.state {
             // A stopped command also waits for its fault, which is always replied to: the fault
             // buffer still refers to it.
-            State::SetAside(wait) => wait.result().is_some(),
+            State::Faulting(wait) => wait.result().is_some(),
             _ if self.status.is_stopped() => true,
             _ => self.due().unwrap_or(0) == 0,
         }
@@ -279,7 +279,7 @@ impl<P: Port> Engine<P> {
     /// Runs a command for one turn. Returns it if it has not ended.
     fn turn(self: &Arc<Self>, mut job: Job<P>, buffer: &mut [u8; PAGE_SIZE]) -> Option<Job<P>> {
         match core::mem::replace(&mut job.state, State::Ready) {
-            State::SetAside(wait) => match wait.result() {
+            State::Faulting(wait) => match wait.result() {
                 // The page changed concurrently: retry a limited number of times.
                 Some(Err(error)) if error == EBUSY && job.tries < FAULT_MAX_TRIES => job.tries += 1,
                 Some(Err(error)) => {
@@ -288,7 +288,7 @@ impl<P: Port> Engine<P> {
                 }
                 _ => {}
             },
-            State::NoRoom { addr, write, .. } if !job.status.is_stopped() => {
+            State::FaultBufferFull { addr, write, .. } if !job.status.is_stopped() => {
                 self.report(&mut job, addr, write);
                 return Some(job);
             }
@@ -339,7 +339,7 @@ impl<P: Port> Engine<P> {
                         return None;
                     }
                     if job.spec.think_ns != 0 {
-                        job.state = State::Thinking { since: Now::now() };
+                        job.state = State::Delayed { since: Now::now() };
                         return Some(job);
                     }
                 }
@@ -371,8 +371,8 @@ impl<P: Port> Engine<P> {
     /// Reports the fault at `addr`.
     fn report(self: &Arc<Self>, job: &mut Job<P>, addr: usize, write: bool) {
         job.state = match job.port.report(self, addr, write) {
-            Some(wait) => State::SetAside(wait),
-            None => State::NoRoom {
+            Some(wait) => State::Faulting(wait),
+            None => State::FaultBufferFull {
                 addr,
                 write,
                 since: Now::now(),

@@ -22,12 +22,12 @@ const BUFFER_DEPTH: usize = 256;
 const PACKET_MAX_WAITERS: usize = 8;
 
 /// The reply to a fault, for which a command waits.
-pub(crate) struct Wait<P> {
+pub(crate) struct FaultTicket<P> {
     result: SetOnce<Result>,
     engine: Arc<Engine<P>>,
 }
 
-impl<P> Wait<P> {
+impl<P> FaultTicket<P> {
     /// Returns the reply, or `None` before it was given.
     pub(crate) fn result(&self) -> Option<Result> {
         self.result.copy()
@@ -58,7 +58,7 @@ impl Packet {
 /// A packet, and the commands that wait for its reply.
 pub(crate) struct Fault<P> {
     pub(crate) packet: Packet,
-    waiters: KVec<Arc<Wait<P>>>,
+    waiters: KVec<Arc<FaultTicket<P>>>,
 }
 
 impl<P> Fault<P> {
@@ -93,8 +93,12 @@ impl<P> Buffer<P> {
     }
 
     /// Adds a packet of `engine`, or joins an equal packet. Returns `None` if the buffer is full.
-    pub(crate) fn put(&self, engine: &Arc<Engine<P>>, packet: Packet) -> Option<Arc<Wait<P>>> {
-        let wait = Wait {
+    pub(crate) fn put(
+        &self,
+        engine: &Arc<Engine<P>>,
+        packet: Packet,
+    ) -> Option<Arc<FaultTicket<P>>> {
+        let wait = FaultTicket {
             result: SetOnce::new(),
             engine: engine.clone(),
         };

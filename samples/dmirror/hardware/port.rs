@@ -6,7 +6,7 @@ use super::{
     bus::{Access, Action, Lane},
     counters::{Count, Counted, Counters},
     engine::Engine,
-    fault::Wait,
+    fault::FaultTicket,
     mmu::{self, Context},
 };
 use kernel::{prelude::*, sync::Arc};
@@ -53,7 +53,7 @@ pub(crate) trait Port: Sized + Send + Sync {
         engine: &Arc<Engine<Self>>,
         addr: usize,
         write: bool,
-    ) -> Option<Arc<Wait<Self>>>;
+    ) -> Option<Arc<FaultTicket<Self>>>;
 }
 
 /// Performs `action` at `addr` by engine `index`.

@@ -14,7 +14,7 @@ const LINE_ORDERS: [u32; 3] = [0, 4, PMD_ORDER];
 
 /// One translation.
 #[derive(Clone, Copy)]
-struct Line {
+struct TlbLine {
     /// Address space; 0 is none.
     tag: u64,
     /// First page of the mapping.
@@ -25,7 +25,7 @@ struct Line {
 
 /// A TLB. Nothing in it is used without being resolved again.
 pub(crate) struct Tlb {
-    lines: KVec<Option<Line>>,
+    lines: KVec<Option<TlbLine>>,
     /// Lines that hold one: most flushes find none.
     used: usize,
 }
@@ -79,7 +79,7 @@ impl Tlb {
         let index = self.index(tag, page, order);
         if let Some(line) = self.lines.get_mut(index) {
             self.used += usize::from(line.is_none());
-            *line = Some(Line {
+            *line = Some(TlbLine {
                 tag,
                 page: first,
                 found: Translation {
@@ -132,7 +132,7 @@ impl Tlb {
     }
 }
 
-impl Line {
+impl TlbLine {
     fn covers(&self, first: usize, count: usize) -> bool {
         let end = self.page.saturating_add(1 << self.found.order);
         self.page < first.saturating_add(count) && first < end

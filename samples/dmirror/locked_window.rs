@@ -26,7 +26,7 @@ const WORD_BYTES: usize = size_of::<u64>();
 const MAX_CACHED_PAGES: usize = 256;
 
 /// A page of coarse-grained memory.
-struct Line {
+struct CachedPage {
     region: Arc<PinnedRange>,
     /// Device address of the page.
     address: usize,
@@ -35,7 +35,7 @@ struct Line {
     dirty: [u64; PAGE_SIZE / WORD_BYTES / 64],
 }
 
-impl Line {
+impl CachedPage {
     fn new(region: &Arc<PinnedRange>, address: usize, device: &DmaDevice) -> Result<Self> {
         let mut bytes = KBox::new([0; PAGE_SIZE], GFP_KERNEL)?;
         region.sync(device, address, true);
@@ -100,14 +100,14 @@ impl Line {
 
 /// Cache of locked memory, shared by the commands of an open file.
 #[pin_data]
-pub(crate) struct Aperture {
+pub(crate) struct LockedWindow {
     /// The device that the engines belong to, for DMA synchronisation.
     device: Arc<DmaDevice>,
     #[pin]
-    lines: Mutex<KVec<Line>>,
+    lines: Mutex<KVec<CachedPage>>,
 }
 
-impl Aperture {
+impl LockedWindow {
     pub(crate) fn new(device: Arc<DmaDevice>) -> impl PinInit<Self> {
         pin_init!(Self {
             device,
@@ -152,9 +152,9 @@ impl Aperture {
             return Ok(());
         }
         let mut lines = self.lines.lock();
-        let found = lines
-            .iter()
-            .position(|line: &Line| line.address == address && Arc::ptr_eq(&line.region, &region));
+        let found = lines.iter().position(|line: &CachedPage| {
+            line.address == address && Arc::ptr_eq(&line.region, &region)
+        });
         let index = match found {
             Some(index) => index,
             None => {
@@ -164,7 +164,7 @@ impl Aperture {
                     }
                     lines.clear();
                 }
-                let line = Line::new(&region, address, &self.device)?;
+                let line = CachedPage::new(&region, address, &self.device)?;
                 lines.push(line, GFP_KERNEL)?;
                 lines.len() - 1
             }

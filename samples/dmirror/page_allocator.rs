@@ -13,7 +13,7 @@ use rust_hmm::mm::device_pages::DeviceRange;
 const MAX_SUGGESTIONS: usize = 4096;
 
 /// The allocator.
-pub(crate) struct Chooser {
+pub(crate) struct PageAllocator {
     pages: usize,
     next: Atomic<usize>,
     /// Suggested device page numbers plus one.
@@ -21,7 +21,7 @@ pub(crate) struct Chooser {
     honoured: Atomic<u64>,
 }
 
-impl Chooser {
+impl PageAllocator {
     /// Creates an allocator for `pages` pages.
     pub(crate) fn new(pages: usize) -> Result<Self> {
         let mut chosen = KVVec::with_capacity(MAX_SUGGESTIONS, GFP_KERNEL)?;

@@ -2,7 +2,7 @@
 
 //! Measures the search for an eviction victim, for several sizes of device memory.
 
-use super::lru::{BlockUsage, Lru, GROUP};
+use super::lru::{BlockUsage, Lru, GROUP_BLOCKS};
 use crate::kernel::completion::ktime_get_ns;
 use kernel::prelude::*;
 
@@ -13,11 +13,11 @@ const TIMED_SEARCHES: usize = 50;
 /// full. In a VM whose clock counts instructions, the result is a number of instructions.
 fn search(blocks: usize, groups: usize) -> Result<u64> {
     let lru = Lru::new(blocks)?;
-    let step = blocks.div_ceil(GROUP) / groups;
+    let step = blocks.div_ceil(GROUP_BLOCKS) / groups;
     for group in 0..groups {
-        let first = group * step * GROUP;
+        let first = group * step * GROUP_BLOCKS;
         lru.prepare(first)?;
-        for block in first..blocks.min(first + GROUP) {
+        for block in first..blocks.min(first + GROUP_BLOCKS) {
             lru.mark_accessed(block);
             lru.allocated(block, true);
         }

@@ -147,7 +147,7 @@ mod suite {
                 WaitStats {
                     on_device: 1,
                     on_host: 1,
-                    looks: LOOKS as u64,
+                    looks: FOREIGN_FENCE_POLLS as u64,
                     sleeps: 1,
                 },
             ),

@@ -52,7 +52,7 @@ mod suite {
         let armed = ArmedProbe::new(&mirror, range);
         mirror.discard(range)?;
         // Walker 0 cannot be entered during its own flush, but during that of walker 1.
-        assert_eq!(armed.0.counts(From::FlushWalker), [2 * CALLS, 2 * CALLS, 1]);
+        assert_eq!(armed.0.counts(From::FlushWalker), [2 * CALL_COUNT, 2 * CALL_COUNT, 1]);
         Ok(())
     }
 
@@ -118,13 +118,13 @@ mod suite {
         let (mirror, range) = nosy(2)?;
         mirror.fault(range, Access::Read)?;
         let table = mirror.lock_table()?;
-        assert_eq!(call_all(&mirror, range), (CALLS, CALLS));
+        assert_eq!(call_all(&mirror, range), (CALL_COUNT, CALL_COUNT));
         assert_eq!(table.present(range), 2);
         assert!(mirror.enter(0)?.walk(range.start()).is_some());
         drop(table);
         let mut pages = 0;
         mirror.snapshot(range, |_| {
-            assert_eq!(call_all(&mirror, range), (CALLS, CALLS));
+            assert_eq!(call_all(&mirror, range), (CALL_COUNT, CALL_COUNT));
             pages += 1;
         })?;
         assert_eq!(pages, 2);
@@ -143,7 +143,7 @@ mod suite {
         let again = mirror.enter(0).err();
         let with = walkers.with(0, |_| ());
         drop(section);
-        assert_eq!(refused, (CALLS, CALLS));
+        assert_eq!(refused, (CALL_COUNT, CALL_COUNT));
         assert_eq!((again, with), (Some(reentry::deadlock()), None));
         // A walker cannot be entered from within itself.
         let inner = walkers.with(1, |_| (walkers.with(1, |_| ()), mirror.enter(1).err()));
@@ -158,7 +158,7 @@ mod suite {
         let (mirror, range) = nosy(1)?;
         let current = current!();
         let guard = MmapGuard::lock(current.mm().ok_or(EINVAL)?)?;
-        assert_eq!(call_all(&mirror, range), (CALLS, CALLS));
+        assert_eq!(call_all(&mirror, range), (CALL_COUNT, CALL_COUNT));
         drop(guard);
         mirror.fault(range, Access::Read)
     }
@@ -193,7 +193,7 @@ mod suite {
         let file = OpenNode::new(node.minor())?;
         gate.arm(&mirror, range);
         assert_eq!(file.map(), Err(ENODEV));
-        assert_eq!(gate.refused(), (CALLS, CALLS));
+        assert_eq!(gate.refused(), (CALL_COUNT, CALL_COUNT));
         Ok(())
     }
 

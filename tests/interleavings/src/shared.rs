@@ -50,7 +50,7 @@ pub(crate) mod shrinker {
     pub(crate) mod owner {
         use kernel::{prelude::*, sync::Arc};
 
-        pub(crate) const PAGES: usize = 32;
+        pub(crate) const OBJECT_MAX_PAGES: usize = 32;
 
         pub(crate) struct ReclaimOwner;
 

@@ -93,7 +93,7 @@ pub struct Memory<M: MemoryOps> {
 struct MemoryParts<M: MemoryOps> {
     /// Set on first use. Dropped before `pages`, to which it has a reference.
     worker: SetOnce<MemoryWorker<M>>,
-    _seat: DebugEntry,
+    _debug_entry: DebugEntry,
     pages: Arc<DevicePages<MemoryState<M>>>,
 }
 
@@ -115,7 +115,7 @@ impl<M: MemoryOps> MemoryParts<M> {
         let pages = Self::pages(owner, driver, kind, max_pages)?;
         Ok(Self {
             worker: SetOnce::new(),
-            _seat: DebugEntry::new(
+            _debug_entry: DebugEntry::new(
                 registry::ObjectKind::Device,
                 pages.data().id,
                 0,
@@ -141,10 +141,10 @@ impl<M: MemoryOps> MemoryParts<M> {
             driver,
             id: trace::new_device(),
             stats: Stats::new(),
-            peers: KBox::pin_init(MirrorList::new(), GFP_KERNEL)?,
+            mirrors: KBox::pin_init(MirrorList::new(), GFP_KERNEL)?,
             victims: KBox::pin_init(Victims::new(), GFP_KERNEL)?,
             known: KBox::pin_init(ConnectionCache::new(), GFP_KERNEL)?,
-            chores: KBox::pin_init(DeferredWork::new(), GFP_KERNEL)?,
+            deferred_work: KBox::pin_init(DeferredWork::new(), GFP_KERNEL)?,
             splits: KBox::pin_init(Splits::new(), GFP_KERNEL)?,
             windows: FaultWindows::new()?,
             evicting: Atomic::new(0),
@@ -274,10 +274,10 @@ impl<M: MemoryOps> Memory<M> {
     pub(crate) fn add_peer(
         &self,
         space: MmId,
-        peer: Arc<dyn MemoryClient>,
+        mirror: Arc<dyn MemoryClient>,
     ) -> Result<MirrorRegistration> {
         self.pages().data().windows.reset(space.number());
-        self.pages().data().peers.add(peer)
+        self.pages().data().mirrors.add(mirror)
     }
 
     pub(crate) fn owner(&self) -> PgmapOwner {

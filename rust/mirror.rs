@@ -222,7 +222,7 @@ struct MirrorParts<D: Device> {
     /// Registrations with the tiles of [`Device::tile`].
     tiles: KVec<MirrorRegistration>,
     membership: Option<Membership>,
-    _seat: DebugEntry,
+    _debug_entry: DebugEntry,
     inner: Arc<MirrorShared<D>>,
     host_locks: Pin<KBox<HostLocks>>,
 }
@@ -262,14 +262,19 @@ impl<D: Device> MirrorParts<D> {
             tiles.push(added, GFP_KERNEL)?;
         }
         let reclaim = ReclaimOwner::register(inner.reader.owner(), inner.clone())?;
-        let who = inner.who;
-        let seat = DebugEntry::new(ObjectKind::Mirror, who.mirror(), who.pid(), inner.clone())?;
+        let trace = inner.trace;
+        let debug_entry = DebugEntry::new(
+            ObjectKind::Mirror,
+            trace.mirror(),
+            trace.pid(),
+            inner.clone(),
+        )?;
         Ok(Self {
             reclaim: Some(reclaim),
             registration,
             tiles,
             membership,
-            _seat: seat,
+            _debug_entry: debug_entry,
             inner,
             host_locks: KBox::pin_init(HostLocks::new(), GFP_KERNEL_ACCOUNT)?,
         })

@@ -140,7 +140,7 @@ struct QueueShared {
     #[pin]
     items: Mutex<Fifo<QueueItem>>,
     #[pin]
-    bell: TimedCompletion,
+    completion: TimedCompletion,
 }
 
 impl QueueShared {
@@ -171,7 +171,7 @@ impl QueueShared {
         }
         loop {
             // A kernel thread has no signals, so that the wait is not interrupted.
-            let _signal = fence.sleep(&self.bell, QUEUE_RECHECK_JIFFIES, false);
+            let _signal = fence.sleep(&self.completion, QUEUE_RECHECK_JIFFIES, false);
             if let Some(ended) = fence.check().result() {
                 return ended;
             }
@@ -188,7 +188,7 @@ impl QueueShared {
         while !self.stop.is_set() {
             let item = self.items.lock().pop();
             match item {
-                None => self.bell.wait_timeout(QUEUE_RECHECK_JIFFIES),
+                None => self.completion.wait_timeout(QUEUE_RECHECK_JIFFIES),
                 Some(QueueItem::Wait(fence)) => {
                     sticky = sticky.and(self.wait_for(&fence));
                     first = first.and(sticky);
@@ -265,7 +265,7 @@ impl Queue {
                 stop,
                 counts: [const { Atomic::new(0) }; WaitCount::Sleeps as usize + 1],
                 items <- Mutex::new(ring, name, key),
-                bell <- TimedCompletion::new(),
+                completion <- TimedCompletion::new(),
             }),
             GFP_KERNEL,
         )?;
@@ -294,7 +294,7 @@ impl Queue {
             }
         }
         drop(items);
-        shared.bell.complete();
+        shared.completion.complete();
         Ok(())
     }
 
@@ -384,7 +384,7 @@ impl Drop for Queue {
 impl Drop for QueueThread {
     fn drop(&mut self) {
         self.shared.stop.set();
-        self.shared.bell.complete();
+        self.shared.completion.complete();
         self.thread = None;
         // Cancel the entries in their order. Drop them without the lock, because they own objects
         // of the driver.

@@ -259,7 +259,7 @@ impl Fence {
         if let Some(ended) = self.check().result() {
             return ended;
         }
-        let bell = KBox::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
+        let completion = KBox::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
         let since = Instant::<Monotonic>::now();
         loop {
             let left = match timeout {
@@ -273,15 +273,15 @@ impl Fence {
                     kernel::time::msecs_to_jiffies(ms.max(1)).min(MAX_SLEEP_JIFFIES)
                 }
             };
-            self.sleep(&bell, left, true)?;
+            self.sleep(&completion, left, true)?;
             if let Some(ended) = self.check().result() {
                 return ended;
             }
         }
     }
 
-    /// Sleeps until the fence is signalled, `bell` is completed, or `timeout` jiffies have passed.
-    /// Does not allocate.
+    /// Sleeps until the fence is signalled, `completion` is completed, or `timeout` jiffies have
+    /// passed. Does not allocate.
     ///
     /// # Errors
     ///
@@ -290,11 +290,11 @@ impl Fence {
     /// # Context
     ///
     /// May sleep. Must not be called from a callback.
-    pub fn sleep(&self, bell: &TimedCompletion, timeout: Jiffies, killable: bool) -> Result {
-        // SAFETY: The fence is alive by the type invariant, and `bell` is borrowed until the call
-        // returns.
+    pub fn sleep(&self, completion: &TimedCompletion, timeout: Jiffies, killable: bool) -> Result {
+        // SAFETY: The fence is alive by the type invariant, and `completion` is borrowed until the
+        // call returns.
         let ret = unsafe {
-            bindings::rust_hmm_fence_wait(self.as_raw(), bell.as_raw(), timeout, killable)
+            bindings::rust_hmm_fence_wait(self.as_raw(), completion.as_raw(), timeout, killable)
         };
         if ret < 0 {
             return Err(EINTR);

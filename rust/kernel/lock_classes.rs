@@ -26,9 +26,9 @@ classes! {
     /// Growth of device memory.
     adding = c"rust_hmm::adding";
     /// The list of mirrors of a device memory.
-    peers = c"rust_hmm::peers";
+    memory_mirrors = c"rust_hmm::memory_mirrors";
     /// A mirror of that list, while it is used.
-    peer = c"rust_hmm::peer";
+    memory_mirror = c"rust_hmm::memory_mirror";
     /// Spaces whose pages were evicted and whose mirrors have not been notified yet.
     victims = c"rust_hmm::victims";
     /// Copy jobs of a step.
@@ -48,7 +48,7 @@ classes! {
     /// A walker of a device page table.
     walker = c"rust_hmm::walker";
     /// Work items of the worker thread of a device memory.
-    chores = c"rust_hmm::chores";
+    deferred_work = c"rust_hmm::deferred_work";
     /// Table of huge device pages that are being split.
     splits = c"rust_hmm::splits";
     /// Wait queue of the memory, which waits until no huge page is being split.
@@ -74,7 +74,7 @@ classes! {
     /// Tree of the DMA windows of a page table.
     dma_windows = c"rust_hmm::dma_windows";
     /// Wait queue of the worker thread of a device memory.
-    chores_wake = c"rust_hmm::chores_wake";
+    deferred_work_wake = c"rust_hmm::deferred_work_wake";
     /// Access stream that a policy follows.
     policy = c"rust_hmm::policy";
     /// Ranges that thrash between a device and other memory.
@@ -90,7 +90,7 @@ classes! {
     /// Notifier windows of an address space.
     windows = c"rust_hmm::windows";
     /// Notifier windows that a worker checks and removes if they are unused.
-    doubts = c"rust_hmm::doubts";
+    doubtful_windows = c"rust_hmm::doubtful_windows";
     /// The notifier that detects unmapped memory with attributes.
     attribute_watch = c"rust_hmm::attribute_watch";
     /// Started flushes that are waited for later.
@@ -100,9 +100,9 @@ classes! {
     /// Fences that a file reports by `poll()`.
     fence_watch = c"rust_hmm::fence_watch";
     /// Workers that help with an operation.
-    crew = c"rust_hmm::crew";
+    worker_pool = c"rust_hmm::worker_pool";
     /// Condition variable: a worker was called, or has finished.
-    crew_wake = c"rust_hmm::crew_wake";
+    worker_pool_wake = c"rust_hmm::worker_pool_wake";
     /// Progress of an operation that several workers share.
     shares = c"rust_hmm::shares";
     /// Serializes locking and unlocking of host memory.

@@ -12,17 +12,17 @@ use super::completion::TimedCompletion;
 use crate::bindings;
 use kernel::{error::to_result, ffi, prelude::*, sync::Arc, types::Opaque};
 
-/// Task work that waits for `bell`.
+/// Task work that waits for `completion`.
 #[repr(C)]
 struct TaskWait {
     // First member: the address of the work is that of the object.
     work: Opaque<bindings::rust_hmm_task_work>,
-    bell: Arc<TimedCompletion>,
+    completion: Arc<TimedCompletion>,
 }
 
-/// Makes the current task wait until `bell` is [completed for all](TimedCompletion::complete_all),
-/// before it returns to user mode. Any signal ends the wait: the task handles it, and then repeats
-/// the instruction. An exiting task does not wait.
+/// Makes the current task wait until `completion` is [completed for
+/// all](TimedCompletion::complete_all), before it returns to user mode. Any signal ends the wait:
+/// the task handles it, and then repeats the instruction. An exiting task does not wait.
 ///
 /// # Errors
 ///
@@ -31,13 +31,13 @@ struct TaskWait {
 ///
 /// # Context
 ///
-/// May sleep. The caller may hold any lock that allows sleeping: the task waits for `bell` after it
-/// has released all locks.
+/// May sleep. The caller may hold any lock that allows sleeping: the task waits for `completion`
+/// after it has released all locks.
 #[inline(never)]
-pub(crate) fn sleep_before_return(bell: Arc<TimedCompletion>) -> Result {
+pub(crate) fn sleep_before_return(completion: Arc<TimedCompletion>) -> Result {
     let sleep = TaskWait {
         work: Opaque::zeroed(),
-        bell,
+        completion,
     };
     let sleep = KBox::into_raw(KBox::new(sleep, GFP_KERNEL)?);
     // SAFETY: `sleep` is a leaked box, which only `run` uses once the call has succeeded. The work
@@ -63,7 +63,7 @@ unsafe extern "C" fn run(object: *mut ffi::c_void) {
     let sleep = unsafe { KBox::from_raw(object.cast::<TaskWait>()) };
     // SAFETY: The helper has no preconditions.
     if !unsafe { bindings::rust_hmm_task_is_exiting() } {
-        sleep.bell.wait_interruptible();
+        sleep.completion.wait_interruptible();
     }
 }
 
@@ -98,8 +98,8 @@ mod tests {
     #[test]
     fn a_kernel_thread_is_refused() -> Result {
         // A kernel thread never returns to user mode, so that its task work would never run.
-        let bell = Arc::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
-        let theirs = bell.clone();
+        let completion = Arc::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
+        let theirs = completion.clone();
         let answer = Arc::new(Atomic::new(0i32), GFP_KERNEL)?;
         let told = answer.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
@@ -107,7 +107,7 @@ mod tests {
             told.store(if refused { 1 } else { 2 }, Release);
             theirs.complete_all();
         })?;
-        bell.wait_interruptible();
+        completion.wait_interruptible();
         drop(thread);
         assert_eq!(answer.load(Acquire), 1);
         Ok(())

@@ -69,7 +69,7 @@ fn serve_huge<M: MemoryOps>(
     match splits.meet(number, can_sleep) {
         Met::Nothing => {}
         Met::GaveUp => is_last = true,
-        Met::Splitting(bell) if can_sleep => return put_off(fault, bell),
+        Met::Splitting(completion) if can_sleep => return put_off(fault, completion),
         Met::Splitting(_) if splits.returns_at_once(fault.can_retry()) => {
             return Err(FaultError::Retry);
         }
@@ -91,17 +91,17 @@ fn serve_huge<M: MemoryOps>(
         return Err(FaultError::Retry);
     }
     match splits.begin(number, can_sleep) {
-        Ok(bell) => put_off(fault, bell),
+        Ok(completion) => put_off(fault, completion),
         Err(ENOMEM) => Err(FaultError::NoMemory),
         Err(_) => Err(FaultError::Retry),
     }
 }
 
-/// Ends the fault so that the access is repeated: after the completion `bell` if the task can sleep
-/// before it returns to user mode, else at once.
-fn put_off(fault: &CpuFault<'_>, bell: Arc<TimedCompletion>) -> Result<usize, FaultError> {
+/// Ends the fault so that the access is repeated: after the completion `completion` if the task can
+/// sleep before it returns to user mode, else at once.
+fn put_off(fault: &CpuFault<'_>, completion: Arc<TimedCompletion>) -> Result<usize, FaultError> {
     // Not VM_FAULT_RETRY: with that the fault is repeated before the task returns to user mode.
-    if fault.is_user() && sleep_before_return(bell) {
+    if fault.is_user() && sleep_before_return(completion) {
         Ok(0)
     } else {
         Err(FaultError::Retry)

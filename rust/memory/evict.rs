@@ -184,8 +184,8 @@ impl<M: MemoryOps> MemoryParts<M> {
             }
         }
         if victims.more {
-            ops.peers
-                .for_each(|peer| peer.evicted_from_many(need, restore));
+            ops.mirrors
+                .for_each(|mirror| mirror.evicted_from_many(need, restore));
         }
     }
 

@@ -27,7 +27,7 @@ pub(crate) trait MemoryClient: Send + Sync {
 #[pin_data]
 pub(crate) struct MirrorSlot {
     #[pin]
-    peer: Mutex<Option<Arc<dyn MemoryClient>>>,
+    mirror: Mutex<Option<Arc<dyn MemoryClient>>>,
 }
 
 /// Registration of a mirror. Dropping it waits for concurrent users of the mirror.
@@ -35,7 +35,7 @@ pub(crate) struct MirrorRegistration(Arc<MirrorSlot>);
 
 impl Drop for MirrorRegistration {
     fn drop(&mut self) {
-        *self.0.peer.lock() = None;
+        *self.0.mirror.lock() = None;
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) struct MirrorList {
 
 impl MirrorList {
     pub(super) fn new() -> impl PinInit<Self> {
-        let (name, key) = lock_classes::peers();
+        let (name, key) = lock_classes::memory_mirrors();
         pin_init!(Self {
             list <- Mutex::new(KVec::new(), name, key),
         })
@@ -63,17 +63,21 @@ impl MirrorList {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn add(&self, peer: Arc<dyn MemoryClient>) -> Result<MirrorRegistration> {
-        let (name, key) = lock_classes::peer();
+    pub(super) fn add(&self, mirror: Arc<dyn MemoryClient>) -> Result<MirrorRegistration> {
+        let (name, key) = lock_classes::memory_mirror();
         let place = Arc::pin_init(
             pin_init!(MirrorSlot {
-                peer <- Mutex::new(Some(peer), name, key),
+                mirror <- Mutex::new(Some(mirror), name, key),
             }),
             GFP_KERNEL,
         )?;
         let mut list = self.list.lock();
-        let is_free =
-            |place: &Arc<MirrorSlot>| place.peer.try_lock().is_some_and(|peer| peer.is_none());
+        let is_free = |place: &Arc<MirrorSlot>| {
+            place
+                .mirror
+                .try_lock()
+                .is_some_and(|mirror| mirror.is_none())
+        };
         // A concurrent walk proceeds by index. Therefore a mirror keeps its index until it is
         // removed.
         while list.last().is_some_and(is_free) {
@@ -99,9 +103,9 @@ impl MirrorList {
                 break;
             };
             next += 1;
-            let peer = place.peer.lock();
-            if let Some(peer) = peer.as_ref() {
-                each(&**peer);
+            let mirror = place.mirror.lock();
+            if let Some(mirror) = mirror.as_ref() {
+                each(&**mirror);
             }
         }
     }
@@ -132,28 +136,28 @@ mod tests {
 
     #[test]
     fn a_walk_leaves_nobody_out_when_others_come_and_go() -> Result {
-        fn add(peers: &MirrorList) -> Result<(MirrorRegistration, Arc<Counting>)> {
-            let peer = Arc::new(Counting(Atomic::new(0)), GFP_KERNEL)?;
-            Ok((peers.add(peer.clone())?, peer))
+        fn add(mirrors: &MirrorList) -> Result<(MirrorRegistration, Arc<Counting>)> {
+            let mirror = Arc::new(Counting(Atomic::new(0)), GFP_KERNEL)?;
+            Ok((mirrors.add(mirror.clone())?, mirror))
         }
-        let peers = Arc::pin_init(MirrorList::new(), GFP_KERNEL)?;
-        let mut first = Some(add(&peers)?);
-        let others = [add(&peers)?, add(&peers)?, add(&peers)?];
+        let mirrors = Arc::pin_init(MirrorList::new(), GFP_KERNEL)?;
+        let mut first = Some(add(&mirrors)?);
+        let others = [add(&mirrors)?, add(&mirrors)?, add(&mirrors)?];
         let new = Arc::new(SetOnce::new(), GFP_KERNEL)?;
         let mut seen = 0;
         let mut thread = None;
-        peers.for_each(|peer| {
-            peer.remove_entries();
+        mirrors.for_each(|mirror| {
+            mirror.remove_entries();
             seen += 1;
             if seen == 2 {
                 // Remove a mirror that the walk has passed, and add one. Another task does it,
                 // because this one holds the lock of a mirror.
                 let first = first.take();
-                let peers = peers.clone();
+                let mirrors = mirrors.clone();
                 let added = new.clone();
                 thread = Some(Thread::spawn(c"hmm-test", move || {
                     drop(first);
-                    added.populate(add(&peers));
+                    added.populate(add(&mirrors));
                 }));
                 let since = Instant::<Monotonic>::now();
                 while SetOnce::as_ref(&new).is_none() && since.elapsed() < Delta::from_secs(20) {
@@ -163,8 +167,8 @@ mod tests {
         });
         assert!(thread.is_some_and(|thread| thread.is_ok()));
         assert!(SetOnce::as_ref(&new).is_some_and(|new| new.is_ok()));
-        assert!(others.iter().all(|(_, peer)| peer.0.load(Relaxed) == 1));
-        assert_eq!(peers.list.lock().len(), 4);
+        assert!(others.iter().all(|(_, mirror)| mirror.0.load(Relaxed) == 1));
+        assert_eq!(mirrors.list.lock().len(), 4);
         Ok(())
     }
 }

@@ -159,11 +159,11 @@ impl<M: MemoryOps> Splits<M> {
     /// May sleep for memory. A folio lock may be held.
     pub(super) fn begin(&self, number: usize, can_sleep: bool) -> Result<Arc<TimedCompletion>> {
         let pages = self.pages.lock().clone().ok_or(ENODEV)?;
-        let (bell, item) = self.table.begin(number, can_sleep)?;
+        let (completion, item) = self.table.begin(number, can_sleep)?;
         if let Some(item) = item {
             Recurring::new(SplitWork { pages, item })?.queue();
         }
-        Ok(bell)
+        Ok(completion)
     }
 
     /// Cancels the split of the huge page at device page `number`, because that page was freed and
@@ -196,12 +196,12 @@ impl<M: MemoryOps> Splits<M> {
     }
 }
 
-/// Makes the current task sleep until `bell` is rung, before it returns to user mode. Returns
+/// Makes the current task sleep until `completion` is rung, before it returns to user mode. Returns
 /// `false` if it will not, because it is a kernel thread, is exiting, or memory is short.
 ///
 /// # Context
 ///
 /// May sleep.
-pub(super) fn sleep_before_return(bell: Arc<TimedCompletion>) -> bool {
-    task_work::sleep_before_return(bell).is_ok()
+pub(super) fn sleep_before_return(completion: Arc<TimedCompletion>) -> bool {
+    task_work::sleep_before_return(completion).is_ok()
 }

@@ -46,7 +46,7 @@ pub(super) struct MemoryState<M: MemoryOps> {
     /// Number of the memory in tracepoints.
     pub(super) id: u32,
     pub(super) stats: Stats,
-    pub(super) peers: Pin<KBox<MirrorList>>,
+    pub(super) mirrors: Pin<KBox<MirrorList>>,
     /// Spaces that have lost pages to an eviction and whose mirrors have not been notified yet.
     pub(super) victims: Pin<KBox<Victims>>,
     pub(super) lru: Lru,
@@ -58,7 +58,7 @@ pub(super) struct MemoryState<M: MemoryOps> {
     /// Steps of migrations from this memory.
     pub(super) departures: Pin<KBox<Steps>>,
     pub(super) known: Pin<KBox<ConnectionCache>>,
-    pub(super) chores: Pin<KBox<DeferredWork>>,
+    pub(super) deferred_work: Pin<KBox<DeferredWork>>,
     pub(super) splits: Pin<KBox<Splits<M>>>,
     /// Whether copies of the last step to this memory were still outstanding after the last one had
     /// been submitted.

@@ -61,7 +61,7 @@ impl<M: MemoryOps> Memory<M> {
         if !ops.arrivals.close() {
             return Err(ENODEV);
         }
-        ops.peers.for_each(|peer| peer.remove_entries());
+        ops.mirrors.for_each(|mirror| mirror.remove_entries());
         // Wait for migrations to the device. Their pages are saved with the others.
         ops.arrivals.wait();
         let before = self.stats().get(Counter::Evicted);
@@ -76,7 +76,7 @@ impl<M: MemoryOps> Memory<M> {
             lost = self.parts.evict(MmapLocks::All, false)?;
         }
         // Remove the entries that these migrations have installed.
-        ops.peers.for_each(|peer| peer.remove_entries());
+        ops.mirrors.for_each(|mirror| mirror.remove_entries());
         Ok(((self.stats().get(Counter::Evicted) - before) as usize, lost))
     }
 

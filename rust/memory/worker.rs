@@ -49,8 +49,8 @@ pub(super) struct DeferredWork {
 
 impl DeferredWork {
     pub(super) fn new() -> impl PinInit<Self, Error> {
-        let (name, key) = lock_classes::chores();
-        let (wake_name, wake_key) = lock_classes::chores_wake();
+        let (name, key) = lock_classes::deferred_work();
+        let (wake_name, wake_key) = lock_classes::deferred_work_wake();
         try_pin_init!(Self {
             chunks: Atomic::new(0),
             lock <- Mutex::new((), name, key),
@@ -87,11 +87,11 @@ impl<M: MemoryOps> Shrink for ChunkShrinker<M> {
         let (_, idle) = self.0.idle_chunks();
         let wanted = objects.div_ceil(OBJECTS).min(idle);
         if wanted != 0 {
-            let chores = &self.0.data().chores;
-            chores.chunks.fetch_add(wanted, Full);
+            let deferred_work = &self.0.data().deferred_work;
+            deferred_work.chunks.fetch_add(wanted, Full);
             // Do not take the lock: a holder may allocate, and this is reclaim. If the wake-up is
             // lost, the worker checks again after `WORKER_RECHECK_JIFFIES`.
-            chores.wake.notify_one();
+            deferred_work.wake.notify_one();
         }
         wanted * OBJECTS
     }
@@ -117,7 +117,7 @@ impl<M: MemoryOps> MemoryWorker<M> {
         };
         let known = Arc::new(ChunkShrinker(pages.clone()), GFP_KERNEL)?;
         worker.thread = Some(Thread::spawn(c"hmm_chores", move || {
-            pages.data().chores.work(&pages, &stop)
+            pages.data().deferred_work.work(&pages, &stop)
         })?);
         worker.shrinker = Some(Shrinker::new(c"rust_hmm", known)?);
         Ok(worker)
@@ -135,11 +135,11 @@ impl<M: MemoryOps> MemoryWorker<M> {
 
 impl<M: MemoryOps> Drop for MemoryWorker<M> {
     fn drop(&mut self) {
-        let chores = &self.pages.data().chores;
+        let deferred_work = &self.pages.data().deferred_work;
         self.shrinker = None;
-        let guard = chores.lock.lock();
+        let guard = deferred_work.lock.lock();
         self.stop.store(true, Relaxed);
-        chores.wake.notify_all();
+        deferred_work.wake.notify_all();
         drop(guard);
         self.thread = None;
     }

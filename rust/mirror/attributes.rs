@@ -70,7 +70,8 @@ impl<D: Device> MirrorShared<D> {
     /// Returns the identity of the device in attributes, see
     /// [`MirrorOps::device_name`](crate::space::MirrorOps::device_name).
     pub(super) fn device_name(&self) -> DeviceId {
-        self.shared_name.unwrap_or_else(|| DeviceId::of(&self.who))
+        self.shared_name
+            .unwrap_or_else(|| DeviceId::of(&self.trace))
     }
 
     /// Takes the mmap lock after attributes have followed all VMAs that were moved.

@@ -324,7 +324,7 @@ impl<D: Device> MirrorShared<D> {
         buffer: &mut PfnBuffer,
         spares: &mut Prealloc<D::Format>,
     ) -> Result<Option<Unreached>> {
-        let mut patience = RetryBudget::new();
+        let mut budget = RetryBudget::new();
         let mut waits = 0;
         let mut retrying = None;
         let window = Space::window(&self.space, space, piece.start())?;
@@ -335,7 +335,7 @@ impl<D: Device> MirrorShared<D> {
                 Ok(FaultTry::Done) => return Ok(None),
                 Ok(FaultTry::Unreached(pages)) => return Ok(Some(pages)),
                 Ok(FaultTry::Retry) => {
-                    patience.again(EBUSY)?;
+                    budget.again(EBUSY)?;
                     events::RetryReason::Invalidated
                 }
                 Ok(FaultTry::Held) => {
@@ -344,11 +344,11 @@ impl<D: Device> MirrorShared<D> {
                         return Err(EBUSY);
                     }
                     self.wait_for_migrations(piece)?;
-                    patience = RetryBudget::new();
+                    budget = RetryBudget::new();
                     events::RetryReason::Migration
                 }
                 Err(error) => {
-                    patience.again(error)?;
+                    budget.again(error)?;
                     events::RetryReason::Busy
                 }
             };

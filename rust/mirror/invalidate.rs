@@ -70,7 +70,7 @@ pub(crate) struct MirrorShared<D: Device> {
     #[pin]
     pub(super) flushes: PendingFlushes<Flush<D>>,
     /// Identity of the mirror in tracepoints.
-    pub(crate) who: TraceContext,
+    pub(crate) trace: TraceContext,
     pub(super) stats: Stats,
     pub(super) reader: TableReader<D::Format>,
     /// Pages that are mapped for DMA.
@@ -147,7 +147,7 @@ impl<D: Device> MirrorShared<D> {
         (name, key): (&'static CStr, Pin<&'static LockClassKey>),
     ) -> impl PinInit<Self, Error> {
         let (ended, ended_key) = lock_classes::ended();
-        let who = TraceContext::new(mm);
+        let trace = TraceContext::new(mm);
         try_pin_init!(Self {
             walkers: device.walkers(),
             shared_name: {
@@ -161,7 +161,7 @@ impl<D: Device> MirrorShared<D> {
             device,
             state <- Mutex::new(state, name, key),
             flushes <- PendingFlushes::new(),
-            who,
+            trace,
             stats: Stats::new(),
             changing: Atomic::new(0),
             space,
@@ -294,10 +294,10 @@ impl<D: Device> MirrorShared<D> {
     // Always inlined, so that the kind of the event is a compile-time constant.
     #[inline(always)]
     pub(crate) fn emit(&self, event: &Event) {
-        self.who.trace(event);
+        self.trace.trace(event);
         if self.device.wants_events() {
             let _within = ReentryGuard::enter();
-            self.device.event(self.who.mirror(), event);
+            self.device.event(self.trace.mirror(), event);
         }
     }
 

@@ -67,21 +67,21 @@ impl<D: Device> Mirror<D> {
             .memory()
             .map_or(PgmapOwner::NONE, |memory| memory.owner());
         for piece in range.pmd_pieces() {
-            let mut patience = RetryBudget::new();
+            let mut budget = RetryBudget::new();
             let window = self.window(&space, piece.start())?;
             loop {
                 let access = Access::Snapshot;
                 let collected = match space.collect(&window, piece, access, owner, &mut buffer) {
                     Ok(collected) => collected,
                     Err(error) => {
-                        patience.again(error)?;
+                        budget.again(error)?;
                         continue;
                     }
                 };
                 let mut valid = match collected.lock(self.inner()) {
                     Ok(valid) => valid,
                     Err(Retry) => {
-                        patience.again(EBUSY)?;
+                        budget.again(EBUSY)?;
                         continue;
                     }
                 };

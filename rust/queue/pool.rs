@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Worker pools (crews) for operations that consist of parts, so that the copies of one part
+//! Worker pools for operations that consist of parts, so that the copies of one part
 //! overlap with the CPU's work for another one.
 //!
 //! The task that runs an operation also executes parts of it. Therefore it makes progress even if
@@ -166,8 +166,8 @@ impl WorkerPool {
     ///
     /// May sleep.
     pub fn new(count: usize) -> Result<Self> {
-        let (name, key) = lock_classes::crew();
-        let (wake_name, wake_key) = lock_classes::crew_wake();
+        let (name, key) = lock_classes::worker_pool();
+        let (wake_name, wake_key) = lock_classes::worker_pool_wake();
         let state = PoolState {
             waiting: KVec::with_capacity(MAX_HELP_REQUESTS, GFP_KERNEL)?,
             running: KVec::with_capacity(count, GFP_KERNEL)?,
@@ -199,9 +199,9 @@ impl WorkerPool {
 
     /// Executes all parts of `work`, with the help of idle workers. After an error, no further part
     /// is begun. Returns the first error.
-    pub(super) fn run<P: ParallelJob>(crew: Option<&Self>, work: &Arc<JobProgress<P>>) -> Result {
-        match crew {
-            Some(crew) => crew.share(work.clone(), work.parts.count().saturating_sub(1)),
+    pub(super) fn run<P: ParallelJob>(pool: Option<&Self>, work: &Arc<JobProgress<P>>) -> Result {
+        match pool {
+            Some(pool) => pool.share(work.clone(), work.parts.count().saturating_sub(1)),
             None => work.take_part(),
         }
         *work.result.lock()
@@ -290,13 +290,13 @@ mod tests {
 
     #[test]
     fn all_parts_are_done_once_and_several_at_once() -> Result {
-        let crew = WorkerPool::new(3)?;
+        let pool = WorkerPool::new(3)?;
         let alone = work(5, usize::MAX)?;
         assert_eq!(WorkerPool::run(None, &alone), Ok(()));
         assert_eq!(alone.parts.done.load(Relaxed), 5);
         assert_eq!(alone.parts.most.load(Relaxed), 1);
         let shared = work(40, usize::MAX)?;
-        assert_eq!(WorkerPool::run(Some(&crew), &shared), Ok(()));
+        assert_eq!(WorkerPool::run(Some(&pool), &shared), Ok(()));
         assert_eq!(shared.parts.done.load(Relaxed), 40);
         let most = shared.parts.most.load(Relaxed);
         assert!((2..=4).contains(&most));
@@ -305,9 +305,9 @@ mod tests {
 
     #[test]
     fn a_failure_ends_it_and_nobody_keeps_it() -> Result {
-        let crew = WorkerPool::new(2)?;
+        let pool = WorkerPool::new(2)?;
         let shared = work(100, 3)?;
-        assert_eq!(WorkerPool::run(Some(&crew), &shared), Err(EIO));
+        assert_eq!(WorkerPool::run(Some(&pool), &shared), Err(EIO));
         // Parts that were begun before the failure.
         assert!(shared.parts.done.load(Relaxed) < 20);
         assert!(Arc::into_unique_or_drop(shared).is_some());

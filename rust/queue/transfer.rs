@@ -32,7 +32,7 @@ pub trait HasMirror: Send + Sync + Sized + 'static {
 
     /// Returns the worker pool that helps with operations, so that copies overlap with the CPU's
     /// work.
-    fn crew(&self) -> Option<&WorkerPool> {
+    fn worker_pool(&self) -> Option<&WorkerPool> {
         None
     }
 
@@ -177,7 +177,7 @@ impl Queue {
                 stop: stop.clone(),
             })?;
             let parts = blocks.parts();
-            let run = || WorkerPool::run(parts.owner.crew(), &blocks);
+            let run = || WorkerPool::run(parts.owner.worker_pool(), &blocks);
             parts.report.during(run)
         })
     }

@@ -287,7 +287,7 @@ struct Sweep {
 
 impl Sweep {
     fn new(name: MmId) -> Result<Arc<Recurring<Self>>> {
-        let (lock_name, key) = lock_classes::doubts();
+        let (lock_name, key) = lock_classes::doubtful_windows();
         let doubts = SpinLock::new(DoubtfulWindows::default(), lock_name, key);
         let doubts = KBox::pin_init(doubts, GFP_KERNEL_ACCOUNT)?;
         Recurring::new(Self { name, doubts })

@@ -57,7 +57,7 @@ pub(crate) struct MockDevice {
     /// Event streams of open files.
     pub(crate) streams: Arc<Streams>,
     /// Worker pool for queue operations.
-    pub(crate) crew: WorkerPool,
+    pub(crate) worker_pool: WorkerPool,
     /// Devices that can access locked memory.
     pub(crate) agents: Agents,
     /// TLBs of the engines.
@@ -108,7 +108,7 @@ impl MockDevice {
                 blits,
                 faults,
                 streams,
-                crew: WorkerPool::new(POOL_THREADS)?,
+                worker_pool: WorkerPool::new(POOL_THREADS)?,
                 agents,
                 walkers,
                 open_files: Atomic::new(0),

@@ -447,8 +447,8 @@ impl HasMirror for Client {
         Self::mirror(self)
     }
 
-    fn crew(&self) -> Option<&WorkerPool> {
-        Some(&self.device().crew)
+    fn worker_pool(&self) -> Option<&WorkerPool> {
+        Some(&self.device().worker_pool)
     }
 
     fn copy(self: &Arc<Self>, to: PageRange, from: PageRange, stop: &CancelToken) -> Result {

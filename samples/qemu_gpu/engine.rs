@@ -102,7 +102,7 @@ pub(crate) struct Engine {
     /// Number of completed transfers. Incremented by the interrupt handler.
     finished: Atomic<u64>,
     #[pin]
-    bell: TimedCompletion,
+    completion: TimedCompletion,
     /// The access that is in progress: tag of the mirror and address of the page. Flushes wait for
     /// it.
     #[pin]
@@ -122,7 +122,7 @@ impl IrqHandler for Engine {
             registers.write32(registers.read32(STATUS), ACKNOWLEDGE);
         }
         self.finished.fetch_add(1, Release);
-        self.bell.complete();
+        self.completion.complete();
     }
 }
 
@@ -181,7 +181,7 @@ impl Engine {
                 }, "qemu_gpu::work"),
                 wake <- kernel::new_condvar!("qemu_gpu::wake"),
                 finished: Atomic::new(0),
-                bell <- TimedCompletion::new(),
+                completion <- TimedCompletion::new(),
                 in_flight <- kernel::new_mutex!(None, "qemu_gpu::in_flight"),
                 access_done <- kernel::new_condvar!("qemu_gpu::landed"),
                 peers <- kernel::new_mutex!(KVec::new(), "qemu_gpu::peers"),
@@ -337,7 +337,7 @@ impl EngineRegisters {
                 pr_err!("qemu_gpu: no interrupt\n");
                 return Err(EIO);
             }
-            self.engine.bell.wait_timeout(100);
+            self.engine.completion.wait_timeout(100);
         }
         Ok(())
     }

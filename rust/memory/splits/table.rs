@@ -27,7 +27,7 @@ pub(in crate::memory) enum Met {
 
 /// A page that a work item is splitting, or has given up.
 struct Split {
-    bell: Arc<TimedCompletion>,
+    completion: Arc<TimedCompletion>,
     /// Whether a fault that cannot sleep has met the work item.
     is_met: bool,
     gave_up: Option<Instant<Monotonic>>,
@@ -75,7 +75,7 @@ impl SplitTable {
         };
         let Some(since) = split.gave_up else {
             split.is_met |= !can_sleep;
-            return Met::Splitting(split.bell.clone());
+            return Met::Splitting(split.completion.clone());
         };
         state.splits.remove(&number);
         if can_sleep || since.elapsed() > SPLIT_FAILURE_LIFETIME {
@@ -97,9 +97,9 @@ impl SplitTable {
         can_sleep: bool,
     ) -> Result<(Arc<TimedCompletion>, Option<SplitItem>)> {
         // Allocate without the lock, because an allocation may sleep.
-        let bell = Arc::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
+        let completion = Arc::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
         let split = Split {
-            bell: bell.clone(),
+            completion: completion.clone(),
             is_met: !can_sleep,
             gave_up: None,
         };
@@ -108,7 +108,7 @@ impl SplitTable {
         if let Some(split) = state.splits.get_mut(&number) {
             if split.gave_up.is_none() {
                 split.is_met |= !can_sleep;
-                return Ok((split.bell.clone(), None));
+                return Ok((split.completion.clone(), None));
             }
         }
         let _given_up = state.splits.insert(node);
@@ -116,9 +116,9 @@ impl SplitTable {
         let item = SplitItem {
             table: self.clone(),
             number,
-            bell: bell.clone(),
+            completion: completion.clone(),
         };
-        Ok((bell, Some(item)))
+        Ok((completion, Some(item)))
     }
 
     /// Removes the entry of page `number`, because another page now begins there. Wakes the tasks
@@ -126,7 +126,7 @@ impl SplitTable {
     pub(super) fn cancel(&self, number: usize) {
         let split = self.state.lock().splits.remove(&number);
         if let Some(split) = split {
-            split.bell.complete_all();
+            split.completion.complete_all();
         }
     }
 
@@ -143,7 +143,7 @@ impl SplitTable {
 pub(super) struct SplitItem {
     table: Arc<SplitTable>,
     pub(super) number: usize,
-    bell: Arc<TimedCompletion>,
+    completion: Arc<TimedCompletion>,
 }
 
 impl SplitItem {
@@ -152,14 +152,14 @@ impl SplitItem {
     pub(super) fn is_wanted(&self) -> bool {
         let state = self.table.state.lock();
         let split = state.splits.get(&self.number);
-        split.is_some_and(|split| Arc::ptr_eq(&split.bell, &self.bell))
+        split.is_some_and(|split| Arc::ptr_eq(&split.completion, &self.completion))
     }
 
     /// Records the end of the work item, and wakes the tasks that wait for it.
     pub(super) fn end(&self, is_split: bool) {
         let mut state = self.table.state.lock();
         if let Some(split) = state.splits.get_mut(&self.number) {
-            if Arc::ptr_eq(&split.bell, &self.bell) && split.gave_up.is_none() {
+            if Arc::ptr_eq(&split.completion, &self.completion) && split.gave_up.is_none() {
                 if split.is_met && !is_split {
                     split.gave_up = Some(Instant::now());
                 } else {
@@ -168,7 +168,7 @@ impl SplitItem {
             }
         }
         drop(state);
-        self.bell.complete_all();
+        self.completion.complete_all();
     }
 }
 
@@ -190,16 +190,18 @@ mod tests {
     #[test]
     fn a_page_has_one_work_item_for_all_faults() -> Result {
         let table = SplitTable::new()?;
-        let (bell, item) = table.begin(512, true)?;
+        let (completion, item) = table.begin(512, true)?;
         let item = item.ok_or(EINVAL)?;
         let (other, second) = table.begin(512, true)?;
-        assert!(second.is_none() && Arc::ptr_eq(&bell, &other));
+        assert!(second.is_none() && Arc::ptr_eq(&completion, &other));
         let (_, beside) = table.begin(1024, true)?;
         assert!(beside.is_some());
-        assert!(matches!(table.meet(512, true), Met::Splitting(met) if Arc::ptr_eq(&bell, &met)));
-        assert!(!bell.is_completed());
+        assert!(
+            matches!(table.meet(512, true), Met::Splitting(met) if Arc::ptr_eq(&completion, &met))
+        );
+        assert!(!completion.is_completed());
         item.end(true);
-        assert!(bell.is_completed());
+        assert!(completion.is_completed());
         assert!(matches!(table.meet(512, true), Met::Nothing));
         drop((item, beside));
         table.wait_until_idle();
@@ -210,9 +212,9 @@ mod tests {
     fn only_faults_that_cannot_sleep_find_that_it_gave_up() -> Result {
         let table = SplitTable::new()?;
         let give_up = |can_sleep: bool| -> Result {
-            let (bell, item) = table.begin(512, can_sleep)?;
+            let (completion, item) = table.begin(512, can_sleep)?;
             item.ok_or(EINVAL)?.end(false);
-            assert!(bell.is_completed());
+            assert!(completion.is_completed());
             Ok(())
         };
         give_up(true)?;
@@ -241,11 +243,11 @@ mod tests {
     #[test]
     fn a_forgotten_page_is_not_split_for_the_one_before() -> Result {
         let table = SplitTable::new()?;
-        let (bell, first) = table.begin(512, true)?;
+        let (completion, first) = table.begin(512, true)?;
         let first = first.ok_or(EINVAL)?;
         assert!(first.is_wanted());
         table.cancel(512);
-        assert!(bell.is_completed() && !first.is_wanted());
+        assert!(completion.is_completed() && !first.is_wanted());
         let (_, second) = table.begin(512, true)?;
         let second = second.ok_or(EINVAL)?;
         first.end(false);
@@ -258,9 +260,9 @@ mod tests {
     #[test]
     fn without_memory_for_the_work_item_nobody_waits() -> Result {
         let table = SplitTable::new()?;
-        let (bell, item) = table.begin(512, true)?;
+        let (completion, item) = table.begin(512, true)?;
         drop(item);
-        assert!(bell.is_completed());
+        assert!(completion.is_completed());
         assert!(matches!(table.meet(512, true), Met::Nothing));
         table.wait_until_idle();
         Ok(())

@@ -52,7 +52,10 @@ mod suite {
         let armed = ArmedProbe::new(&mirror, range);
         mirror.discard(range)?;
         // Walker 0 cannot be entered during its own flush, but during that of walker 1.
-        assert_eq!(armed.0.counts(From::FlushWalker), [2 * CALL_COUNT, 2 * CALL_COUNT, 1]);
+        assert_eq!(
+            armed.0.counts(From::FlushWalker),
+            [2 * CALL_COUNT, 2 * CALL_COUNT, 1]
+        );
         Ok(())
     }
 

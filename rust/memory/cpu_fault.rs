@@ -30,12 +30,12 @@ use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 
 /// Migrates the faulting page to system memory and, as far as possible, the window around it.
 /// Returns the number of pages that moved.
-pub(super) fn serve<M: MemoryOps>(
+pub(super) fn handle<M: MemoryOps>(
     pages: &DevicePages<MemoryState<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
     if fault.is_huge() {
-        return serve_huge(pages, fault);
+        return handle_huge(pages, fault);
     }
     // Size in bytes of the window that is migrated with the faulting page.
     let space = fault.vma().space().number();
@@ -57,7 +57,7 @@ pub(super) fn serve<M: MemoryOps>(
 /// huge page of system memory can be allocated, it must be split first. That is not possible in the
 /// fault, so that a work item does it: see [`splits`](super::splits). A task that faults in user
 /// mode sleeps until the work item has ended.
-fn serve_huge<M: MemoryOps>(
+fn handle_huge<M: MemoryOps>(
     pages: &DevicePages<MemoryState<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {

@@ -78,7 +78,7 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// # Context
     ///
-    /// As for [`Memory::grow`].
+    /// As for [`Memory::add_chunks`].
     pub(crate) fn make_room(&self, pages: usize, before: LruStamp) -> Result<bool> {
         if self.has_room(pages) {
             return Ok(true);

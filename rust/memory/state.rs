@@ -193,7 +193,7 @@ impl<M: MemoryOps> Cancel for MemoryState<M> {
 impl<M: MemoryOps> DevicePageOps for MemoryState<M> {
     fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError> {
         let ops = pages.data();
-        let served = cpu_fault::serve(pages, &fault);
+        let served = cpu_fault::handle(pages, &fault);
         let moved = match served {
             Ok(moved) => Ok(moved),
             Err(FaultError::Retry) => Ok(0),

@@ -299,7 +299,7 @@ impl Region {
     }
 
     /// Waits until all writes have arrived at the device. Context: any.
-    pub(super) fn settle(&self) {
+    pub(super) fn publish(&self) {
         let _ = self.read(self.address);
     }
 }

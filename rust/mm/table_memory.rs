@@ -101,7 +101,7 @@ pub trait TableWrites: Send + Sync {
     /// # Context
     ///
     /// As [`Self::written`].
-    fn settle(&self) {}
+    fn publish(&self) {}
 }
 
 impl TableMemory {
@@ -197,14 +197,14 @@ impl TableMemory {
     /// Makes all earlier writes visible to the device. Called before a flush is started. Context:
     /// as [`Self::written`].
     #[inline]
-    pub(crate) fn settle(&self) {
+    pub(crate) fn publish(&self) {
         #[cfg(CONFIG_PCI)]
         if let TableMemoryKind::Bar(tables) = &self.kind {
-            tables.region().settle();
+            tables.region().publish();
         }
         if let Some(writes) = &self.writes {
             let _within = ReentryGuard::enter();
-            writes.settle();
+            writes.publish();
         }
     }
 }

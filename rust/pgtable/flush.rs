@@ -103,7 +103,7 @@ impl<F: Format> FlushBatch<F> {
         } = self;
         let pending = hull.0.take().map(|range| {
             if let Some(pool) = &pool {
-                pool.memory.settle();
+                pool.memory.publish();
             }
             flusher.start(range)
         });

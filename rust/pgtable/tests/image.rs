@@ -215,7 +215,7 @@ pub(super) fn memory() -> TableMemory {
 struct Notes {
     /// Calls of `written`.
     written: Atomic<usize>,
-    /// Number of calls of `written` before the last `settle`.
+    /// Number of calls of `written` before the last `publish`.
     settled: Atomic<usize>,
     /// Whether all calls were marked as driver callbacks.
     within: AtomicFlag,
@@ -230,7 +230,7 @@ impl TableWrites for Notes {
         }
     }
 
-    fn settle(&self) {
+    fn publish(&self) {
         self.settled.store(self.written.load(Relaxed), Relaxed);
     }
 }

@@ -135,13 +135,13 @@ pub(crate) mod table_memory {
             TOLD.with_borrow_mut(|told| told.push((at, address, bytes)));
         }
 
-        pub(crate) fn settle(&self) {}
+        pub(crate) fn publish(&self) {}
     }
 
     /// Only for the text of KUnit suites, which is not run.
     pub(crate) trait TableWrites {
         fn written(&self, address: u64, bytes: usize);
-        fn settle(&self);
+        fn publish(&self);
     }
 
     pub(crate) fn order_writes() {}

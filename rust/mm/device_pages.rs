@@ -41,7 +41,7 @@ mod rmap;
 mod tests;
 
 pub(crate) use alloc::Row;
-use chunk::{Chunk, Looker};
+use chunk::{Chunk, FrameGuard};
 use chunks::Chunks;
 pub use cpu_fault::{CpuFault, FaultError};
 use hints::{HintClass, Hints};
@@ -346,7 +346,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Prevents the removal of the chunk of device page `number` while the returned object exists.
-    pub(super) fn look(&self, number: usize) -> Option<Looker<'_>> {
+    pub(super) fn look(&self, number: usize) -> Option<FrameGuard<'_>> {
         self.chunk(number)?.look()
     }
 

@@ -51,7 +51,7 @@ pub(super) struct Chunk<T: DevicePageOps> {
     /// Orders of which a free folio may exist, one bit each. A set bit says that the owner's hint
     /// is set.
     room: Atomic<u64>,
-    /// Number of [`Looker`]s. The page frames are not removed while it is not 0.
+    /// Number of [`FrameGuard`]s. The page frames are not removed while it is not 0.
     lookers: Atomic<usize>,
     back: *const DevicePages<T>,
 }
@@ -73,19 +73,19 @@ unsafe impl<T: DevicePageOps> Send for Chunk<T> {}
 unsafe impl<T: DevicePageOps> Sync for Chunk<T> {}
 
 /// Prevents the removal of the page frames of a chunk.
-pub(in crate::mm) struct Looker<'a> {
+pub(in crate::mm) struct FrameGuard<'a> {
     count: &'a Atomic<usize>,
     frames: Range<usize>,
 }
 
-impl Looker<'_> {
+impl FrameGuard<'_> {
     /// Returns the page frames of the chunk.
     pub(in crate::mm) fn frames(&self) -> Range<usize> {
         self.frames.clone()
     }
 }
 
-impl Drop for Looker<'_> {
+impl Drop for FrameGuard<'_> {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Release);
     }
@@ -246,11 +246,11 @@ impl<T: DevicePageOps> Chunk<T> {
 
     /// Prevents the removal of the page frames while the result exists. Returns `None` if the chunk
     /// has none.
-    pub(super) fn look(&self) -> Option<Looker<'_>> {
+    pub(super) fn look(&self) -> Option<FrameGuard<'_>> {
         self.lookers.fetch_add(1, Full);
-        // INVARIANT: `lookers` was incremented above. Dropping `looker` decrements it on every
+        // INVARIANT: `lookers` was incremented above. Dropping `frame_guard` decrements it on every
         // path.
-        let mut looker = Looker {
+        let mut frame_guard = FrameGuard {
             count: &self.lookers,
             frames: 0..0,
         };
@@ -258,8 +258,8 @@ impl<T: DevicePageOps> Chunk<T> {
         if base == NO_BASE {
             return None;
         }
-        looker.frames = base..base + CHUNK_PAGES;
-        Some(looker)
+        frame_guard.frames = base..base + CHUNK_PAGES;
+        Some(frame_guard)
     }
 
     /// Waits until all pages are free, and removes the page frames.

@@ -72,11 +72,11 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Whether a huge folio that is in use begins at device page `number`. It may be freed or split
     /// concurrently.
     pub fn is_huge(&self, number: usize) -> bool {
-        let Some(looker) = self.look(number) else {
+        let Some(frame_guard) = self.look(number) else {
             return false;
         };
-        let pfn = looker.frames().start + number % CHUNK_PAGES;
-        // SAFETY: `looker` prevents the removal of the page frame.
+        let pfn = frame_guard.frames().start + number % CHUNK_PAGES;
+        // SAFETY: `frame_guard` prevents the removal of the page frame.
         let order = unsafe { bindings::rust_hmm_pfn_order(pfn) };
         order == PMD_ORDER && self.used_in_block(number) == PMD_PAGES
     }
@@ -248,15 +248,15 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Looks up mappings of the folio with device page `number`. Returns `None` if the chunk has no
     /// page frames.
     fn users(&self, number: usize) -> Option<FolioMappings> {
-        let looker = self.look(number)?;
-        let pfn = looker.frames().start + number % CHUNK_PAGES;
+        let frame_guard = self.look(number)?;
+        let pfn = frame_guard.frames().start + number % CHUNK_PAGES;
         let mut raw = [const {
             bindings::rust_hmm_user {
                 mm: ptr::null_mut(),
                 addr: 0,
             }
         }; MAX_TRIED_MAPPINGS];
-        // SAFETY: `looker` prevents the removal of the page frame, and `raw` has
+        // SAFETY: `frame_guard` prevents the removal of the page frame, and `raw` has
         // `MAX_TRIED_MAPPINGS` elements that may be written.
         unsafe {
             bindings::rust_hmm_pfn_users(

@@ -63,13 +63,13 @@ impl Shared {
 
     /// Accesses a frame.
     fn look(&self) -> bool {
-        let Some(looker) = self.chunk.look() else {
+        let Some(frame_guard) = self.chunk.look() else {
             return false;
         };
-        let frames = looker.frames();
+        let frames = frame_guard.frames();
         assert_eq!(frames.len(), 512);
         frames::look(frames.start);
-        drop(looker);
+        drop(frame_guard);
         true
     }
 }

@@ -5,7 +5,7 @@
 use super::{
     format::{fan, Format},
     image::Images,
-    tree::{self, Cell},
+    tree::{self, PteCell},
 };
 use crate::{
     kernel::{
@@ -50,7 +50,7 @@ pub(super) struct PageMeta {
 
 /// Table pages that are allocated together.
 pub(super) struct TableChunk<F: Format> {
-    pub(super) cells: KVVec<Cell>,
+    pub(super) cells: KVVec<PteCell>,
     pub(super) meta: KVVec<PageMeta>,
     /// Images of the pages, if the device has table memory.
     pub(super) images: Option<Images<F>>,
@@ -114,7 +114,7 @@ impl<F: Format> TableChunk<F> {
 
 /// A table page.
 pub(super) struct TablePage<'p, F: Format> {
-    pub(super) cells: &'p [Cell],
+    pub(super) cells: &'p [PteCell],
     pub(super) meta: &'p PageMeta,
     pub(super) _format: PhantomData<F>,
 }
@@ -131,7 +131,7 @@ impl<'p, F: Format> TablePage<'p, F> {
     }
 
     /// Returns the cells from slot `first` on.
-    pub(super) fn cells(&self, first: usize) -> &'p [Cell] {
+    pub(super) fn cells(&self, first: usize) -> &'p [PteCell] {
         self.cells.get(first..).unwrap_or_default()
     }
 

@@ -16,7 +16,7 @@ use super::{
     list::PageList,
     sizes::FlushClock,
     table::{range_of, slot_of, span_of},
-    tree::{self, Cell},
+    tree::{self, PteCell},
 };
 use crate::{
     inject::{fails, FailPoint},
@@ -79,7 +79,7 @@ pub(super) struct Pool<F: Format> {
 /// Accounts `pages` added (`sign` is 1) or removed (-1) table pages, with or without images.
 pub(super) fn account<F: Format>(pages: usize, images: bool, sign: i64) {
     let image = if images { Images::<F>::bytes() } else { 0 };
-    let bytes = fan::<F>() * size_of::<Cell>() + size_of::<PageMeta>() + image;
+    let bytes = fan::<F>() * size_of::<PteCell>() + size_of::<PageMeta>() + image;
     let signed = |value: usize| sign * i64::try_from(value).unwrap_or(0);
     table_memory::account(signed(pages), signed(pages * bytes));
 }

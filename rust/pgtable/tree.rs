@@ -10,7 +10,7 @@ use crate::kernel::word;
 use kernel::sync::atomic::Atomic;
 
 /// Slot of a table page: holds one word.
-pub(super) type Cell = Atomic<u64>;
+pub(super) type PteCell = Atomic<u64>;
 
 /// Word of an empty slot.
 pub(super) const EMPTY: u64 = 0;
@@ -34,13 +34,13 @@ pub(super) enum Slot {
 
 /// Reads a word with acquire ordering. Context: any.
 #[inline(always)]
-pub(super) fn load(cell: &Cell) -> u64 {
+pub(super) fn load(cell: &PteCell) -> u64 {
     word::load_u64(cell)
 }
 
 /// Writes a word with release ordering. Context: any.
 #[inline(always)]
-pub(super) fn store(cell: &Cell, word: u64) {
+pub(super) fn store(cell: &PteCell, word: u64) {
     word::store_u64(cell, word);
 }
 
@@ -80,7 +80,7 @@ pub(super) const fn entry(word: u64) -> Option<DevicePte> {
 
 /// Returns whether `words` are leaves of consecutive pages with the same rights that are aligned to
 /// the size of all of them. Each leaf maps `1 << order` pages; their count is a power of two.
-pub(super) fn is_run(words: &[Cell], order: u32) -> bool {
+pub(super) fn is_run(words: &[PteCell], order: u32) -> bool {
     let Some(first) = words.first().map(load) else {
         return false;
     };

@@ -10,7 +10,7 @@ use super::{
     format::{shift, Format, MAX_LEVELS},
     pool::Pool,
     table::{range_of, slot_of, span_of},
-    tree::{self, Cell, Slot},
+    tree::{self, PteCell, Slot},
 };
 use crate::mm::addr::PageRange;
 use core::slice;
@@ -55,7 +55,7 @@ pub(super) trait Visitor<F: Format> {
     fn leaves(
         &mut self,
         level: u32,
-        cells: &[Cell],
+        cells: &[PteCell],
         start: usize,
         changes: &mut UpdateStats,
         dma: &mut DmaTranslator<'_, F>,
@@ -83,7 +83,7 @@ where
     fn leaves(
         &mut self,
         level: u32,
-        cells: &[Cell],
+        cells: &[PteCell],
         mut start: usize,
         changes: &mut UpdateStats,
         dma: &mut DmaTranslator<'_, F>,
@@ -145,7 +145,7 @@ impl<F: Format, C: FnMut(DevicePte, usize)> Visitor<F> for Unmap<C> {
     fn leaves(
         &mut self,
         level: u32,
-        cells: &[Cell],
+        cells: &[PteCell],
         start: usize,
         changes: &mut UpdateStats,
         dma: &mut DmaTranslator<'_, F>,
@@ -164,7 +164,7 @@ impl<C: FnMut(DevicePte, usize)> Unmap<C> {
     fn remove<F: Format>(
         &mut self,
         level: u32,
-        cells: &[Cell],
+        cells: &[PteCell],
         start: usize,
         changes: &mut UpdateStats,
         dma: &mut DmaTranslator<'_, F>,
@@ -173,7 +173,7 @@ impl<C: FnMut(DevicePte, usize)> Unmap<C> {
         let pages = 1usize << (F::BITS * level);
         let start_of = |index: usize| start.wrapping_add(index << shift);
         let end_from = |start: usize| start | ((1 << shift) - 1);
-        let is_used = |cell: &Cell| tree::load(cell) != tree::EMPTY;
+        let is_used = |cell: &PteCell| tree::load(cell) != tree::EMPTY;
         let first = cells.iter().position(is_used);
         let (Some(first), Some(last)) = (first, cells.iter().rposition(is_used)) else {
             return 0;

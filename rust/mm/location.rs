@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Locations of pages, as CPUs and devices address them.
+//! Memory and addresses of pages, as CPUs and devices use them.
 
 use super::{
     device_pages::DeviceRange,
@@ -8,7 +8,7 @@ use super::{
     folio::{CpuPages, CpuPagesMut},
 };
 
-/// Location of a page for a read.
+/// Memory of a page for a read.
 pub enum PageMemory<'a> {
     /// Memory that the CPU can address.
     Cpu(CpuPages<'a>),
@@ -17,7 +17,7 @@ pub enum PageMemory<'a> {
     Device(DeviceRange),
 }
 
-/// Location of a page for a write.
+/// Memory of a page for a write.
 pub enum PageMemoryMut<'a> {
     /// Memory that the CPU can address.
     Cpu(CpuPagesMut<'a>),

@@ -45,7 +45,8 @@ impl<L: Lane> Bus for Tables<'_, L> {
     }
 }
 
-/// Does `action` at `addr`, which is not one of locked memory. Context: any in which `lane` is held.
+/// Does `action` at `addr`, which is not one of locked memory. Context: any in which `lane` is
+/// held.
 ///
 /// # Errors
 ///

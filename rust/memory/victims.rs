@@ -78,7 +78,7 @@ mod tests {
             (MAX_VICTIM_SPACES, false)
         );
         assert_eq!(victims.take().iter().count(), 0);
-        (0..=NAMES).for_each(|number| victims.add(MmId::for_test(number)));
+        (0..=MAX_VICTIM_SPACES).for_each(|number| victims.add(MmId::for_test(number)));
         assert!(victims.take().more);
         assert!(!victims.take().more);
         Ok(())

@@ -269,14 +269,14 @@ class Tests:
                         continue
                     with open(f"{path}/{file}", encoding="utf-8") as source:
                         text = source.read()
-                    for group, name in re.findall(r'Test::new\("(\w+)", "(\w+)"', text):
+                    for group, name in re.findall(r'Test::new\(\s*"(\w+)",\s*"(\w+)"', text):
                         self.names.update((name, f"{group}.{name}"))
                     self.names.update(re.findall(r"#\[test\]\s+fn (\w+)", text))
         self.groups = {name.partition(".")[0] for name in self.names if "." in name}
 
     def names_one(self, chapter, text):
         """Whether this is meant to be the name of a test, or of some ("*")."""
-        if re.fullmatch(r"[a-z0-9]+\.[a-z0-9_]*\*?", text):
+        if re.fullmatch(r"[a-z0-9_]+\.[a-z0-9_]*\*?", text):
             return text.partition(".")[0] in self.groups
         return bool(re.fullmatch(r"h\d\d_[a-z0-9_]*\*?", text) or
                     (chapter in self.CHAPTERS and re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+){2,}", text)))

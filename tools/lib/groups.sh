@@ -5,8 +5,8 @@
 # shellcheck disable=SC2034 # of who sources this
 
 # Groups whose code paths depend on whether the CPU can access device memory.
-coherent_groups=(mirror fork kinds sharing migrate thp layout life bad race extension engine faultless attributes connect
-	queue managed trace)
+coherent_groups=(mirror fork vma_types sharing migrate thp vma_changes file_lifetime invalid_args race
+	extension engine faultless attributes p2p queue managed trace)
 
 # Runs the tests of sh -c "$hidden_failures" sh ARGUMENT... with injected failures that must be
 # transparent to programs: stale collections, busy mirrors, excess migrations, and pages that cannot
@@ -14,5 +14,5 @@ coherent_groups=(mirror fork kinds sharing migrate thp layout life bad race exte
 # CPU fault keeping the entries of a mirror.
 hidden_failures='cd /sys/kernel/debug/rust_hmm/inject
 echo 5 every >retry; echo 2 every >peer; echo 3 every >exclusive
-cd /root; exec hmm-e2e --scale 8 --except faultless.h14_cpu_fault_keeps \
-	--except migrate.half_of_a_block_is_resident "$@"'
+cd /root; exec hmm-e2e --scale 8 --except faultless.h14_cpu_fault_keeps_the_entry \
+	--except migrate.half_resident_block_migrates_the_other_half "$@"'

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 /// Groups that unload modules. They run last, and only if the module files exist to load them
 /// again.
-const RELOAD: [&str; 2] = ["reload", "memory"];
+const RELOAD: [&str; 2] = ["module_reload", "memory"];
 
 #[derive(Clone, Parser)]
 #[command(name = "hmm-e2e", about = "End-to-end tests of the heterogeneous memory manager")]
@@ -34,14 +34,14 @@ struct Args {
     /// rust_dmirror, test_hmm or qemu_gpu; otherwise the one that is loaded
     #[arg(long)]
     driver: Option<String>,
-    /// Run only this group (repeatable); `all` for every group.  Without it all, but `reload` only
-    /// if the module files exist
+    /// Run only this group (repeatable); `all` for every group.  Without it all, but
+    /// `module_reload` only if the module files exist
     #[arg(long)]
     group: Vec<String>,
     /// Index of the device: 0 or 1 private memory, 2 or 3 coherent memory
     #[arg(long, default_value_t = 0)]
     device: u32,
-    /// Directory of rust_hmm.ko and rust_dmirror.ko; the group `reload` needs it
+    /// Directory of rust_hmm.ko and rust_dmirror.ko; the group `module_reload` needs it
     #[arg(long, default_value = "/lib/modules-hmm")]
     modules: PathBuf,
     /// Rounds of the load and unload test

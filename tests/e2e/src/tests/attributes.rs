@@ -11,24 +11,47 @@ use hmm::{Child, Command, Device, EngineOp, Errno, Mapping, Prot, PAGE_SIZE};
 pub(super) const OURS: &str = "test_hmm knows no attributes";
 
 pub const TESTS: &[Test] = &[
-    Test::new("attributes", "what_holds_for_all", what_holds_for_all).only_rust(OURS),
-    Test::new("attributes", "errors", errors).only_rust(OURS),
-    Test::new("attributes", "unmapped_memory_loses_them", unmapped).only_rust(OURS),
-    Test::new("attributes", "moved_memory_takes_them_along", moved).only_rust(OURS),
-    Test::new("attributes", "memory_moved_far_away_loses_them_there", moved_far).only_rust(OURS),
-    Test::new("attributes", "a_child_has_none", a_child_has_none).only_rust(OURS),
-    Test::new("attributes", "other_changes_keep_them", other_changes_keep_them).only_rust(OURS),
-    Test::new("attributes", "preferred_location", preferred_location).only_rust(OURS),
-    Test::new("attributes", "never_migrate", never_migrate).only_rust(OURS),
-    Test::new("attributes", "accessed_by", accessed_by).only_rust(OURS),
-    Test::new("attributes", "read_mostly_is_mapped_in_place", read_mostly).only_rust(OURS),
-    Test::new("attributes", "read_mostly_after_fork", read_mostly_after_fork).only_rust(OURS),
-    Test::new("attributes", "read_mostly_on_two_devices", read_mostly_on_two).only_rust(OURS),
-    Test::new("attributes", "read_mostly_moves_on_a_write_fault", read_mostly_write)
+    Test::new(
+        "attributes",
+        "common_attributes_of_a_range_are_reported",
+        common_attributes_of_a_range_are_reported,
+    )
+    .only_rust(OURS),
+    Test::new("attributes", "invalid_arguments_are_refused", errors).only_rust(OURS),
+    Test::new("attributes", "munmap_clears_attributes", unmapped).only_rust(OURS),
+    Test::new("attributes", "mremap_moves_attributes", moved).only_rust(OURS),
+    Test::new("attributes", "munmap_after_distant_mremap_clears_attributes", moved_far)
         .only_rust(OURS),
-    Test::new("attributes", "granularity", granularity).only_rust(OURS),
-    Test::new("attributes", "without_a_policy", without_a_policy).only_rust(OURS),
-    Test::new("attributes", "of_each_page_others_while_one_is_taken", taken_meanwhile)
+    Test::new("attributes", "child_inherits_no_attributes", child_inherits_no_attributes)
+        .only_rust(OURS),
+    Test::new(
+        "attributes",
+        "mprotect_migration_and_fork_keep_attributes",
+        mprotect_migration_and_fork_keep_attributes,
+    )
+    .only_rust(OURS),
+    Test::new("attributes", "preferred_location_controls_migration", preferred_location)
+        .only_rust(OURS),
+    Test::new("attributes", "never_migrate_maps_in_place", never_migrate).only_rust(OURS),
+    Test::new("attributes", "accessed_by_maps_without_a_fault", accessed_by).only_rust(OURS),
+    Test::new("attributes", "read_mostly_is_mapped_in_place", read_mostly).only_rust(OURS),
+    Test::new(
+        "attributes",
+        "read_mostly_writes_after_fork_are_private",
+        read_mostly_writes_after_fork_are_private,
+    )
+    .only_rust(OURS),
+    Test::new("attributes", "read_mostly_pages_are_mapped_by_two_devices", read_mostly_on_two)
+        .only_rust(OURS),
+    Test::new("attributes", "read_mostly_write_fault_migrates", read_mostly_write).only_rust(OURS),
+    Test::new("attributes", "granularity_bounds_fault_migration", granularity).only_rust(OURS),
+    Test::new(
+        "attributes",
+        "attributes_apply_without_a_fault_policy",
+        attributes_apply_without_a_fault_policy,
+    )
+    .only_rust(OURS),
+    Test::new("attributes", "fault_completes_with_concurrent_invalidations", taken_meanwhile)
         .only_rust(OURS),
 ];
 
@@ -83,7 +106,7 @@ pub(super) fn has_device(
     Ok(())
 }
 
-fn what_holds_for_all(ctx: &Ctx) -> Outcome {
+fn common_attributes_of_a_range_are_reported(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(64)?;
     has_none(&device, &map, 0, 64, "at first")?;
@@ -204,7 +227,7 @@ fn moved_far(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn a_child_has_none(ctx: &Ctx) -> Outcome {
+fn child_inherits_no_attributes(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(16)?;
     map.fill(1);
@@ -220,7 +243,7 @@ fn a_child_has_none(ctx: &Ctx) -> Outcome {
     has_device(&device, &map, 0, 16, "of the parent")
 }
 
-fn other_changes_keep_them(ctx: &Ctx) -> Outcome {
+fn mprotect_migration_and_fork_keep_attributes(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(64)?;
     map.fill(1);
@@ -344,7 +367,7 @@ fn read_mostly(ctx: &Ctx) -> Outcome {
 }
 
 /// After a fork, a write on either side gives the writer a page of its own.
-fn read_mostly_after_fork(ctx: &Ctx) -> Outcome {
+fn read_mostly_writes_after_fork_are_private(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     device.set_policy(Policy::Default)?;
     let map = Mapping::anon(64)?;
@@ -423,7 +446,7 @@ fn granularity(ctx: &Ctx) -> Outcome {
 }
 
 /// Attributes also apply without a fault policy, for engines and for commands.
-fn without_a_policy(ctx: &Ctx) -> Outcome {
+fn attributes_apply_without_a_fault_policy(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(1)?;
     map.forbid_huge()?;

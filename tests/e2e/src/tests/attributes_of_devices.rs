@@ -12,13 +12,15 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 pub const TESTS: &[Test] = &[
-    Test::new("attributes", "attracted_by_two_devices", attracted_by_two).only_rust(OURS),
-    Test::new("attributes", "preferred_by_another_device", by_another).only_rust(OURS),
-    Test::new("attributes", "accessed_by_each_device", accessed_by_each).only_rust(OURS),
-    Test::new("attributes", "two_opens_of_a_device_share_them", two_opens).only_rust(OURS),
-    Test::new("attributes", "a_device_that_closes_drops_its_own", closed).only_rust(OURS),
-    Test::new("attributes", "moved_memory_keeps_those_of_two_devices", moved).only_rust(OURS),
-    Test::new("attributes", "changes_at_once_lose_nothing", at_once).only_rust(OURS),
+    Test::new("attributes", "two_preferring_devices_make_progress", attracted_by_two)
+        .only_rust(OURS),
+    Test::new("attributes", "memory_preferred_by_another_device_is_mapped_in_place", by_another)
+        .only_rust(OURS),
+    Test::new("attributes", "accessed_by_is_set_per_device", accessed_by_each).only_rust(OURS),
+    Test::new("attributes", "two_opens_of_a_device_share_attributes", two_opens).only_rust(OURS),
+    Test::new("attributes", "device_close_drops_its_attributes", closed).only_rust(OURS),
+    Test::new("attributes", "mremap_keeps_attributes_of_two_devices", moved).only_rust(OURS),
+    Test::new("attributes", "concurrent_changes_are_not_lost", at_once).only_rust(OURS),
 ];
 
 const ACCESSED: Attributes = none().flag(Attributes::ACCESSED_BY, true);

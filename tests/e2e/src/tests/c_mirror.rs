@@ -21,21 +21,21 @@ const fn test(name: &'static str, run: fn(&Ctx) -> Outcome) -> Test {
 }
 
 pub const TESTS: &[Test] = &[
-    test("reads_memory_after_fences_of_another_driver", |ctx| reads(ctx, NAME, CMirror::NODE)),
-    test("memory_moves_and_comes_back_when_a_cpu_touches_it", moves),
-    test("memory_comes_back_at_the_drivers_request", back),
-    test("huge_pages_move_as_such", moves_huge),
-    test("holes_become_zeros", holes),
-    test("a_child_does_not_see_what_the_device_writes", forks),
+    test("reads_wait_for_fences_of_another_driver", |ctx| reads(ctx, NAME, CMirror::NODE)),
+    test("cpu_access_migrates_back", moves),
+    test("request_migrates_back", back),
+    test("huge_pages_migrate_unsplit", moves_huge),
+    test("holes_read_zero", holes),
+    test("device_writes_are_hidden_from_a_child", forks),
     test("memory_outlives_the_mirror", closes),
-    test("a_killed_process_leaves_nothing_behind", killed),
-    test("an_open_file_keeps_the_module", keeps_module),
-    test("attributes_decide_what_a_device_fault_moves", attributes),
-    test("of_each_page_others_while_one_is_taken", taken_meanwhile),
-    test("queued_work_runs_in_the_order_of_fences", fences),
-    test("a_failed_fence_fails_what_depends_on_it", failed_fence),
-    test("closing_cancels_what_is_queued", cancels),
-    test("misuse_is_an_error", misuse),
+    test("killed_process_leaks_nothing", killed),
+    test("open_file_pins_the_module", keeps_module),
+    test("attributes_control_fault_migration", attributes),
+    test("fault_completes_with_concurrent_invalidations", taken_meanwhile),
+    test("queued_work_runs_in_fence_order", fences),
+    test("failed_fence_fails_dependants", failed_fence),
+    test("close_cancels_queued_work", cancels),
+    test("misuse_returns_errors", misuse),
 ];
 
 /// Returns the sum of the words of a mapping filled with the pattern `seed`.

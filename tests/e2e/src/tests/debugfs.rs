@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! debugfs files of the library that are open while its modules are unloaded.
 
-use super::reload::{load, unload, Restore};
+use super::module_reload::{load, unload, Restore};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -15,9 +15,9 @@ const ROOT: &str = "/sys/kernel/debug/rust_hmm";
 const LIBRARY: &str = "rust_hmm";
 
 pub const TESTS: &[Test] = &[
-    Test::new("debugfs", "open_files_keep_the_library", keep).only_rust(OURS),
-    Test::new("debugfs", "files_go_with_the_library", go).only_rust(OURS),
-    Test::new("debugfs", "what_makes_no_sense_is_refused", refused).only_rust(OURS),
+    Test::new("debugfs", "open_files_pin_the_library", keep).only_rust(OURS),
+    Test::new("debugfs", "unload_removes_files", go).only_rust(OURS),
+    Test::new("debugfs", "invalid_reads_and_writes_are_refused", refused).only_rust(OURS),
 ];
 
 /// Returns the regular files below `directory`.

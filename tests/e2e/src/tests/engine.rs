@@ -13,21 +13,30 @@ const PAGES: usize = 32;
 const OURS: &str = "the C driver has no engines";
 
 pub const TESTS: &[Test] = &[
-    Test::new("engine", "operations", operations).only_rust(OURS),
-    Test::new("engine", "operations_on_device_memory", operations_on_device).only_rust(OURS),
-    Test::new("engine", "chase_and_verify", chase_and_verify).only_rust(OURS),
-    Test::new("engine", "unmapped_and_read_only", unmapped_and_read_only).only_rust(OURS),
-    Test::new("engine", "a_bad_page_kills_one_command", bad_page_kills_one).only_rust(OURS),
-    Test::new("engine", "another_command_runs_while_one_waits", another_runs).only_rust(OURS),
-    Test::new("engine", "tlb_hits_and_misses", tlb_counts).only_rust(OURS),
+    Test::new("engine", "operations_on_system_memory_are_correct", operations).only_rust(OURS),
+    Test::new("engine", "operations_on_device_memory_are_correct", operations_on_device)
+        .only_rust(OURS),
+    Test::new("engine", "chase_and_checksum_detect_changes", chase_and_checksum_detect_changes)
+        .only_rust(OURS),
+    Test::new(
+        "engine",
+        "unmapped_and_read_only_memory_fail_commands",
+        unmapped_and_read_only_memory_fail_commands,
+    )
+    .only_rust(OURS),
+    Test::new("engine", "bad_page_fails_one_command_only", bad_page_kills_one).only_rust(OURS),
+    Test::new("engine", "commands_run_while_one_waits_for_a_fault", another_runs).only_rust(OURS),
+    Test::new("engine", "tlb_hits_and_misses_are_counted", tlb_counts).only_rust(OURS),
     Test::new("engine", "stale_detector_fires", stale_detector).only_rust(OURS).skips_flushes(),
-    Test::new("engine", "faults_of_one_page_are_one", faults_coalesce).only_rust(OURS),
-    Test::new("engine", "stop_and_time_out", stop_and_time_out).only_rust(OURS),
-    Test::new("engine", "queue_full", queue_full).only_rust(OURS),
-    Test::new("engine", "atomics_with_the_cpu", atomics_with_the_cpu).only_rust(OURS),
-    Test::new("engine", "discard", discard).only_rust(OURS),
-    Test::new("engine", "exit_while_commands_run", exit_while_running).only_rust(OURS),
-    Test::new("engine", "close_while_commands_run", close_while_running).only_rust(OURS),
+    Test::new("engine", "concurrent_faults_of_a_page_coalesce", faults_coalesce).only_rust(OURS),
+    Test::new("engine", "stopped_and_timed_out_commands_end", stopped_and_timed_out_commands_end)
+        .only_rust(OURS),
+    Test::new("engine", "full_queue_refuses_commands", queue_full).only_rust(OURS),
+    Test::new("engine", "atomics_with_the_cpu_lose_no_update", atomics_with_the_cpu_lose_no_update)
+        .only_rust(OURS),
+    Test::new("engine", "discard_removes_entries", discard).only_rust(OURS),
+    Test::new("engine", "process_exit_ends_running_commands", exit_while_running).only_rust(OURS),
+    Test::new("engine", "file_close_ends_running_commands", close_while_running).only_rust(OURS),
 ];
 
 /// Runs a command and checks that it ends without an error.
@@ -111,7 +120,7 @@ fn operations_on_device(ctx: &Ctx) -> Outcome {
     every_operation(&device, &map)
 }
 
-fn chase_and_verify(ctx: &Ctx) -> Outcome {
+fn chase_and_checksum_detect_changes(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(0);
@@ -136,7 +145,7 @@ fn chase_and_verify(ctx: &Ctx) -> Outcome {
     ends_with(&device, command.verify(right).rounds(3), Errno::EILSEQ, "CHECKSUM that is wrong")
 }
 
-fn unmapped_and_read_only(ctx: &Ctx) -> Outcome {
+fn unmapped_and_read_only_memory_fail_commands(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
@@ -287,7 +296,7 @@ fn faults_coalesce(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn stop_and_time_out(ctx: &Ctx) -> Outcome {
+fn stopped_and_timed_out_commands_end(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(4)?;
     map.fill(1);
@@ -336,7 +345,7 @@ fn queue_full(ctx: &Ctx) -> Outcome {
     again
 }
 
-fn atomics_with_the_cpu(ctx: &Ctx) -> Outcome {
+fn atomics_with_the_cpu_lose_no_update(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(4)?;
     for page in 0..4 {

@@ -2,7 +2,7 @@
 //! The event stream: a process receives the events of its own memory, and no others.
 
 use super::memory::with;
-use super::reload::unload;
+use super::module_reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -19,22 +19,23 @@ const PAGES: usize = 24;
 const ROOM: usize = 1024;
 
 pub const TESTS: &[Test] = &[
-    Test::new("events", "say_what_happened", say_what_happened).only_rust(OURS),
-    Test::new("events", "of_what_fails", of_what_fails).only_rust(OURS),
-    Test::new("events", "mask_chooses", mask_chooses).only_rust(OURS),
-    Test::new("events", "poll_wakes", poll_wakes).only_rust(OURS),
-    Test::new("events", "read_waits_and_can_be_ended", read_waits).only_rust(OURS),
-    Test::new("events", "lost_ones_are_counted", lost).only_rust(OURS),
-    Test::new("events", "of_own_mirror_only", own_only).only_rust(OURS),
-    Test::new("events", "all_is_for_the_privileged", privileged).only_rust(OURS),
-    Test::new("events", "closed_while_others_poll", closed_while_polled).only_rust(OURS),
-    Test::new("events", "bad_calls", bad_calls).only_rust(OURS),
+    Test::new("events", "faults_and_migrations_are_reported", faults_and_migrations_are_reported)
+        .only_rust(OURS),
+    Test::new("events", "failures_are_reported", failures_are_reported).only_rust(OURS),
+    Test::new("events", "mask_selects_event_types", mask_chooses).only_rust(OURS),
+    Test::new("events", "poll_wakes_on_an_event", poll_wakes).only_rust(OURS),
+    Test::new("events", "read_blocks_until_an_event_or_signal", read_waits).only_rust(OURS),
+    Test::new("events", "lost_events_are_counted", lost).only_rust(OURS),
+    Test::new("events", "stream_has_events_of_its_mirror_only", own_only).only_rust(OURS),
+    Test::new("events", "events_of_all_mirrors_need_privileges", privileged).only_rust(OURS),
+    Test::new("events", "close_during_poll_is_safe", closed_while_polled).only_rust(OURS),
+    Test::new("events", "bad_calls_are_refused", bad_calls).only_rust(OURS),
 ];
 
 /// Tests in the group that loads the modules with parameters.
 pub const WITH_PARAMETERS: &[Test] = &[
-    Test::new("memory", "evictions_are_told_to_the_evicted", evictions).only_rust(OURS),
-    Test::new("memory", "bounces_are_told", bounces).only_rust(OURS).private(),
+    Test::new("memory", "evictions_are_reported_to_evicted_processes", evictions).only_rust(OURS),
+    Test::new("memory", "thrashing_is_reported", bounces).only_rust(OURS).private(),
 ];
 
 fn all_types() -> u64 {
@@ -84,7 +85,7 @@ fn in_order(all: &[Record]) -> Outcome {
     Ok(())
 }
 
-fn say_what_happened(ctx: &Ctx) -> Outcome {
+fn faults_and_migrations_are_reported(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
@@ -141,7 +142,7 @@ fn say_what_happened(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn of_what_fails(ctx: &Ctx) -> Outcome {
+fn failures_are_reported(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_in_block(PAGES)?;
     map.unmap_pages(4, 1).what("munmap")?;

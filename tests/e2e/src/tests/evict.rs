@@ -4,7 +4,7 @@
 
 use super::faultless::no_stale_hits;
 use super::memory::{block, to_device, with};
-use super::reload::unload;
+use super::module_reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::mover::rounds;
 use crate::support::*;
@@ -17,15 +17,19 @@ use std::time::{Duration, Instant};
 const OURS: &str = "the C driver evicts by physical page";
 
 pub const TESTS: &[Test] = &[
-    Test::new("memory", "unmapped_while_evicted", unmapped_while_evicted).only_rust(OURS).private(),
-    Test::new("memory", "parts_of_huge_pages_are_evicted", parts).only_rust(OURS),
-    Test::new("memory", "parts_that_others_have_are_evicted", parts_of_others).only_rust(OURS),
-    Test::new("memory", "what_only_a_child_has_is_evicted", of_a_child).only_rust(OURS),
-    Test::new("memory", "unmapped_while_its_users_are_looked_up", unmapped_while_looked_up)
+    Test::new("memory", "munmap_waits_for_eviction", munmap_waits_for_eviction)
         .only_rust(OURS)
         .private(),
-    Test::new("memory", "users_of_an_evicted_page_are_bounded", bounded_users).only_rust(OURS),
-    Test::new("memory", "pieces_of_mappings_cost_evictions_nothing", pieces)
+    Test::new("memory", "partially_mapped_huge_pages_are_evicted", parts).only_rust(OURS),
+    Test::new("memory", "huge_page_parts_of_two_processes_are_evicted", parts_of_others)
+        .only_rust(OURS),
+    Test::new("memory", "pages_mapped_only_by_a_child_are_evicted", of_a_child).only_rust(OURS),
+    Test::new("memory", "munmap_during_the_rmap_walk_is_safe", unmapped_while_looked_up)
+        .only_rust(OURS)
+        .private(),
+    Test::new("memory", "eviction_tries_a_bounded_number_of_mappings", bounded_users)
+        .only_rust(OURS),
+    Test::new("memory", "eviction_time_is_independent_of_other_mappings", pieces)
         .only_rust(OURS)
         .private(),
     Test::new("memory", "small_mappings_while_oversubscribed", small_mappings)
@@ -35,7 +39,7 @@ pub const TESTS: &[Test] = &[
 
 /// The anon_vma of isolated pages is needed to restore them, and lives only as long as their
 /// mapping. So an unmap must wait for the eviction. Otherwise KASAN reports a use after free.
-fn unmapped_while_evicted(ctx: &Ctx) -> Outcome {
+fn munmap_waits_for_eviction(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     // All pages in one block, which is isolated in one call. The unmap waits for isolated pages
     // only, so between two blocks it would not wait.

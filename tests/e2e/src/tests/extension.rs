@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 const OURS: &str = "the C driver has no engines";
 
 pub const TESTS: &[Test] = &[
-    Test::new("engine", "bad_input", bad_input).only_rust(OURS),
-    Test::new("engine", "bad_pointers", bad_pointers).only_rust(OURS),
-    Test::new("engine", "a_signal_ends_a_wait", signals).only_rust(OURS),
-    Test::new("engine", "counters_only_grow", counters_grow).only_rust(OURS),
-    Test::new("engine", "time_without_a_command_is_idle", idle_time).only_rust(OURS),
+    Test::new("engine", "bad_input_is_refused", bad_input).only_rust(OURS),
+    Test::new("engine", "bad_pointers_are_refused", bad_pointers).only_rust(OURS),
+    Test::new("engine", "signal_interrupts_a_wait", signals).only_rust(OURS),
+    Test::new("engine", "counters_never_decrease", counters_grow).only_rust(OURS),
+    Test::new("engine", "time_between_commands_is_idle_time", idle_time).only_rust(OURS),
 ];
 
 /// Numbers of all extensions, and their structure sizes in version 1.

@@ -20,9 +20,9 @@ pub const TESTS: &[Test] = &[
     Test::new("fork", "child_device_write_hidden_small", child_device_small).defect(NO_COW),
     Test::new("fork", "child_device_write_hidden_thp", child_device_thp).defect(NO_COW),
     Test::new("fork", "child_device_write_hidden_in_ram", child_device_in_ram),
-    Test::new("fork", "child_exit_with_device_pages", child_exit).defect(STALE),
-    Test::new("fork", "child_outlives_the_mapping", child_outlives),
-    Test::new("fork", "inherited_file_drives_the_parent", inherited_file),
+    Test::new("fork", "child_exit_keeps_device_pages", child_exit).defect(STALE),
+    Test::new("fork", "child_keeps_pages_after_parent_munmap", child_outlives),
+    Test::new("fork", "inherited_file_accesses_the_parent", inherited_file),
 ];
 
 /// Body of a child that checks its memory when the parent opens the gate, and again before it ends.

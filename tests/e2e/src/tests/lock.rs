@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 const OURS: &str = "the C driver locks nothing";
 
 pub const TESTS: &[Test] = &[
-    Test::new("lock", "ranges_are_shared_and_counted", shared).only_rust(OURS).hw(),
+    Test::new("lock", "locked_ranges_are_reference_counted", shared).only_rust(OURS).hw(),
     Test::new("lock", "extension_is_refused", refused).only_rust(OURS).hw(),
     Test::new("lock", "locked_pages_do_not_migrate", stay).only_rust(OURS),
-    Test::new("lock", "device_memory_comes_back_first", comes_back).only_rust(OURS),
-    Test::new("lock", "devices_access_it", access).only_rust(OURS),
-    Test::new("lock", "grain_makes_a_difference", grain).only_rust(OURS),
-    Test::new("lock", "a_page_has_both_grains", both_grains).only_rust(OURS),
-    Test::new("lock", "the_limit_is_enforced", limit).only_rust(OURS),
-    Test::new("lock", "pins_end_with_the_process", ends).only_rust(OURS),
-    Test::new("lock", "bad_input", bad_input).only_rust(OURS),
-    Test::new("lock", "a_look_costs_the_same_at_any_number", cost)
+    Test::new("lock", "locking_migrates_pages_back", comes_back).only_rust(OURS),
+    Test::new("lock", "devices_access_locked_memory", access).only_rust(OURS),
+    Test::new("lock", "fine_locks_show_concurrent_writes", grain).only_rust(OURS),
+    Test::new("lock", "page_is_locked_fine_and_coarse", both_grains).only_rust(OURS),
+    Test::new("lock", "memlock_limit_is_enforced", limit).only_rust(OURS),
+    Test::new("lock", "process_exit_unpins_pages", ends).only_rust(OURS),
+    Test::new("lock", "bad_input_is_refused", bad_input).only_rust(OURS),
+    Test::new("lock", "lookup_time_is_independent_of_lock_count", cost)
         .only_rust(OURS)
         .timed()
         .seconds(200),

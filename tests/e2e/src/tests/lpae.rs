@@ -26,11 +26,11 @@ const PERCENT: u32 = 2;
 const BLOCKS: usize = 32;
 
 pub const TESTS: &[Test] = &[
-    Test::new("lpae", "reads_memory_after_fences_of_another_driver", |ctx| reads(ctx, NAME, NODE))
+    Test::new("lpae", "reads_wait_for_fences_of_another_driver", |ctx| reads(ctx, NAME, NODE))
         .only_rust(OURS),
-    Test::new("lpae", "its_entries_follow_the_process", follows).only_rust(OURS),
-    Test::new("lpae", "walks_find_pages_while_others_come_and_go", comes_and_goes).only_rust(OURS),
-    Test::new("lpae", "without_memory_it_fails_and_the_next_time_it_works", no_memory)
+    Test::new("lpae", "entries_follow_the_cpu_page_table", follows).only_rust(OURS),
+    Test::new("lpae", "walks_find_stable_pages_during_updates", comes_and_goes).only_rust(OURS),
+    Test::new("lpae", "failed_allocation_is_reported_and_retry_works", no_memory)
         .only_rust(OURS)
         .seconds(120),
 ];

@@ -17,19 +17,25 @@ const PLAIN: ManagedFlags = ManagedFlags { host_shared: false, populate: false, 
 const POPULATE: ManagedFlags = ManagedFlags { populate: true, ..PLAIN };
 
 pub const TESTS: &[Test] = &[
-    Test::new("managed", "it_moves_to_who_touches_it", moves).only_rust(OURS).private(),
-    Test::new("managed", "host_shared_memory_is_used_in_place", host_shared).only_rust(OURS),
-    Test::new("managed", "it_can_be_populated_and_huge", populate).only_rust(OURS),
-    Test::new("managed", "any_device_may_use_it", any_device).only_rust(OURS).private(),
-    Test::new("managed", "fork_mremap_and_mlock", others).only_rust(OURS).private(),
-    Test::new("managed", "it_is_evicted_wherever_it_was_moved_to", evicted).only_rust(OURS),
-    Test::new("managed", "attributes_and_policies_come_first", attributes)
+    Test::new("managed", "memory_migrates_to_the_accessing_processor", moves)
         .only_rust(OURS)
         .private(),
-    Test::new("managed", "asynchronous_population", later).only_rust(OURS).private(),
-    Test::new("managed", "a_failure_leaves_no_mapping", failure).only_rust(OURS).private(),
-    Test::new("managed", "a_failure_unmaps_only_its_own", not_its_own).only_rust(OURS).private(),
-    Test::new("managed", "bad_input", bad_input).only_rust(OURS),
+    Test::new("managed", "host_shared_memory_is_used_in_place", host_shared).only_rust(OURS),
+    Test::new("managed", "populated_memory_has_huge_pages", populate).only_rust(OURS),
+    Test::new("managed", "any_device_may_access_managed_memory", any_device)
+        .only_rust(OURS)
+        .private(),
+    Test::new("managed", "fork_mremap_and_mlock", others).only_rust(OURS).private(),
+    Test::new("managed", "memory_is_evicted_after_mremap", evicted).only_rust(OURS),
+    Test::new("managed", "attributes_apply_to_parts_of_an_allocation", attributes)
+        .only_rust(OURS)
+        .private(),
+    Test::new("managed", "asynchronous_population_completes", later).only_rust(OURS).private(),
+    Test::new("managed", "failed_allocation_leaves_no_mapping", failure).only_rust(OURS).private(),
+    Test::new("managed", "failed_allocation_unmaps_its_own_range_only", not_its_own)
+        .only_rust(OURS)
+        .private(),
+    Test::new("managed", "bad_input_is_refused", bad_input).only_rust(OURS),
 ];
 
 fn on_device(device: &Device, memory: &Managed) -> Result<usize, Stop> {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Device memory that is smaller than the working set.
 
-use super::reload::{load, unload, Restore};
+use super::module_reload::{load, unload, Restore};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -15,17 +15,39 @@ use std::time::Duration;
 const OURS: &str = "test_hmm has no limit of its memory";
 
 pub const TESTS: &[Test] = &[
-    Test::new("memory", "least_recently_used_goes", least_recently_used_goes).only_rust(OURS),
-    Test::new("memory", "eight_times_the_memory", eight_times_the_memory)
+    Test::new(
+        "memory",
+        "least_recently_used_block_is_evicted",
+        least_recently_used_block_is_evicted,
+    )
+    .only_rust(OURS),
+    Test::new(
+        "memory",
+        "eightfold_oversubscription_keeps_contents",
+        eightfold_oversubscription_keeps_contents,
+    )
+    .only_rust(OURS)
+    .seconds(240),
+    Test::new(
+        "memory",
+        "memory_of_exited_and_forked_processes_is_evicted",
+        memory_of_exited_and_forked_processes_is_evicted,
+    )
+    .only_rust(OURS),
+    Test::new("memory", "huge_pages_are_split_when_ram_is_fragmented", huge_when_fragmented)
+        .only_rust(OURS),
+    Test::new("memory", "huge_page_without_a_mirror_is_evicted", huge_of_nobody).only_rust(OURS),
+    Test::new("memory", "accessed_by_pages_are_mapped_after_eviction", accessed_by).only_rust(OURS),
+    Test::new(
+        "memory",
+        "migration_does_not_evict_its_own_pages",
+        migration_does_not_evict_its_own_pages,
+    )
+    .only_rust(OURS),
+    Test::new("memory", "stalled_process_is_skipped_by_eviction", stalled).only_rust(OURS),
+    Test::new("memory", "cpu_fault_window_follows_the_pattern", cpu_window)
         .only_rust(OURS)
-        .seconds(240),
-    Test::new("memory", "of_exited_and_forked", of_exited_and_forked).only_rust(OURS),
-    Test::new("memory", "huge_pages_when_ram_is_fragmented", huge_when_fragmented).only_rust(OURS),
-    Test::new("memory", "huge_page_of_nobody", huge_of_nobody).only_rust(OURS),
-    Test::new("memory", "accessed_by_after_eviction", accessed_by).only_rust(OURS),
-    Test::new("memory", "one_call_evicts_not_its_own", one_call_evicts_not_its_own).only_rust(OURS),
-    Test::new("memory", "a_stalled_process_is_passed_over", stalled).only_rust(OURS),
-    Test::new("memory", "cpu_window_follows_the_pattern", cpu_window).only_rust(OURS).private(),
+        .private(),
 ];
 
 /// Reloads the modules with parameters, for tests of private memory.
@@ -74,7 +96,7 @@ pub(super) fn engine_reads(device: &Device, map: &Mapping, seed: u64) -> Outcome
     Ok(())
 }
 
-fn least_recently_used_goes(ctx: &Ctx) -> Outcome {
+fn least_recently_used_block_is_evicted(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=8")?;
     let device = ctx.open()?;
     let maps = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
@@ -107,7 +129,7 @@ fn least_recently_used_goes(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-fn eight_times_the_memory(ctx: &Ctx) -> Outcome {
+fn eightfold_oversubscription_keeps_contents(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     // A smaller device memory if each page migrates by itself, which takes long.
     for (policy, huge_pages, mib) in
@@ -149,7 +171,7 @@ fn eight_times_the_memory(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn of_exited_and_forked(ctx: &Ctx) -> Outcome {
+fn memory_of_exited_and_forked_processes_is_evicted(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let keep = ctx.open()?;
     let ready = Gate::new()?;
@@ -338,7 +360,7 @@ fn huge_of_nobody(ctx: &Ctx) -> Outcome {
     unload_soon(ctx)
 }
 
-fn one_call_evicts_not_its_own(ctx: &Ctx) -> Outcome {
+fn migration_does_not_evict_its_own_pages(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(4)?;

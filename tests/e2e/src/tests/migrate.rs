@@ -13,27 +13,40 @@ const PAGES: usize = 64;
 const OOPS: &str = "a refault of its own device page: oops";
 
 pub const TESTS: &[Test] = &[
-    Test::new("migrate", "there_and_back_by_touch", there_and_back_by_touch).private(),
-    Test::new("migrate", "there_and_back_by_request", there_and_back_by_request),
-    Test::new("migrate", "part_of_the_range_is_there_already", part_is_there),
-    Test::new("migrate", "there_already_and_without_entries", there_without_entries)
+    Test::new("migrate", "cpu_access_migrates_back", cpu_access_migrates_back).private(),
+    Test::new("migrate", "request_migrates_back", request_migrates_back),
+    Test::new("migrate", "second_migration_keeps_resident_entries", part_is_there),
+    Test::new("migrate", "resident_pages_without_entries_stay", there_without_entries)
         .only_rust("entries for what is there already"),
-    Test::new("migrate", "holes_and_zero_pages", holes_and_zero_pages).defect(OOPS),
-    Test::new("migrate", "lone_pages_in_an_empty_huge_range", lone_pages),
-    Test::new("migrate", "device_write_then_back", device_write_then_back),
-    Test::new("migrate", "release_evicts", release_evicts),
-    Test::new("migrate", "dontneed_then_cpu", dontneed_then_cpu).defect(OOPS),
-    Test::new("migrate", "dontneed_then_device", dontneed_then_device).defect(OOPS),
-    Test::new("migrate", "dontneed_while_a_cpu_fault_isolates", dontneed_beside_a_cpu_fault)
+    Test::new(
+        "migrate",
+        "holes_and_zero_pages_migrate_as_zero",
+        holes_and_zero_pages_migrate_as_zero,
+    )
+    .defect(OOPS),
+    Test::new("migrate", "lone_pages_in_an_empty_huge_range_migrate", lone_pages),
+    Test::new("migrate", "device_writes_are_migrated_back", device_writes_are_migrated_back),
+    Test::new("migrate", "release_migrates_back", release_evicts),
+    Test::new("migrate", "cpu_reads_zero_after_dontneed", cpu_reads_zero_after_dontneed)
+        .defect(OOPS),
+    Test::new("migrate", "device_reads_zero_after_dontneed", device_reads_zero_after_dontneed)
+        .defect(OOPS),
+    Test::new("migrate", "dontneed_during_a_cpu_fault_reads_zero", dontneed_beside_a_cpu_fault)
         .only_rust("the C driver flushes at once")
         .private(),
-    Test::new("migrate", "free_then_device_write", free_then_device_write).defect(OOPS),
-    Test::new("migrate", "failed_allocation", failed_allocation).defect(OOPS),
-    Test::new("migrate", "several_mappings", several_mappings).defect(OOPS),
-    Test::new("migrate", "exclusive_access", exclusive_access),
+    Test::new(
+        "migrate",
+        "device_write_after_madv_free_is_kept",
+        device_write_after_madv_free_is_kept,
+    )
+    .defect(OOPS),
+    Test::new("migrate", "failed_allocation_leaves_one_page_in_place", failed_allocation)
+        .defect(OOPS),
+    Test::new("migrate", "one_call_migrates_several_mappings", several_mappings).defect(OOPS),
+    Test::new("migrate", "exclusive_access_ends_on_a_cpu_write", exclusive_access),
 ];
 
-fn there_and_back_by_touch(ctx: &Ctx) -> Outcome {
+fn cpu_access_migrates_back(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     for round in 0..5 {
@@ -51,7 +64,7 @@ fn there_and_back_by_touch(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn there_and_back_by_request(ctx: &Ctx) -> Outcome {
+fn request_migrates_back(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
@@ -106,7 +119,7 @@ fn there_without_entries(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn holes_and_zero_pages(ctx: &Ctx) -> Outcome {
+fn holes_and_zero_pages_migrate_as_zero(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     // In turns: a hole, the zero page, data.
@@ -160,7 +173,7 @@ fn lone_pages(ctx: &Ctx) -> Outcome {
 
 /// Data that the device has written migrates back: every second page by a CPU fault, the others by
 /// request.
-fn device_write_then_back(ctx: &Ctx) -> Outcome {
+fn device_writes_are_migrated_back(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
@@ -214,11 +227,11 @@ fn dontneed(ctx: &Ctx, device_first: bool) -> Outcome {
     map.check_pages(1, half, half).what("CPU read of the other half")
 }
 
-fn dontneed_then_cpu(ctx: &Ctx) -> Outcome {
+fn cpu_reads_zero_after_dontneed(ctx: &Ctx) -> Outcome {
     dontneed(ctx, false)
 }
 
-fn dontneed_then_device(ctx: &Ctx) -> Outcome {
+fn device_reads_zero_after_dontneed(ctx: &Ctx) -> Outcome {
     dontneed(ctx, true)
 }
 
@@ -264,7 +277,7 @@ fn dontneed_beside_a_cpu_fault(ctx: &Ctx) -> Outcome {
 }
 
 /// After MADV_FREE a page has its old contents or is zero. Data that is written later stays.
-fn free_then_device_write(ctx: &Ctx) -> Outcome {
+fn device_write_after_madv_free_is_kept(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);

@@ -12,20 +12,31 @@ const PAGES: usize = 64;
 const STALE: &str = "a second open keeps stale entries: use after free";
 
 pub const TESTS: &[Test] = &[
-    Test::new("mirror", "read_write_reread", read_write_reread),
-    Test::new("mirror", "remap_at_the_same_place", remap_at_the_same_place),
+    Test::new("mirror", "reread_uses_installed_entries", reread_uses_installed_entries),
+    Test::new(
+        "mirror",
+        "remap_at_the_same_address_invalidates",
+        remap_at_the_same_address_invalidates,
+    ),
     Test::new("mirror", "write_upgrades_a_read_entry", write_upgrades_a_read_entry),
-    Test::new("mirror", "is_not_told_of_other_memory", is_not_told_of_other_memory),
-    Test::new("mirror", "two_opens_reuse_after_migration", two_opens_reuse).defect(STALE),
-    Test::new("mirror", "two_opens_write_on_device", two_opens_write).defect(STALE),
-    Test::new("mirror", "two_opens_cpu_touch", two_opens_cpu_touch).defect(STALE),
-    Test::new("mirror", "two_opens_close_one", two_opens_close_one).defect(STALE),
-    Test::new("mirror", "two_devices", two_devices).private(),
-    Test::new("mirror", "close_brings_pages_back", close_brings_pages_back),
+    Test::new("mirror", "unused_memory_invokes_no_callbacks", unused_memory_invokes_no_callbacks),
+    Test::new("mirror", "migration_leaves_no_stale_entry_in_another_mirror", two_opens_reuse)
+        .defect(STALE),
+    Test::new("mirror", "two_mirrors_write_device_memory", two_opens_write).defect(STALE),
+    Test::new(
+        "mirror",
+        "cpu_fault_removes_entries_of_both_mirrors",
+        cpu_fault_removes_entries_of_both_mirrors,
+    )
+    .defect(STALE),
+    Test::new("mirror", "closing_one_mirror_keeps_the_other", closing_one_mirror_keeps_the_other)
+        .defect(STALE),
+    Test::new("mirror", "read_by_another_device_migrates_back", two_devices).private(),
+    Test::new("mirror", "last_close_migrates_pages_back", last_close_migrates_pages_back),
 ];
 
 /// The first access faults and installs device PTEs. The second access uses them.
-fn read_write_reread(ctx: &Ctx) -> Outcome {
+fn reread_uses_installed_entries(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
@@ -46,7 +57,7 @@ fn read_write_reread(ctx: &Ctx) -> Outcome {
 }
 
 /// munmap() must invalidate, because new memory at the same address has other contents.
-fn remap_at_the_same_place(ctx: &Ctx) -> Outcome {
+fn remap_at_the_same_address_invalidates(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let home = Mapping::anon(PAGES)?;
     let source = Mapping::anon(PAGES)?;
@@ -70,7 +81,7 @@ fn apart() -> Result<Mapping, Stop> {
 
 /// Changes of memory that the device does not use must not invoke callbacks of the mirror, whether
 /// the device uses other memory or none. The same holds for COW faults after a fork.
-fn is_not_told_of_other_memory(ctx: &Ctx) -> Outcome {
+fn unused_memory_invokes_no_callbacks(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let used = apart()?;
     for in_use in [false, true] {
@@ -165,7 +176,7 @@ fn two_opens_write(ctx: &Ctx) -> Outcome {
 }
 
 /// A CPU fault removes the page from both mirrors.
-fn two_opens_cpu_touch(ctx: &Ctx) -> Outcome {
+fn cpu_fault_removes_entries_of_both_mirrors(ctx: &Ctx) -> Outcome {
     let a = ctx.open()?;
     let b = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -187,7 +198,7 @@ fn two_opens_cpu_touch(ctx: &Ctx) -> Outcome {
 }
 
 /// Closing one mirror evicts device memory. The other mirror keeps working.
-fn two_opens_close_one(ctx: &Ctx) -> Outcome {
+fn closing_one_mirror_keeps_the_other(ctx: &Ctx) -> Outcome {
     let a = ctx.open()?;
     let b = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -223,7 +234,7 @@ fn two_devices(ctx: &Ctx) -> Outcome {
 }
 
 /// The last close of a device migrates all of its pages back to the process.
-fn close_brings_pages_back(ctx: &Ctx) -> Outcome {
+fn last_close_migrates_pages_back(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);

@@ -11,7 +11,7 @@ use hmm::{module, pagemap, Errno, Mapping, MirrorOnly, State, SyncFile, PAGE_SIZ
 const OURS: &str = "needs our library";
 
 pub const TESTS: &[Test] = &[
-    Test::new("mirror_only", "reads_memory_after_fences_of_another_driver", |ctx| {
+    Test::new("mirror_only", "reads_wait_for_fences_of_another_driver", |ctx| {
         reads(ctx, "rust_mirror_only", "hmm_mirror_only")
     })
     .only_rust(OURS),

@@ -5,24 +5,18 @@ use crate::harness::Test;
 
 mod attributes;
 mod attributes_of_devices;
-mod bad;
-mod bounce;
 mod c_mirror;
-mod connect;
 mod debugfs;
 mod engine;
 mod events;
 mod evict;
 mod extension;
 mod faultless;
+mod file_lifetime;
 mod fork;
 mod hmmctl;
-mod hostile;
 mod hw;
-mod kinds;
-mod layout;
-mod life;
-mod lifecycle;
+mod invalid_args;
 mod lock;
 mod lpae;
 mod managed;
@@ -30,20 +24,26 @@ mod memory;
 mod migrate;
 mod mirror;
 mod mirror_only;
+mod module_reload;
+mod module_stress;
 mod numa;
 mod overlap;
+mod oversubscription;
+mod p2p;
 mod progress;
 mod queue;
 mod race;
-mod reload;
-mod room;
+mod security;
 mod sharing;
 mod stay;
 mod stay_pull;
 mod thp;
+mod thrashing;
 mod tiles;
 mod trace;
 mod unplug;
+mod vma_changes;
+mod vma_types;
 mod writeback;
 
 /// Returns all tests in the order in which they run.
@@ -52,16 +52,16 @@ pub fn all() -> Vec<Test> {
     let groups: &[&[Test]] = &[
         mirror::TESTS,
         fork::TESTS,
-        kinds::TESTS,
+        vma_types::TESTS,
         writeback::TESTS,
         sharing::TESTS,
         migrate::TESTS,
         overlap::TESTS,
         stay::TESTS,
         thp::TESTS,
-        layout::TESTS,
-        life::TESTS,
-        bad::TESTS,
+        vma_changes::TESTS,
+        file_lifetime::TESTS,
+        invalid_args::TESTS,
         race::TESTS,
         engine::TESTS,
         extension::TESTS,
@@ -69,19 +69,19 @@ pub fn all() -> Vec<Test> {
         attributes_of_devices::TESTS,
         queue::TESTS,
         lock::TESTS,
-        connect::TESTS,
+        p2p::TESTS,
         stay_pull::TESTS,
         managed::TESTS,
         mirror_only::TESTS,
         c_mirror::TESTS,
         lpae::TESTS,
-        hostile::TESTS,
+        security::TESTS,
         trace::TESTS,
         events::TESTS,
         hmmctl::TESTS,
         &faultless,
         numa::tests(),
-        lifecycle::TESTS,
+        module_stress::TESTS,
         // These unload the modules or unplug devices, so they run last.
         hw::TESTS,
         memory::TESTS,
@@ -89,15 +89,15 @@ pub fn all() -> Vec<Test> {
         unplug::TESTS,
         overlap::UNPLUGGED,
         evict::TESTS,
-        room::TESTS,
+        oversubscription::TESTS,
         tiles::TESTS,
         stay::WITH_LITTLE_MEMORY,
         stay_pull::WITH_LITTLE_MEMORY,
-        bounce::TESTS,
+        thrashing::TESTS,
         events::WITH_PARAMETERS,
         hmmctl::WITHOUT_MODULES,
         debugfs::TESTS,
-        reload::TESTS,
+        module_reload::TESTS,
     ];
     groups.concat()
 }

@@ -2,7 +2,7 @@
 //! Blocks of a migration that are isolated while the previous ones are copied.
 
 use super::memory::with;
-use super::reload::unload;
+use super::module_reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 const OURS: &str = "the C driver migrates in one step";
 
 pub const TESTS: &[Test] = &[
-    Test::new("migrate", "blocks_overlap_with_copies", time).only_rust(OURS).private().timed(),
-    Test::new("migrate", "huge_pages_overlap_and_parts_do_not", huge_pages)
+    Test::new("migrate", "isolation_overlaps_with_copies", time).only_rust(OURS).private().timed(),
+    Test::new("migrate", "only_pmd_mapped_huge_pages_overlap", huge_pages)
         .only_rust(OURS)
         .private(),
-    Test::new("migrate", "holes_end_an_overlap_where_large_folios_may_come", holes)
+    Test::new("migrate", "holes_end_an_overlap_if_large_folios_are_possible", holes)
         .only_rust(OURS)
         .private(),
     Test::new("migrate", "dontneed_of_two_blocks_in_flight", dontneed).only_rust(OURS).private(),
@@ -29,7 +29,7 @@ pub const TESTS: &[Test] = &[
 
 /// Tests in the group that unloads modules.
 pub const UNPLUGGED: &[Test] =
-    &[Test::new("memory", "unplugged_with_two_blocks_in_flight", unplugged)
+    &[Test::new("memory", "unplug_with_two_blocks_in_flight", unplugged)
         .only_rust(OURS)
         .private()
         .seconds(120)];

@@ -14,19 +14,19 @@ use std::time::{Duration, Instant};
 const OURS: &str = "test_hmm waits for other processes";
 
 pub const TESTS: &[Test] = &[
-    Test::new("progress", "eviction_beside_a_stalled_process", eviction)
+    Test::new("progress", "eviction_is_not_delayed_by_a_stalled_process", eviction)
         .only_rust(OURS)
         .timed()
         .seconds(180),
-    Test::new("progress", "splits_beside_a_stalled_process", splits)
+    Test::new("progress", "splits_are_not_delayed_by_a_stalled_process", splits)
         .only_rust(OURS)
         .private()
         .timed()
         .seconds(180),
-    Test::new("progress", "a_wait_for_a_split_uses_no_processor", sleeps).only_rust(OURS).private(),
-    Test::new("progress", "a_kill_ends_a_wait_for_a_split", killed).only_rust(OURS).private(),
-    Test::new("progress", "many_threads_wait_for_splits", many).only_rust(OURS).private(),
-    Test::new("progress", "a_debugger_beside_a_writer_comes_to_an_end", debugger)
+    Test::new("progress", "split_wait_sleeps", sleeps).only_rust(OURS).private(),
+    Test::new("progress", "split_wait_is_killable", killed).only_rust(OURS).private(),
+    Test::new("progress", "split_waits_of_many_threads_complete", many).only_rust(OURS).private(),
+    Test::new("progress", "debugger_read_completes_beside_a_writer", debugger)
         .only_rust(OURS)
         .private()
         .seconds(120),

@@ -23,7 +23,7 @@ pub const TESTS: &[Test] = &[
     Test::new("race", "munmap_under_device_reads", munmap_under_reads).defect(OOPS),
     Test::new("race", "dontneed_under_migrations", dontneed_under_migrations).defect(OOPS),
     Test::new("race", "forks_under_device_writes", forks_under_writes).defect(OOPS),
-    Test::new("race", "first_uses_by_two_threads", first_uses).only_rust(OURS),
+    Test::new("race", "first_accesses_do_not_wait_for_each_other", first_uses).only_rust(OURS),
 ];
 
 type Job<'a> = Box<dyn FnMut() -> Outcome + Send + 'a>;

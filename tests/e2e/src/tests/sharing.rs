@@ -15,10 +15,15 @@ const HANGS: &str = "migrates KSM pages: CPU reads of them then spin for ever";
 pub const TESTS: &[Test] = &[
     Test::new("sharing", "read_of_file_pages", read_of_file_pages),
     Test::new("sharing", "read_of_zero_pages", read_of_zero_pages),
-    Test::new("sharing", "read_of_unpopulated_memory", read_of_unpopulated_memory),
+    Test::new(
+        "sharing",
+        "read_of_unpopulated_memory_maps_the_zero_page",
+        read_of_unpopulated_memory_maps_the_zero_page,
+    ),
     Test::new("sharing", "read_of_cow_pages", read_of_cow_pages),
     Test::new("sharing", "read_of_ksm_pages", read_of_ksm_pages).seconds(120),
-    Test::new("sharing", "write_to_ksm_pages", write_to_ksm_pages).seconds(120),
+    Test::new("sharing", "write_to_ksm_pages_makes_copies", write_to_ksm_pages_makes_copies)
+        .seconds(120),
     Test::new("sharing", "migration_of_ksm_pages", migration_of_ksm_pages)
         .defect(HANGS)
         .seconds(120),
@@ -80,7 +85,7 @@ fn read_of_zero_pages(ctx: &Ctx) -> Outcome {
 }
 
 /// A device read of unpopulated memory maps the zero page and allocates no memory.
-fn read_of_unpopulated_memory(ctx: &Ctx) -> Outcome {
+fn read_of_unpopulated_memory_maps_the_zero_page(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     let device = ctx.open()?;
     device_sees_zero(&device, &map, 0, PAGES, "of unpopulated memory")?;
@@ -191,7 +196,7 @@ fn read_of_ksm_pages(ctx: &Ctx) -> Outcome {
 }
 
 /// A device write to a merged page makes a copy of it.
-fn write_to_ksm_pages(ctx: &Ctx) -> Outcome {
+fn write_to_ksm_pages_makes_copies(ctx: &Ctx) -> Outcome {
     let Merged { one, two } = merge(PAGES, PAGES)?;
     let device = ctx.open()?;
     device_sees(&device, &one, 1, "of merged pages")?;

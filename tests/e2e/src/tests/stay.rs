@@ -2,7 +2,7 @@
 //! Memory that cannot migrate or need not. No page is unmapped, copied or evicted for it.
 
 use super::memory::{block, engine_reads, to_device, with};
-use super::reload::unload;
+use super::module_reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -19,27 +19,32 @@ use std::time::{Duration, Instant};
 const OURS: &str = "needs counters, engines and outcomes";
 
 pub const TESTS: &[Test] = &[
-    Test::new("migrate", "one_page_of_a_block_cannot_move", one_page_of_a_block).only_rust(OURS),
-    Test::new("migrate", "resident_memory_is_left_alone", resident_memory).only_rust(OURS),
-    Test::new("migrate", "resident_memory_that_is_written", resident_and_written).only_rust(OURS),
-    Test::new("migrate", "half_of_a_block_is_resident", half_resident).only_rust(OURS).private(),
-    Test::new("migrate", "write_access_comes_back_in_place", write_access)
+    Test::new("migrate", "block_migrates_without_its_immovable_page", one_page_of_a_block)
+        .only_rust(OURS),
+    Test::new("migrate", "migration_of_resident_memory_has_no_effect", resident_memory)
+        .only_rust(OURS),
+    Test::new("migrate", "migration_of_written_resident_memory_never_faults", resident_and_written)
+        .only_rust(OURS),
+    Test::new("migrate", "half_resident_block_migrates_the_other_half", half_resident)
         .only_rust(OURS)
         .private(),
-    Test::new("thp", "a_leaf_that_was_split_is_huge_again", split_leaf).only_rust(OURS).private(),
-    Test::new("thp", "other_pages_of_a_run_stay_accessible", broken_run).only_rust(OURS).private(),
+    Test::new("migrate", "lost_write_access_is_restored_in_place", write_access)
+        .only_rust(OURS)
+        .private(),
+    Test::new("thp", "split_leaf_is_merged_again", split_leaf).only_rust(OURS).private(),
+    Test::new("thp", "rest_of_a_run_stays_accessible", broken_run).only_rust(OURS).private(),
 ];
 
 /// Tests in the group that unloads modules.
 pub const WITH_LITTLE_MEMORY: &[Test] = &[
-    Test::new("memory", "what_cannot_move_costs_nothing", what_cannot_move)
+    Test::new("memory", "immovable_memory_causes_no_eviction", what_cannot_move)
         .only_rust(OURS)
         .seconds(180),
-    Test::new("memory", "time_of_a_pass_over_what_cannot_move", time_of_a_pass)
+    Test::new("memory", "policy_adds_little_time_on_immovable_memory", time_of_a_pass)
         .only_rust(OURS)
         .timed()
         .seconds(180),
-    Test::new("memory", "private_copies_among_a_files_pages", private_copies)
+    Test::new("memory", "private_copies_among_file_pages_migrate", private_copies)
         .only_rust(OURS)
         .seconds(180),
 ];

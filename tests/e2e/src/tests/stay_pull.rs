@@ -2,9 +2,9 @@
 //! Pulls of memory that is at its destination already or cannot migrate. No page is protected,
 //! unmapped, copied or evicted for it.
 
-use super::connect::{pair, Pair};
 use super::memory::{block, to_device, with};
-use super::reload::unload;
+use super::module_reload::unload;
+use super::p2p::{pair, Pair};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -17,21 +17,20 @@ use std::time::{Duration, Instant};
 const OURS: &str = "the C driver has no connections";
 
 pub const TESTS: &[Test] = &[
-    Test::new("connect", "a_pull_of_resident_memory_changes_nothing", resident_and_written)
+    Test::new("p2p", "pull_of_resident_memory_has_no_effect", resident_and_written)
         .only_rust(OURS)
         .private(),
-    Test::new("connect", "a_pull_leaves_the_resident_half_alone", half_resident)
+    Test::new("p2p", "pull_keeps_entries_of_the_resident_half", half_resident)
         .only_rust(OURS)
         .private(),
-    Test::new("connect", "a_pull_through_memory_brings_the_sources_pages_only", through)
+    Test::new("p2p", "unconnected_pull_migrates_source_pages_only", through)
         .only_rust(OURS)
         .private(),
 ];
 
 /// Tests in the group that unloads modules.
 pub const WITH_LITTLE_MEMORY: &[Test] =
-    &[Test::new("memory", "a_pull_of_what_cannot_move_evicts_nothing", cannot_move)
-        .only_rust(OURS)];
+    &[Test::new("memory", "pull_of_immovable_pages_evicts_nothing", cannot_move).only_rust(OURS)];
 
 /// Checks that no engine of `device` has faulted and that the device has lost no entry and no
 /// access right between `before` and `after`.

@@ -19,35 +19,43 @@ const SHARED_SPLIT: &str = "gives small pages for a shared huge page: oops in th
 const OOPS: &str = "a refault of its own device page: oops";
 
 pub const TESTS: &[Test] = &[
-    Test::new("thp", "there_and_back_by_touch", there_and_back).private(),
-    Test::new("thp", "there_and_back_by_request", back_by_request),
-    Test::new("thp", "several_and_device_writes", several),
-    Test::new("thp", "part_of_a_huge_page", part_of_a_huge_page).defect(OOPS),
-    Test::new("thp", "read_from_the_middle", read_from_the_middle).defect(OOPS),
-    Test::new("thp", "the_huge_zero_page", huge_zero_page),
-    Test::new("thp", "failed_allocation_falls_back", failed_allocation).private(),
-    Test::new("thp", "failed_allocation_on_the_way_back", failed_way_back).private(),
-    Test::new("thp", "failed_allocation_on_a_touch", failed_touch).private(),
-    Test::new("thp", "failed_allocation_for_another_device", failed_for_another)
+    Test::new("thp", "cpu_access_migrates_back", there_and_back).private(),
+    Test::new("thp", "request_migrates_back", back_by_request),
+    Test::new("thp", "several_huge_pages_keep_device_writes", several),
+    Test::new("thp", "parts_of_huge_pages_migrate", parts_of_huge_pages_migrate).defect(OOPS),
+    Test::new("thp", "read_from_the_middle_of_a_huge_page", read_from_the_middle_of_a_huge_page)
+        .defect(OOPS),
+    Test::new("thp", "huge_zero_page_migrates_as_zero", huge_zero_page),
+    Test::new("thp", "failed_allocation_falls_back_to_small_pages", failed_allocation).private(),
+    Test::new("thp", "failed_allocation_of_a_migration_back_splits", failed_way_back).private(),
+    Test::new("thp", "failed_allocation_of_a_cpu_fault_splits", failed_touch).private(),
+    Test::new("thp", "failed_allocation_for_another_device_splits", failed_for_another)
         .private()
         .only_rust("two devices"),
-    Test::new("thp", "as_another_device_sees_it", seen_by_another)
+    Test::new("thp", "snapshot_reports_remote_huge_page_as_absent", seen_by_another)
         .private()
         .only_rust("two devices"),
-    Test::new("thp", "failed_allocation_for_a_debugger", failed_for_a_debugger).private(),
-    Test::new("thp", "shared_and_failed_allocation", shared_and_failed).defect(SHARED_SPLIT),
-    Test::new("thp", "shared_by_fork", shared_by_fork).defect(OOPS),
-    Test::new("thp", "dontneed_of_a_part", dontneed_of_a_part).defect(OOPS),
-    Test::new("thp", "touch_of_a_split_mapping", touch_of_a_split_mapping)
+    Test::new("thp", "failed_allocation_for_a_debugger_splits", failed_for_a_debugger).private(),
+    Test::new("thp", "failed_allocation_of_a_shared_page_keeps_contents", shared_and_failed)
+        .defect(SHARED_SPLIT),
+    Test::new("thp", "page_shared_by_fork_keeps_contents", page_shared_by_fork_keeps_contents)
+        .defect(OOPS),
+    Test::new("thp", "dontneed_of_a_part_reads_zero", dontneed_of_a_part_reads_zero).defect(OOPS),
+    Test::new("thp", "cpu_fault_on_a_pte_mapped_huge_page", cpu_fault_on_a_pte_mapped_huge_page)
         .private()
         .only_rust("failing copies"),
-    Test::new("thp", "dropped_on_the_way_back", dropped_on_the_way_back)
+    Test::new("thp", "dontneed_during_a_migration_back", dontneed_during_a_migration_back)
         .private()
         .only_rust("slow copies"),
-    Test::new("thp", "unmapped_by_others_on_the_way_back", unmapped_by_others)
+    Test::new("thp", "exit_of_sharers_during_a_migration_back", unmapped_by_others)
         .private()
         .only_rust("slow copies"),
-    Test::new("thp", "while_the_shrinker_looks", while_the_shrinker_looks).only_rust("more tries"),
+    Test::new(
+        "thp",
+        "page_held_by_the_shrinker_migrates_later",
+        page_held_by_the_shrinker_migrates_later,
+    )
+    .only_rust("more tries"),
 ];
 
 fn there_and_back(ctx: &Ctx) -> Outcome {
@@ -116,7 +124,7 @@ fn huge_zero_page(ctx: &Ctx) -> Outcome {
 }
 
 /// A range that begins and ends within huge pages.
-fn part_of_a_huge_page(ctx: &Ctx) -> Outcome {
+fn parts_of_huge_pages_migrate(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(2, 1)?;
     let first = HUGE_PAGES - 16;
@@ -132,7 +140,7 @@ fn part_of_a_huge_page(ctx: &Ctx) -> Outcome {
 
 /// A fault that begins within a huge device page. The kernel's hmm_range_fault() (7.2, 7.3) returns
 /// entries as if the range began at the first page of the huge page.
-fn read_from_the_middle(ctx: &Ctx) -> Outcome {
+fn read_from_the_middle_of_a_huge_page(ctx: &Ctx) -> Outcome {
     let owner = ctx.open()?;
     let map = huge(1, 1)?;
     migrate(&owner, &map, 1)?;
@@ -292,7 +300,7 @@ fn shared_and_failed(ctx: &Ctx) -> Outcome {
 }
 
 /// A shared huge device page may migrate back or stay. No contents are lost.
-fn shared_by_fork(ctx: &Ctx) -> Outcome {
+fn page_shared_by_fork_keeps_contents(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;
     let go = Gate::new()?;
@@ -312,7 +320,7 @@ fn shared_by_fork(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "by the parent")
 }
 
-fn dontneed_of_a_part(ctx: &Ctx) -> Outcome {
+fn dontneed_of_a_part_reads_zero(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;
     migrate(&device, &map, 1)?;
@@ -329,7 +337,7 @@ fn dontneed_of_a_part(ctx: &Ctx) -> Outcome {
 /// A huge device page that is mapped by PTEs. The core splits it for the fault, and then takes its
 /// first page for the one that the fault holds locked. If the first page is not migrated, it must
 /// not stay locked.
-fn touch_of_a_split_mapping(ctx: &Ctx) -> Outcome {
+fn cpu_fault_on_a_pte_mapped_huge_page(ctx: &Ctx) -> Outcome {
     for touched in [1, 5, 15, 16, 511, 0] {
         let device = ctx.open()?;
         let map = huge(1, 1)?;
@@ -432,7 +440,7 @@ fn on_its_way(
 /// takes the migration entry of a device-private folio for an entry that maps the folio. It drops a
 /// reference and a mapping count that the migration entry does not hold. The library must restore
 /// both, so that no counter loses pages.
-fn dropped_on_the_way_back(ctx: &Ctx) -> Outcome {
+fn dontneed_during_a_migration_back(ctx: &Ctx) -> Outcome {
     // Without other memory, a counter that lost pages would be shown as 0.
     let ballast = Mapping::anon(8192).what("map memory")?;
     ballast.fill(4);
@@ -519,7 +527,7 @@ impl Shrinker {
 /// Under memory pressure the kernel searches for underused huge pages. It holds a reference on a
 /// page while it scans it, so the page does not migrate. No contents are lost, and the page
 /// migrates afterwards.
-fn while_the_shrinker_looks(ctx: &Ctx) -> Outcome {
+fn page_held_by_the_shrinker_migrates_later(ctx: &Ctx) -> Outcome {
     let mut settings = Settings::new();
     if !settings.set(SHRINK_UNDERUSED, "1")? {
         return Err(Stop::Skip("this kernel does not look for such pages".to_string()));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Two devices as tiles of one device: their memories have the same pgmap owner.
 
-use super::connect::{pair, Pair};
 use super::memory::{block, engine_reads, to_device, with};
-use super::reload::{as_booted, load, unload, Restore};
+use super::module_reload::{as_booted, load, unload, Restore};
+use super::p2p::{pair, Pair};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -18,19 +18,21 @@ const OURS: &str = "test_hmm has one memory for a device";
 
 /// Tests in the group that unloads modules.
 pub const TESTS: &[Test] = &[
-    Test::new("memory", "the_other_tile_is_read_in_place", in_place).only_rust(OURS).private(),
-    Test::new("memory", "a_fault_moves_pages_between_tiles", moved).only_rust(OURS).private(),
-    Test::new("memory", "unconnected_tiles_go_through_memory", through).only_rust(OURS).private(),
-    Test::new("memory", "eviction_leaves_the_other_tile_alone", evicted).only_rust(OURS).private(),
-    Test::new("memory", "one_tile_is_unplugged", unplugged).only_rust(OURS).private(),
-    Test::new("memory", "huge_pages_move_between_tiles_whole", huge_pages)
+    Test::new("memory", "remote_tile_is_read_in_place", in_place).only_rust(OURS).private(),
+    Test::new("memory", "fault_migrates_pages_between_tiles", moved).only_rust(OURS).private(),
+    Test::new("memory", "unconnected_tiles_copy_through_system_memory", through)
         .only_rust(OURS)
         .private(),
-    Test::new("memory", "faults_of_two_tiles_on_one_block_end", fight).only_rust(OURS).private(),
-    Test::new("memory", "a_page_bounces_between_tiles_for_a_while", bounced)
+    Test::new("memory", "eviction_keeps_pages_of_the_other_tile", evicted)
         .only_rust(OURS)
         .private(),
-    Test::new("memory", "unplug_of_a_tile_during_faults_on_it", unplugged_in_use)
+    Test::new("memory", "unplug_of_one_tile_keeps_the_other", unplugged).only_rust(OURS).private(),
+    Test::new("memory", "huge_pages_migrate_between_tiles_unsplit", huge_pages)
+        .only_rust(OURS)
+        .private(),
+    Test::new("memory", "concurrent_faults_of_two_tiles_complete", fight).only_rust(OURS).private(),
+    Test::new("memory", "thrashing_between_tiles_ends", bounced).only_rust(OURS).private(),
+    Test::new("memory", "unplug_of_a_tile_during_its_faults", unplugged_in_use)
         .only_rust(OURS)
         .private(),
     Test::new("memory", "coherent_tiles_are_used_in_place", coherent).only_rust(OURS).private(),

@@ -2,7 +2,7 @@
 //! Tracepoints report events with their process and reason.
 
 use super::memory::with;
-use super::reload::unload;
+use super::module_reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -15,14 +15,15 @@ const OURS: &str = "tracepoints are of our library";
 const PAGES: usize = 24;
 
 pub const TESTS: &[Test] = &[
-    Test::new("trace", "faults_and_migrations", faults_and_migrations).only_rust(OURS),
-    Test::new("trace", "what_cannot_be_done_has_an_error", errors).only_rust(OURS),
-    Test::new("trace", "invalidations_name_their_event", invalidations).only_rust(OURS),
-    Test::new("trace", "retries_name_their_reason", retries).only_rust(OURS),
-    Test::new("trace", "evictions", evictions).only_rust(OURS),
-    Test::new("trace", "evictions_for_room", for_room).only_rust(OURS),
-    Test::new("trace", "memory_that_bounces", bounces).only_rust(OURS).private(),
-    Test::new("trace", "pulls", pulls).only_rust(OURS),
+    Test::new("trace", "faults_and_migrations_are_traced", faults_and_migrations_are_traced)
+        .only_rust(OURS),
+    Test::new("trace", "failures_are_traced_with_their_error", errors).only_rust(OURS),
+    Test::new("trace", "invalidations_are_traced_with_their_event", invalidations).only_rust(OURS),
+    Test::new("trace", "retries_are_traced_with_their_reason", retries).only_rust(OURS),
+    Test::new("trace", "evictions_are_traced", evictions).only_rust(OURS),
+    Test::new("trace", "evictions_for_space_are_traced", for_room).only_rust(OURS),
+    Test::new("trace", "thrashing_is_traced", bounces).only_rust(OURS).private(),
+    Test::new("trace", "pulls_are_traced", pulls).only_rust(OURS),
 ];
 
 /// Returns the events called `name` of this process, or without a process.
@@ -45,7 +46,7 @@ fn field(event: &Event, name: &str, value: usize) -> Outcome {
     Ok(())
 }
 
-fn faults_and_migrations(ctx: &Ctx) -> Outcome {
+fn faults_and_migrations_are_traced(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);

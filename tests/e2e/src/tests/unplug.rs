@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Unplug of a device while its memory is in use or while pages migrate.
 
-use super::connect::while_pulled;
 use super::memory::{to_device, with};
-use super::reload::unload;
+use super::module_reload::unload;
+use super::p2p::while_pulled;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::mover::{races, Mover};
 use crate::support::*;
@@ -17,10 +17,14 @@ use std::time::{Duration, Instant};
 const OURS: &str = "test_hmm cannot be unplugged";
 
 pub const TESTS: &[Test] = &[
-    Test::new("memory", "unplugged_in_use", unplugged_in_use)
-        .only_rust(OURS)
-        .private()
-        .seconds(120),
+    Test::new(
+        "memory",
+        "unplug_during_accesses_keeps_contents",
+        unplug_during_accesses_keeps_contents,
+    )
+    .only_rust(OURS)
+    .private()
+    .seconds(120),
     Test::new("memory", "unplug_waits_for_migrations", unplug_waits_for_migrations)
         .only_rust(OURS)
         .private()
@@ -29,11 +33,15 @@ pub const TESTS: &[Test] = &[
         .only_rust(OURS)
         .private()
         .seconds(120),
-    Test::new("memory", "unplugged_during_migrations", unplugged_during_migrations)
-        .only_rust(OURS)
-        .private()
-        .seconds(120),
-    Test::new("memory", "unplugged_during_a_pull", unplugged_during_a_pull)
+    Test::new(
+        "memory",
+        "unplug_during_migrations_keeps_contents",
+        unplug_during_migrations_keeps_contents,
+    )
+    .only_rust(OURS)
+    .private()
+    .seconds(120),
+    Test::new("memory", "unplug_during_a_pull_keeps_contents", unplug_during_a_pull_keeps_contents)
         .only_rust(OURS)
         .private()
         .seconds(120),
@@ -158,7 +166,7 @@ fn unplug_waits_for_copies_back(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn unplugged_in_use(ctx: &Ctx) -> Outcome {
+fn unplug_during_accesses_keeps_contents(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=64 policy=1")?;
     let device = ctx.open()?;
     let maps = [Mapping::anon_aligned(4)?, Mapping::anon_aligned(4)?];
@@ -227,7 +235,7 @@ fn unplugged_in_use(ctx: &Ctx) -> Outcome {
 }
 
 /// The device is unplugged while pages migrate back and forth. Every page must keep its contents.
-fn unplugged_during_migrations(ctx: &Ctx) -> Outcome {
+fn unplug_during_migrations_keeps_contents(ctx: &Ctx) -> Outcome {
     races(3, |round| {
         let _restore = with(ctx, "vram_mib=64")?;
         let device = ctx.open()?;
@@ -248,7 +256,7 @@ fn unplugged_during_migrations(ctx: &Ctx) -> Outcome {
 }
 
 /// One of two devices is unplugged while pages migrate from one to the other.
-fn unplugged_during_a_pull(ctx: &Ctx) -> Outcome {
+fn unplug_during_a_pull_keeps_contents(ctx: &Ctx) -> Outcome {
     for (is_source, copies) in [(true, 1), (true, 12), (false, 1), (false, 12)] {
         let _restore = with(ctx, "vram_mib=64")?;
         let one = ctx.open()?;

@@ -20,7 +20,7 @@ pub const TESTS: &[Test] = &[
     Test::new("writeback", "a_write_after_writeback_is_dirty_again", dirty_again),
     Test::new("writeback", "truncated_pages_are_unmapped", truncated),
     Test::new("writeback", "punched_pages_read_zero", punched),
-    Test::new("writeback", "reclaimed_pages_come_back", reclaimed),
+    Test::new("writeback", "reclaimed_pages_are_read_again", reclaimed),
     Test::new("writeback", "additions_survive_concurrent_writeback", additions).only_rust(OURS),
     Test::new("writeback", "reads_survive_concurrent_truncation", races).only_rust(OURS),
 ];

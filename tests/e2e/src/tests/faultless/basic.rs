@@ -14,12 +14,15 @@ use std::time::{Duration, Instant};
 pub const TESTS: &[Test] = &[
     Test::new("faultless", "reads_see_no_fault", reads_see_no_fault).only_rust(OURS),
     Test::new("faultless", "reads_see_no_fault_thp", reads_see_no_fault_thp).only_rust(OURS),
-    Test::new("faultless", "ordinary_reads_do", ordinary_reads_do).only_rust(OURS),
-    Test::new("faultless", "outcome_of_each_page", outcome_of_each_page).only_rust(OURS),
-    Test::new("faultless", "failed_copies_lose_nothing", failed_copies).only_rust(OURS),
-    Test::new("faultless", "some_pages_of_a_run_stay", some_of_a_run_stay).only_rust(OURS),
+    Test::new("faultless", "ordinary_migration_faults_readers", ordinary_migration_faults_readers)
+        .only_rust(OURS),
+    Test::new("faultless", "outcome_of_each_page_is_reported", outcome_of_each_page_is_reported)
+        .only_rust(OURS),
+    Test::new("faultless", "failed_copies_keep_contents", failed_copies).only_rust(OURS),
+    Test::new("faultless", "run_migrates_without_its_immovable_page", some_of_a_run_stay)
+        .only_rust(OURS),
     Test::new("faultless", "kept_write_access_loses_writes", kept_write).only_rust(OURS),
-    Test::new("faultless", "a_skipped_flush_is_noticed", skipped_flush)
+    Test::new("faultless", "skipped_flush_is_detected", skipped_flush)
         .only_rust(OURS)
         .skips_flushes(),
 ];
@@ -96,7 +99,7 @@ fn reads_see_no_fault_thp(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn ordinary_reads_do(ctx: &Ctx) -> Outcome {
+fn ordinary_migration_faults_readers(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon_aligned(2)?;
     let (moved, switched, faults, stalls) = trips(&device, &map, false)?;
@@ -105,7 +108,7 @@ fn ordinary_reads_do(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn outcome_of_each_page(ctx: &Ctx) -> Outcome {
+fn outcome_of_each_page_is_reported(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon(8)?;
     map.fill(1);

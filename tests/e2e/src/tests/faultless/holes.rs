@@ -18,7 +18,7 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "h04_dontneed_before_the_step", h04_before).only_rust(OURS),
     Test::new("faultless", "h05_pinned_page", h05_pinned).only_rust(OURS),
     Test::new("faultless", "h06_holes_and_the_zero_page", h06_holes).only_rust(OURS),
-    Test::new("faultless", "h06_a_hole_is_written_at_once", h06_written).only_rust(OURS),
+    Test::new("faultless", "h06_cpu_write_to_a_filled_hole_is_kept", h06_written).only_rust(OURS),
     Test::new("faultless", "h07_page_shared_by_fork", h07_fork).only_rust(OURS),
     Test::new("faultless", "h08_partially_mapped_thp", h08_partial_thp).only_rust(OURS),
     Test::new("faultless", "h09_second_mirror", h09_second_mirror).only_rust(OURS),
@@ -27,8 +27,8 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "h13_overlapping_migrations", h13_overlapping).only_rust(OURS),
     Test::new("faultless", "h14_cpu_faults", h14_cpu_faults).only_rust(OURS),
     Test::new("faultless", "h14_cpu_fault_keeps_the_entry", h14_keeps).only_rust(OURS),
-    Test::new("faultless", "h15_flush_before_the_source_goes", h15_flush).only_rust(OURS),
-    Test::new("faultless", "h16_free_keeps_what_the_device_wrote", h16_free).only_rust(OURS),
+    Test::new("faultless", "h15_flush_before_the_source_is_freed", h15_flush).only_rust(OURS),
+    Test::new("faultless", "h16_madv_free_keeps_device_writes", h16_free).only_rust(OURS),
     Test::new("faultless", "h17_merged_pages_stay", h17_ksm).only_rust(OURS),
 ];
 

@@ -19,7 +19,7 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "h11_mprotect", h11_mprotect).only_rust(OURS),
     Test::new("faultless", "h11_fork_and_writes", h11_fork).only_rust(OURS),
     Test::new("faultless", "h11_exit", h11_exit).only_rust(OURS),
-    Test::new("faultless", "h13_ordinary_during_a_cpu_fault", h13_ordinary)
+    Test::new("faultless", "h13_ordinary_migration_during_a_cpu_fault", h13_ordinary)
         .only_rust(OURS)
         .private(),
     Test::new("faultless", "madv_free_during_the_copy", madv_free).only_rust(OURS),

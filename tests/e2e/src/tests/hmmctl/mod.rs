@@ -5,7 +5,7 @@ mod map;
 mod top;
 mod trace;
 
-use super::reload::{load, unload, Restore};
+use super::module_reload::{load, unload, Restore};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -21,20 +21,20 @@ use std::time::{Duration, Instant};
 const OURS: &str = "hmmctl is for our library";
 
 pub const TESTS: &[Test] = &[
-    Test::new("hmmctl", "map_shows_where_pages_are", map::map).only_rust(OURS),
-    Test::new("hmmctl", "map_of_a_large_table", map::large_map).only_rust(OURS),
-    Test::new("hmmctl", "map_while_mirrors_come_and_go", map::come_and_go).only_rust(OURS),
-    Test::new("hmmctl", "top_has_the_counters", top::top).only_rust(OURS),
+    Test::new("hmmctl", "map_shows_residency", map::map).only_rust(OURS),
+    Test::new("hmmctl", "map_of_a_large_table_is_complete", map::large_map).only_rust(OURS),
+    Test::new("hmmctl", "map_works_while_mirrors_open_and_close", map::come_and_go).only_rust(OURS),
+    Test::new("hmmctl", "top_shows_counters", top::top).only_rust(OURS),
     Test::new("hmmctl", "top_on_a_terminal", top::terminal).only_rust(OURS),
     Test::new("hmmctl", "trace_shows_events", trace::trace).only_rust(OURS),
-    Test::new("hmmctl", "trace_leaves_nothing", trace::trace_leaves_nothing).only_rust(OURS),
+    Test::new("hmmctl", "trace_removes_its_instance", trace::trace_leaves_nothing).only_rust(OURS),
     Test::new("hmmctl", "record_and_report", trace::record).only_rust(OURS),
-    Test::new("hmmctl", "errors_say_what_to_do", errors).only_rust(OURS),
+    Test::new("hmmctl", "errors_suggest_a_remedy", errors).only_rust(OURS),
 ];
 
 /// Tests in the group that unloads modules.
 pub const WITHOUT_MODULES: &[Test] =
-    &[Test::new("memory", "hmmctl_without_modules", without_modules).only_rust(OURS)];
+    &[Test::new("memory", "hmmctl_fails_without_modules", without_modules).only_rust(OURS)];
 
 /// Directory of the kernel's trace instances.
 const INSTANCES: &str = "/sys/kernel/tracing/instances";

@@ -2,7 +2,7 @@
 //! Device memory: reservation, allocation, charging to control groups, and reclaim.
 
 use super::memory::{block, engine_reads, to_device, with};
-use super::reload::unload;
+use super::module_reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -15,25 +15,37 @@ const OURS: &str = "test_hmm has no limit of its memory";
 
 /// Tests in the group that unloads modules.
 pub const TESTS: &[Test] = &[
-    Test::new("memory", "pages_out_of_use", pages_out_of_use).only_rust(OURS),
-    Test::new("memory", "pages_that_cannot_go", pages_that_cannot_go).only_rust(OURS),
-    Test::new("memory", "allocator_of_the_device", allocator_of_the_device).only_rust(OURS),
-    Test::new("memory", "charged_to_their_owner", charged_to_their_owner).only_rust(OURS),
-    Test::new("memory", "idle_memory_is_given_back", idle_memory_is_given_back)
+    Test::new("memory", "offlined_pages_are_not_allocated", offlined_pages_are_not_allocated)
+        .only_rust(OURS),
+    Test::new("memory", "busy_pages_are_offlined_when_freed", busy_pages_are_offlined_when_freed)
+        .only_rust(OURS),
+    Test::new("memory", "driver_allocator_suggests_pages", driver_allocator_suggests_pages)
+        .only_rust(OURS),
+    Test::new(
+        "memory",
+        "device_pages_are_charged_to_their_owner",
+        device_pages_are_charged_to_their_owner,
+    )
+    .only_rust(OURS),
+    Test::new("memory", "idle_chunks_are_removed", idle_chunks_are_removed)
         .only_rust(OURS)
         .private(),
-    Test::new("memory", "device_of_16_tib", device_of_16_tib).only_rust(OURS),
-    Test::new("memory", "free_tables_are_given_back", free_tables).only_rust(OURS).private(),
-    Test::new("memory", "free_tables_of_a_control_group", free_tables_of_a_group)
+    Test::new("memory", "device_of_16_tib_works", device_of_16_tib_works).only_rust(OURS),
+    Test::new("memory", "shrinker_frees_unused_tables", free_tables).only_rust(OURS).private(),
+    Test::new("memory", "cgroup_reclaim_frees_its_own_tables_only", free_tables_of_a_group)
         .only_rust(OURS)
         .private(),
-    Test::new("memory", "cold_tables_are_given_up", cold_tables).only_rust(OURS).private(),
-    Test::new("memory", "cold_tables_of_a_busy_device", cold_tables_of_a_busy_device)
-        .only_rust(OURS)
-        .private(),
+    Test::new("memory", "cgroup_reclaim_frees_cold_tables", cold_tables).only_rust(OURS).private(),
+    Test::new(
+        "memory",
+        "table_reclaim_lets_a_busy_device_progress",
+        table_reclaim_lets_a_busy_device_progress,
+    )
+    .only_rust(OURS)
+    .private(),
 ];
 
-fn pages_out_of_use(ctx: &Ctx) -> Outcome {
+fn offlined_pages_are_not_allocated(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=8")?;
     let device = ctx.open()?;
     let maps = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
@@ -68,7 +80,7 @@ fn pages_out_of_use(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-fn pages_that_cannot_go(ctx: &Ctx) -> Outcome {
+fn busy_pages_are_offlined_when_freed(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=8")?;
     let device = ctx.open()?;
     let map = block(1)?;
@@ -99,7 +111,7 @@ fn pages_that_cannot_go(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-fn allocator_of_the_device(ctx: &Ctx) -> Outcome {
+fn driver_allocator_suggests_pages(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=8 own_alloc=1")?;
     let device = ctx.open()?;
     for round in 0..6 {
@@ -115,7 +127,7 @@ fn allocator_of_the_device(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-fn charged_to_their_owner(ctx: &Ctx) -> Outcome {
+fn device_pages_are_charged_to_their_owner(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let Some(group) = Group::new("hmm-owner")? else {
         return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));
@@ -152,7 +164,7 @@ fn charged_to_their_owner(ctx: &Ctx) -> Outcome {
 }
 
 /// Most of the device memory has no backing. The machine has RAM for a small part of it.
-fn device_of_16_tib(ctx: &Ctx) -> Outcome {
+fn device_of_16_tib_works(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=16777216")?;
     let device = ctx.open()?;
     let maps = [block(1)?, block(2)?];
@@ -173,7 +185,7 @@ fn device_of_16_tib(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-fn idle_memory_is_given_back(ctx: &Ctx) -> Outcome {
+fn idle_chunks_are_removed(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=1024")?;
     let device = ctx.open()?;
     check_eq!(device.placement()?.pieces, 0, "pieces before any use");
@@ -367,7 +379,7 @@ fn cold_tables(ctx: &Ctx) -> Outcome {
 
 /// While reclaim frees tables as fast as it can, the device makes progress and reads the latest CPU
 /// writes.
-fn cold_tables_of_a_busy_device(ctx: &Ctx) -> Outcome {
+fn table_reclaim_lets_a_busy_device_progress(ctx: &Ctx) -> Outcome {
     let Some(group) = Group::new("hmm-cold-busy")? else {
         return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));
     };

@@ -20,20 +20,21 @@ const PAGES: usize = 15;
 const OURS: &str = "test_hmm only migrates all of a range";
 
 pub const TESTS: &[Test] = &[
-    Test::new("kinds", "anonymous", anonymous),
-    Test::new("kinds", "anonymous_huge", anonymous_huge),
-    Test::new("kinds", "shared_anonymous", shared_anonymous),
-    Test::new("kinds", "file_shared", file_shared),
-    Test::new("kinds", "file_private", file_private),
-    Test::new("kinds", "file_private_device_writes_first", file_private_device_first),
-    Test::new("kinds", "file_private_evicted", file_private_evicted).only_rust(OURS),
-    Test::new("kinds", "memfd_shared", memfd_shared),
-    Test::new("kinds", "memfd_private", memfd_private),
-    Test::new("kinds", "hugetlb", hugetlb),
-    Test::new("kinds", "stack", stack),
-    Test::new("kinds", "heap", heap),
-    Test::new("kinds", "data_segment", data_segment),
-    Test::new("kinds", "device_file", device_file),
+    Test::new("vma_types", "anonymous", anonymous),
+    Test::new("vma_types", "anonymous_huge", anonymous_huge),
+    Test::new("vma_types", "shared_anonymous", shared_anonymous),
+    Test::new("vma_types", "file_shared", file_shared),
+    Test::new("vma_types", "file_private", file_private),
+    Test::new("vma_types", "file_private_device_write_makes_a_copy", file_private_device_first),
+    Test::new("vma_types", "file_private_copies_are_evicted", file_private_copies_are_evicted)
+        .only_rust(OURS),
+    Test::new("vma_types", "memfd_shared", memfd_shared),
+    Test::new("vma_types", "memfd_private", memfd_private),
+    Test::new("vma_types", "hugetlb", hugetlb),
+    Test::new("vma_types", "stack", stack),
+    Test::new("vma_types", "heap", heap),
+    Test::new("vma_types", "data_segment", data_segment),
+    Test::new("vma_types", "device_file", device_file),
 ];
 
 /// Expected result of a migration.
@@ -139,7 +140,7 @@ fn file_private_device_first(ctx: &Ctx) -> Outcome {
 
 /// Eviction finds private copies of a file's pages by their file offset, in each part of the
 /// mapping and at any address to which they were moved.
-fn file_private_evicted(ctx: &Ctx) -> Outcome {
+fn file_private_copies_are_evicted(ctx: &Ctx) -> Outcome {
     let file = files::temp_file("/tmp", 1, PAGES)?;
     let map = Mapping::file_private(&file, PAGES)?;
     let target = Mapping::anon(PAGES)?;

@@ -11,18 +11,18 @@ const PAGES: usize = 32;
 const OOPS: &str = "a refault of its own device page: oops";
 
 pub const TESTS: &[Test] = &[
-    Test::new("layout", "mremap_of_device_pages", mremap_small).defect(OOPS),
-    Test::new("layout", "mremap_of_huge_device_pages", mremap_huge).defect(OOPS),
-    Test::new("layout", "mremap_of_a_part_of_a_huge_page", mremap_part).defect(OOPS),
-    Test::new("layout", "munmap_of_the_first_half", |ctx| munmap_part(ctx, 0)).defect(OOPS),
-    Test::new("layout", "munmap_of_the_middle", |ctx| munmap_part(ctx, 128)).defect(OOPS),
-    Test::new("layout", "munmap_of_the_last_half", |ctx| munmap_part(ctx, 256)).defect(OOPS),
-    Test::new("layout", "munmap_of_a_mirrored_range", munmap_mirrored),
-    Test::new("layout", "mprotect_in_ram", mprotect_in_ram),
-    Test::new("layout", "mprotect_on_the_device", mprotect_on_device).defect(OOPS),
-    Test::new("layout", "soft_dirty_keeps_read_entries", soft_dirty)
+    Test::new("vma_changes", "mremap_of_device_pages", mremap_small).defect(OOPS),
+    Test::new("vma_changes", "mremap_of_huge_device_pages", mremap_huge).defect(OOPS),
+    Test::new("vma_changes", "mremap_of_a_part_keeps_the_rest", mremap_part).defect(OOPS),
+    Test::new("vma_changes", "munmap_of_the_first_half", |ctx| munmap_part(ctx, 0)).defect(OOPS),
+    Test::new("vma_changes", "munmap_of_the_middle", |ctx| munmap_part(ctx, 128)).defect(OOPS),
+    Test::new("vma_changes", "munmap_of_the_last_half", |ctx| munmap_part(ctx, 256)).defect(OOPS),
+    Test::new("vma_changes", "munmap_of_a_mirrored_range", munmap_mirrored),
+    Test::new("vma_changes", "mprotect_in_ram", mprotect_in_ram),
+    Test::new("vma_changes", "mprotect_on_the_device", mprotect_on_device).defect(OOPS),
+    Test::new("vma_changes", "soft_dirty_keeps_read_entries", soft_dirty)
         .only_rust("test_hmm removes entries that need only be write-protected"),
-    Test::new("layout", "mprotect_none_and_back", mprotect_none).defect(OOPS),
+    Test::new("vma_changes", "mprotect_none_and_back", mprotect_none).defect(OOPS),
 ];
 
 fn no_device_read(ctx: &Ctx, map: &Mapping, first: usize, npages: usize) -> Outcome {

@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 const NO_LIMIT: &str = "test_hmm has no limit of its memory";
 
 pub const TESTS: &[Test] = &[
-    Test::new("reload", "refused_while_open", refused_while_open),
-    Test::new("reload", "refused_while_pages_are_there", refused_with_pages),
-    Test::new("reload", "many_cycles_without_a_leak", many_cycles).seconds(400),
-    Test::new("reload", "no_device_memory_left", no_memory_left).only_rust(NO_LIMIT),
-    Test::new("reload", "memory_out_of_use_is_given_back", out_of_use).only_rust(NO_LIMIT),
-    Test::new("reload", "bad_parameters", bad_parameters).only_rust(NO_LIMIT),
+    Test::new("module_reload", "unload_fails_while_open", unload_fails_while_open),
+    Test::new("module_reload", "unload_fails_with_resident_pages", refused_with_pages),
+    Test::new("module_reload", "reload_cycles_leak_nothing", many_cycles).seconds(400),
+    Test::new("module_reload", "migration_beyond_device_memory_fails", no_memory_left)
+        .only_rust(NO_LIMIT),
+    Test::new("module_reload", "onlined_memory_is_removed_when_idle", out_of_use)
+        .only_rust(NO_LIMIT),
+    Test::new("module_reload", "bad_parameters_are_refused", bad_parameters).only_rust(NO_LIMIT),
 ];
 
 /// Returns the names of the modules in load order.
@@ -96,7 +98,7 @@ fn all_refused(ctx: &Ctx, when: &str) -> Outcome {
     Ok(())
 }
 
-fn refused_while_open(ctx: &Ctx) -> Outcome {
+fn unload_fails_while_open(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     load(ctx, "")?;
     let device = ctx.open()?;

@@ -18,15 +18,25 @@ use std::time::{Duration, Instant};
 const OURS: &str = "the C driver has no engines";
 
 pub const TESTS: &[Test] = &[
-    Test::new("lifecycle", "kill_at_random_points", kill_at_random).only_rust(OURS).seconds(300),
-    Test::new("lifecycle", "oom_reaper_is_served", |ctx| oom(ctx, true)).only_rust(OURS),
-    Test::new("lifecycle", "oom_reaper_is_refused", |ctx| oom(ctx, false)).only_rust(OURS),
-    Test::new("lifecycle", "suspend", |ctx| sleep(ctx, "mem")).only_rust(OURS),
-    Test::new("lifecycle", "hibernation", |ctx| sleep(ctx, "disk")).only_rust(OURS),
-    Test::new("lifecycle", "cpu_hotplug", cpu_hotplug).only_rust(OURS),
-    Test::new("lifecycle", "memory_grows_while_in_use", grows).only_rust(OURS).private(),
-    Test::new("lifecycle", "dup_and_two_opens", dup_and_two_opens).only_rust(OURS),
-    Test::new("lifecycle", "file_of_another_process", file_of_another).only_rust(OURS),
+    Test::new("module_stress", "kill_at_random_points_leaks_nothing", kill_at_random)
+        .only_rust(OURS)
+        .seconds(300),
+    Test::new("module_stress", "oom_reaper_frees_memory_of_a_victim", |ctx| oom(ctx, true))
+        .only_rust(OURS),
+    Test::new("module_stress", "oom_reaper_is_refused_during_a_slow_flush", |ctx| oom(ctx, false))
+        .only_rust(OURS),
+    Test::new("module_stress", "suspend", |ctx| sleep(ctx, "mem")).only_rust(OURS),
+    Test::new("module_stress", "hibernation", |ctx| sleep(ctx, "disk")).only_rust(OURS),
+    Test::new("module_stress", "cpu_hotplug_does_not_disturb_devices", cpu_hotplug).only_rust(OURS),
+    Test::new("module_stress", "chunks_are_added_while_in_use", grows).only_rust(OURS).private(),
+    Test::new(
+        "module_stress",
+        "dup_shares_a_mirror_and_open_does_not",
+        dup_shares_a_mirror_and_open_does_not,
+    )
+    .only_rust(OURS),
+    Test::new("module_stress", "file_keeps_the_mirror_of_its_opener", file_of_another)
+        .only_rust(OURS),
 ];
 
 /// Pseudo-random numbers (xorshift64), the same in every run.
@@ -380,7 +390,7 @@ fn grows(ctx: &Ctx) -> Outcome {
 
 /// Duplicates of a descriptor share one file with one mirror. A second open has a mirror of its
 /// own.
-fn dup_and_two_opens(ctx: &Ctx) -> Outcome {
+fn dup_shares_a_mirror_and_open_does_not(ctx: &Ctx) -> Outcome {
     let first = ctx.open()?;
     let copy = Device::of_process(std::process::id() as i32, first.fd()).what("copy the file")?;
     let second = ctx.open()?;

@@ -17,28 +17,45 @@ const OURS: &str = "the C driver has no engines";
 const NOBODY: u32 = 65534;
 
 pub const TESTS: &[Test] = &[
-    Test::new("hostile", "only_root_opens", only_root_opens).only_rust("as upstream, by the node"),
-    Test::new("hostile", "a_child_drives_its_parent", child_drives_parent),
-    Test::new("hostile", "a_passed_file_is_its_openers", passed_file),
-    Test::new("hostile", "exec_leaves_nothing", exec_leaves_nothing),
-    Test::new("hostile", "setuid_keeps_the_mirror", setuid_keeps_the_mirror),
-    Test::new("hostile", "memory_of_the_dead", memory_of_the_dead),
-    Test::new("hostile", "kernel_addresses_of_commands", kernel_addresses).only_rust(OURS),
-    Test::new("hostile", "everything_at_once", everything).only_rust("a known hang of test_hmm"),
-    Test::new("hostile", "commands_of_a_file", commands_of_a_file).only_rust(OURS),
-    Test::new("hostile", "nothing_is_pinned", nothing_is_pinned),
-    Test::new("hostile", "a_lock_of_everything_is_refused_at_once", lock_everything)
+    Test::new("security", "only_root_may_open", only_root_may_open)
+        .only_rust("as upstream, by the node"),
+    Test::new("security", "inherited_file_accesses_the_opener", child_drives_parent),
+    Test::new("security", "passed_file_accesses_the_opener_only", passed_file),
+    Test::new("security", "exec_revokes_access", exec_revokes_access),
+    Test::new("security", "setuid_keeps_the_mirror", setuid_keeps_the_mirror),
+    Test::new(
+        "security",
+        "memory_of_exited_processes_is_cleared",
+        memory_of_exited_processes_is_cleared,
+    ),
+    Test::new("security", "commands_on_kernel_addresses_are_refused", kernel_addresses)
         .only_rust(OURS),
-    Test::new("hostile", "a_pull_of_everything_ends_at_a_hole", pull_everything).only_rust(OURS),
-    Test::new("hostile", "tables_are_charged", tables_are_charged).only_rust("it charges nobody"),
-    Test::new("hostile", "files_give_their_memory_back", files_give_back),
-    Test::new("hostile", "killed_while_it_copies", killed_while_it_copies).only_rust(OURS),
-    Test::new("hostile", "killed_while_it_maps", killed_while_it_maps)
+    Test::new("security", "commands_on_all_addresses_cost_mapped_memory_only", everything)
+        .only_rust("a known hang of test_hmm"),
+    Test::new("security", "commands_per_file_are_bounded", commands_per_file_are_bounded)
+        .only_rust(OURS),
+    Test::new(
+        "security",
+        "accesses_and_migrations_pin_no_pages",
+        accesses_and_migrations_pin_no_pages,
+    ),
+    Test::new("security", "lock_of_all_addresses_is_refused_at_once", lock_everything)
+        .only_rust(OURS),
+    Test::new("security", "pull_of_all_addresses_ends_at_a_hole", pull_everything).only_rust(OURS),
+    Test::new(
+        "security",
+        "page_tables_are_charged_to_the_cgroup",
+        page_tables_are_charged_to_the_cgroup,
+    )
+    .only_rust("it charges nobody"),
+    Test::new("security", "file_close_frees_page_tables", files_give_back),
+    Test::new("security", "kill_interrupts_copies", kill_interrupts_copies).only_rust(OURS),
+    Test::new("security", "kill_interrupts_population", kill_interrupts_population)
         .only_rust("a known defect of test_hmm: it takes all memory"),
 ];
 
 /// The node belongs to root, and no other user has access.
-fn only_root_opens(ctx: &Ctx) -> Outcome {
+fn only_root_may_open(ctx: &Ctx) -> Outcome {
     let path = Device::path(ctx.device);
     let node = std::fs::metadata(&path)?;
     check_eq!((node.uid(), node.gid()), (0, 0), "owner of the node");
@@ -126,7 +143,7 @@ fn passed_file(ctx: &Ctx) -> Outcome {
 
 /// After exec() in the opener the file gives no access to the new program. Otherwise a file would
 /// give access to programs with more privileges.
-fn exec_leaves_nothing(ctx: &Ctx) -> Outcome {
+fn exec_revokes_access(ctx: &Ctx) -> Outcome {
     let told = Gate::new()?;
     let go = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
@@ -176,7 +193,7 @@ fn setuid_keeps_the_mirror(ctx: &Ctx) -> Outcome {
 }
 
 /// Device and system memory of an exited process: the next user must not see their contents.
-fn memory_of_the_dead(ctx: &Ctx) -> Outcome {
+fn memory_of_exited_processes_is_cleared(ctx: &Ctx) -> Outcome {
     const MANY: usize = 1024;
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
@@ -264,7 +281,7 @@ fn everything(ctx: &Ctx) -> Outcome {
 }
 
 /// Number of commands that a file can have.
-fn commands_of_a_file(ctx: &Ctx) -> Outcome {
+fn commands_per_file_are_bounded(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let other = ctx.open()?;
     let map = Mapping::anon(1)?;
@@ -308,7 +325,7 @@ fn commands_of_a_file(ctx: &Ctx) -> Outcome {
 }
 
 /// With RLIMIT_MEMLOCK of 0. Device accesses and migrations must not lock or pin pages.
-fn nothing_is_pinned(ctx: &Ctx) -> Outcome {
+fn accesses_and_migrations_pin_no_pages(ctx: &Ctx) -> Outcome {
     let pins = procfs::pins()?;
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
@@ -338,7 +355,7 @@ fn nothing_is_pinned(ctx: &Ctx) -> Outcome {
 
 /// Page tables of a mirror are charged to the memory control group of the process, also if the
 /// fault of an engine has allocated them.
-fn tables_are_charged(ctx: &Ctx) -> Outcome {
+fn page_tables_are_charged_to_the_cgroup(ctx: &Ctx) -> Outcome {
     const GIB: usize = 2;
     let group = hostile::Group::new("hmm-e2e").what("a control group")?;
     let Some(group) = group else {
@@ -417,7 +434,7 @@ fn dies(child: Child, gate: &Gate, what: &str) -> Outcome {
 
 /// Copies take a second each, and a step has 512 of them. A task that waits for them can be killed,
 /// and pages that were not copied stay in place.
-fn killed_while_it_copies(ctx: &Ctx) -> Outcome {
+fn kill_interrupts_copies(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     // The child maps the same memory and migrates its own view of it.
     let map = Mapping::anon_aligned(1)?;
@@ -447,7 +464,7 @@ fn killed_while_it_copies(ctx: &Ctx) -> Outcome {
 }
 
 /// mmap() of a large range of the node. A kill ends it before all pages are populated.
-fn killed_while_it_maps(ctx: &Ctx) -> Outcome {
+fn kill_interrupts_population(ctx: &Ctx) -> Outcome {
     let gate = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;

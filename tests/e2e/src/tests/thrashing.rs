@@ -2,7 +2,7 @@
 //! Thrashing: pages that CPUs and devices access in turns.
 
 use super::memory::with;
-use super::reload::unload;
+use super::module_reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
@@ -16,12 +16,16 @@ const OURS: &str = "test_hmm moves no page by itself";
 
 /// Tests in the group that unloads modules.
 pub const TESTS: &[Test] = &[
-    Test::new("memory", "bouncing_page_makes_progress", bouncing_page).only_rust(OURS).seconds(120),
-    Test::new("memory", "bouncing_page_stays", bouncing_stays).only_rust(OURS),
-    Test::new("memory", "bouncing_page_stays_for_all_mirrors", stays_for_all)
+    Test::new("memory", "thrashing_page_makes_progress", bouncing_page)
+        .only_rust(OURS)
+        .seconds(120),
+    Test::new("memory", "thrashing_page_stays_in_place", bouncing_stays).only_rust(OURS),
+    Test::new("memory", "thrashing_state_is_shared_by_mirrors", stays_for_all)
         .only_rust(OURS)
         .private(),
-    Test::new("memory", "who_waits_sleeps_and_can_be_killed", who_waits).only_rust(OURS).private(),
+    Test::new("memory", "thrashing_wait_sleeps_and_is_killable", who_waits)
+        .only_rust(OURS)
+        .private(),
 ];
 
 /// Two devices and four CPU threads access one page. The number of moves is bounded by

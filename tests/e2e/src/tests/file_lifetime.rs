@@ -14,13 +14,14 @@ const PAGES: usize = 128;
 const EXTENSION: &str = "the kernel's 7.2 driver has no READ_UNLOCKED";
 
 pub const TESTS: &[Test] = &[
-    Test::new("life", "exit_with_device_pages", |ctx| end_with_pages(ctx, false)),
-    Test::new("life", "kill_with_device_pages", |ctx| end_with_pages(ctx, true)),
-    Test::new("life", "file_outlives_its_process", file_outlives),
-    Test::new("life", "commands_without_a_process", commands_without_process)
+    Test::new("file_lifetime", "exit_with_device_pages", |ctx| end_with_pages(ctx, false)),
+    Test::new("file_lifetime", "kill_with_device_pages", |ctx| end_with_pages(ctx, true)),
+    Test::new("file_lifetime", "process_exit_frees_device_pages_of_an_open_file", file_outlives),
+    Test::new("file_lifetime", "commands_after_process_exit_fail", commands_without_process)
         .only_rust("test_hmm is not asked what it does then"),
-    Test::new("life", "userfaultfd_read_unlocked", userfaultfd).only_rust(EXTENSION),
-    Test::new("life", "many_opens", many_opens),
+    Test::new("file_lifetime", "userfaultfd_populates_during_a_device_read", userfaultfd)
+        .only_rust(EXTENSION),
+    Test::new("file_lifetime", "many_mirrors_of_a_process_work", many_opens),
 ];
 
 /// Waits until exactly `pages` pages of the device are in use.

@@ -24,18 +24,20 @@ const RANGE_OPS: [Op; 9] = [
 ];
 
 pub const TESTS: &[Test] = &[
-    Test::new("bad", "ranges", ranges),
-    Test::new("bad", "huge_lengths", huge_lengths),
-    Test::new("bad", "unmapped", unmapped),
-    Test::new("bad", "kernel_addresses", kernel_addresses),
-    Test::new("bad", "no_access", no_access),
-    Test::new("bad", "read_only", read_only),
-    Test::new("bad", "read_only_after_a_lost_race", lost_race).only_rust("needs our library"),
-    Test::new("bad", "device_memory_of_others", pfn_mapping),
-    Test::new("bad", "user_buffer", user_buffer),
-    Test::new("bad", "argument_pointer", argument_pointer),
-    Test::new("bad", "unknown_commands", unknown_commands),
-    Test::new("bad", "counters", counters).only_rust("test_hmm has no counters"),
+    Test::new("invalid_args", "malformed_ranges_are_refused", ranges),
+    Test::new("invalid_args", "huge_lengths_are_refused", huge_lengths),
+    Test::new("invalid_args", "unmapped_ranges_are_refused", unmapped),
+    Test::new("invalid_args", "kernel_addresses_are_refused", kernel_addresses),
+    Test::new("invalid_args", "prot_none_ranges_are_refused", no_access),
+    Test::new("invalid_args", "writes_to_read_only_memory_are_refused", read_only),
+    Test::new("invalid_args", "read_only_memory_is_refused_after_a_lost_race", lost_race)
+        .only_rust("needs our library"),
+    Test::new("invalid_args", "pfn_mappings_are_refused", pfn_mapping),
+    Test::new("invalid_args", "bad_user_buffers_are_refused", user_buffer),
+    Test::new("invalid_args", "bad_argument_pointers_are_refused", argument_pointer),
+    Test::new("invalid_args", "unknown_commands_are_refused", unknown_commands),
+    Test::new("invalid_args", "undersized_counters_are_refused", counters)
+        .only_rust("test_hmm has no counters"),
 ];
 
 /// Data that must not change, and a buffer for the output of the kernel.

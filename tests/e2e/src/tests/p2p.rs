@@ -15,25 +15,23 @@ use std::time::{Duration, Instant};
 const OURS: &str = "the C driver has no connections";
 
 pub const TESTS: &[Test] = &[
-    Test::new("connect", "connections_are_told", told).only_rust(OURS),
-    Test::new("connect", "pages_move_between_devices", moves).only_rust(OURS),
-    Test::new("connect", "a_huge_page_moves_in_parts_where_none_is_free", in_parts)
+    Test::new("p2p", "connectivity_is_reported", told).only_rust(OURS),
+    Test::new("p2p", "pages_migrate_between_devices", moves).only_rust(OURS),
+    Test::new("p2p", "huge_page_is_pulled_in_parts_without_a_free_block", in_parts)
         .only_rust(OURS)
         .private(),
-    Test::new("connect", "as_the_other_device_sees_it", seen_by_the_other).only_rust(OURS),
-    Test::new("connect", "holes_stay_holes", around_holes).only_rust(OURS),
-    Test::new("connect", "without_a_connection_through_memory", through).only_rust(OURS),
-    Test::new("connect", "a_reader_in_place_goes_on_if_its_device_is_connected", in_place)
-        .only_rust(OURS),
-    Test::new("connect", "readers_of_the_source_go_on", readers).only_rust(OURS).private(),
-    Test::new("connect", "readers_on_both_devices_go_on", readers_on_both).only_rust(OURS),
-    Test::new("connect", "the_source_reads_what_the_destination_wrote", source_first)
-        .only_rust(OURS),
-    Test::new("connect", "two_devices_fight_and_progress", fight).only_rust(OURS).seconds(120),
-    Test::new("connect", "a_failed_copy_loses_nothing", failed).only_rust(OURS),
-    Test::new("connect", "a_closed_file_loses_nothing", closed).only_rust(OURS),
-    Test::new("connect", "one_process_four_devices", four_devices).only_rust(OURS),
-    Test::new("connect", "four_processes_one_device", four_processes).only_rust(OURS),
+    Test::new("p2p", "snapshot_reports_remote_pages", seen_by_the_other).only_rust(OURS),
+    Test::new("p2p", "holes_are_not_populated", around_holes).only_rust(OURS),
+    Test::new("p2p", "unconnected_devices_copy_through_system_memory", through).only_rust(OURS),
+    Test::new("p2p", "connected_reader_in_place_never_faults", in_place).only_rust(OURS),
+    Test::new("p2p", "readers_of_the_source_never_fault", readers).only_rust(OURS).private(),
+    Test::new("p2p", "readers_on_both_devices_never_fault", readers_on_both).only_rust(OURS),
+    Test::new("p2p", "source_reads_writes_of_the_destination", source_first).only_rust(OURS),
+    Test::new("p2p", "two_competing_devices_make_progress", fight).only_rust(OURS).seconds(120),
+    Test::new("p2p", "failed_copy_keeps_contents", failed).only_rust(OURS),
+    Test::new("p2p", "file_close_keeps_contents", closed).only_rust(OURS),
+    Test::new("p2p", "one_process_uses_four_devices", four_devices).only_rust(OURS),
+    Test::new("p2p", "four_processes_share_one_device", four_processes).only_rust(OURS),
 ];
 
 pub(super) struct Pair {

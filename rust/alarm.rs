@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_alarms() {
+    fn names_match_the_alarms() {
         for (index, (alarm, name)) in Alarm::ALL.iter().enumerate() {
             assert_eq!(*alarm as usize, index);
             assert_eq!(alarm.name(), *name);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expected_alarm_is_seen() {
+    fn expected_alarm_is_counted() {
         let expected = ExpectedAlarm::new(Alarm::StaleTranslation);
         assert_eq!(expected.raised(), 0);
         crate::alarm!(StaleTranslation, "a test expects this");

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn every_so_manyth_use_fails() -> Result {
+    fn every_nth_use_fails() -> Result {
         let state = PointState::new();
         state.set("3 every\n".parse()?);
         for round in 1..=9 {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn one_allocation_of_the_device_fails() {
+    fn device_fails_one_allocation() {
         let faults = DeviceFaults::new();
         assert!(!faults.fails_allocation() && !faults.keeps_write());
         faults.fail_allocation(true);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_refused() {
+    fn invalid_text_is_refused() {
         for text in ["", "x", "-1", "1 always", "1 every 2", "1 2"] {
             assert_eq!(text.parse::<PointSetting>(), Err(EINVAL));
         }

@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_offset_tells_the_flags() -> Result {
+    fn offset_encodes_the_flags() -> Result {
         for bits in 0..8 {
             let flags = Flags {
                 host_shared: bits & 1 != 0,
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_knows_its_mappings() -> Result {
+    fn allocation_matches_its_mappings() -> Result {
         let start = 77 * PMD_SIZE;
         let memory = Allocation {
             range: PageRange::new(start, start + PMD_SIZE)?,
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_whole_pages() {
+    fn lengths_are_rounded_to_whole_pages() {
         let small = Flags::default();
         let huge = Flags {
             huge: true,

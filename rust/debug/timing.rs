@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_belongs_to_the_phase_that_ends() {
+    fn time_is_charged_to_the_ending_phase() {
         // Nothing else uses the library during KUnit suites, so that only this test adds to `Wait`.
         let read = || {
             let [.., wait] = &PHASE_COUNTERS;

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_ends_with_the_dma_fence_it_stands_for() -> Result {
+    fn fence_ends_with_its_dma_fence() -> Result {
         for result in [Ok(()), Err(EIO)] {
             let pending = pending(FenceType::NONE)?;
             let early = Fence::of(&pending.fence())?;
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_without_a_signal_it_is_cancelled() -> Result {
+    fn unsignalled_drop_cancels_the_fence() -> Result {
         drop(DmaFenceAlloc::new()?);
         let pending = pending(FenceType::NONE)?;
         let fence = Fence::of(&pending.fence())?;
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn its_kind_passes_to_the_fence_that_stands_for_it() -> Result {
+    fn imported_fence_keeps_its_type() -> Result {
         let mine = 1u8;
         let other = 2u8;
         let mine = FenceType::of(&mine);

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_is_signalled_once_with_its_result() -> Result {
+    fn fence_is_signalled_once_with_its_result() -> Result {
         let good = pending()?;
         let bad = pending()?;
         let fence = good.fence();
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_without_a_signal_it_is_cancelled() -> Result {
+    fn unsignalled_drop_cancels_the_fence() -> Result {
         let pending = pending()?;
         let fence = pending.fence();
         drop(pending);
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_with_its_time_or_with_the_signal() -> Result {
+    fn wait_ends_on_timeout_or_signal() -> Result {
         let pending = pending()?;
         let fence = pending.fence();
         let since = Instant::<Monotonic>::now();
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn its_kind_is_that_of_the_device_that_signals_it() -> Result {
+    fn fence_type_is_that_of_its_device() -> Result {
         let mine = 1u8;
         let other = 2u8;
         let mine = FenceType::of(&mine);
@@ -408,14 +408,14 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_no_eventfd_is_refused() -> Result {
+    fn descriptor_without_an_eventfd_is_refused() -> Result {
         let fence = pending()?.fence();
         assert_eq!(fence.eventfd(-1), Err(EBADF));
         Ok(())
     }
 
     #[test]
-    fn waiting_within_a_callback_is_refused() -> Result {
+    fn wait_within_a_callback_is_refused() -> Result {
         let pending = pending()?;
         let _within = reentry::ReentryGuard::enter();
         assert_eq!(pending.fence().synchronize(None), Err(reentry::deadlock()));

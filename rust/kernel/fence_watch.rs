@@ -10,12 +10,9 @@ use super::fence::Fence;
 use crate::{
     bindings,
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
-        lock_classes, //
-    }, //
+        deferred::{Deferred, DropWaits},
+        lock_classes,
+    },
 };
 use kernel::{
     ffi,
@@ -23,10 +20,9 @@ use kernel::{
     sync::{
         atomic::{ordering::Relaxed, Atomic, AtomicFlag},
         poll::PollCondVar,
-        Arc,
-        LockClassKey, //
+        Arc, LockClassKey,
     },
-    types::Opaque, //
+    types::Opaque,
 };
 
 /// The number of signalled fences of a file, and the tasks that poll the file for them.
@@ -168,7 +164,7 @@ mod tests {
     use kernel::time::{delay::fsleep, Delta, Instant, Monotonic};
 
     #[test]
-    fn a_watched_fence_counts_from_its_signal_until_it_is_dropped() -> Result {
+    fn signalled_fence_is_counted_until_dropped() -> Result {
         let watch = FenceWatch::new()?;
         let one = DriverFence::new(FenceType::NONE)?;
         let two = DriverFence::new(FenceType::NONE)?;
@@ -191,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_calls_few_at_a_time_with_interrupts_off() -> Result {
+    fn signal_bounds_callbacks_with_interrupts_off() -> Result {
         const COUNT: usize = 1000;
         let watch = FenceWatch::new()?;
         let pending = DriverFence::new(FenceType::NONE)?;

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_outlives_its_removal() -> Result {
+    fn found_object_outlives_its_removal() -> Result {
         let dropped = Arc::new(Atomic::new(0), GFP_KERNEL)?;
         let map = KBox::pin_init(RcuMap::new(), GFP_KERNEL)?;
         assert!(map.get(0x1000).is_none());
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lookup_beside_the_last_drop_finds_nothing_or_an_object() -> Result {
+    fn lookup_during_the_last_drop_is_safe() -> Result {
         let dropped = Arc::new(Atomic::new(0), GFP_KERNEL)?;
         let map = Arc::pin_init(RcuMap::new(), GFP_KERNEL)?;
         // Numbers of lookups that found an object, and of those that found none.

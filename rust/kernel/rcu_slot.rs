@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_is_freed_once_and_late() -> Result {
+    fn taken_object_is_freed_once_after_a_grace_period() -> Result {
         let drops = Arc::new(Atomic::new(0), GFP_KERNEL)?;
         let counted =
             |number| Ok::<_, Error>(KBox::new(Counted(drops.clone(), number), GFP_KERNEL)?);

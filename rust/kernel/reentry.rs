@@ -314,7 +314,7 @@ mod tests {
     use kernel::sync::Arc;
 
     #[test]
-    fn depth_is_counted_and_others_are_not_meant() -> Result {
+    fn depth_is_counted_for_its_own_task() -> Result {
         assert_eq!(may_wait(), Ok(()));
         let outer = ReentryGuard::enter();
         let inner = ReentryGuard::enter();
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_changes_nothing() {
+    fn full_table_does_not_change_results() {
         let name = TaskId::current();
         // Fill all places but one, beginning with the first one that is searched for this task.
         let others = || {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_guard_is_not_the_next_tasks() {
+    fn leaked_guard_does_not_affect_the_next_task() {
         let name = TaskId::current();
         core::mem::forget(ReentryGuard::enter());
         assert!(is_within());

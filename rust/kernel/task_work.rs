@@ -96,7 +96,7 @@ mod tests {
     };
 
     #[test]
-    fn a_kernel_thread_is_refused() -> Result {
+    fn kernel_threads_are_refused() -> Result {
         // A kernel thread never returns to user mode, so that its task work would never run.
         let completion = Arc::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
         let theirs = completion.clone();

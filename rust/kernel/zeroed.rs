@@ -34,7 +34,7 @@ mod tests {
     use kernel::sync::atomic::ordering::Relaxed;
 
     #[test]
-    fn all_words_are_there_and_zero() -> Result {
+    fn all_words_are_zero() -> Result {
         for count in [0, 1, 512, 1 << 16] {
             let words = words(count, GFP_KERNEL)?;
             assert_eq!(words.len(), count);

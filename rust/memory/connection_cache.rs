@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drivers_are_asked_once() -> Result {
+    fn drivers_are_queried_once() -> Result {
         let known = KBox::pin_init(ConnectionCache::new(), GFP_KERNEL)?;
         let others = [0u8; MAX_CACHED_CONNECTIONS + 1];
         let mut asked = 0;
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lesser_is_less() {
+    fn weaker_connections_compare_less() {
         assert_eq!(Connection::Unified.min(Connection::None), Connection::None);
         assert_eq!(
             Connection::Migratable.min(Connection::Unified),

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_leaves_nobody_out_when_others_come_and_go() -> Result {
+    fn walk_visits_all_mirrors_during_changes() -> Result {
         fn add(mirrors: &MirrorList) -> Result<(MirrorRegistration, Arc<Counting>)> {
             let mirror = Arc::new(Counting(Atomic::new(0)), GFP_KERNEL)?;
             Ok((mirrors.add(mirror.clone())?, mirror))

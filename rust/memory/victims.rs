@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_named_once_and_too_many_are_not_forgotten() -> Result {
+    fn victims_are_listed_once_and_overflow_is_reported() -> Result {
         let victims = KBox::pin_init(Victims::new(), GFP_KERNEL)?;
         for _ in 0..2 {
             (0..MAX_VICTIM_SPACES).for_each(|number| victims.add(MmId::for_test(number)));

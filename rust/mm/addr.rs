@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_end_at_borders() -> Result {
+    fn pieces_end_at_block_boundaries() -> Result {
         let range = PageRange::new(PMD_SIZE - 0x1000, 2 * PMD_SIZE + 0x2000)?;
         let mut pieces = range.pmd_pieces();
         assert_eq!(
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_and_indices() -> Result {
+    fn intersections_and_indices_stay_in_range() -> Result {
         let range = PageRange::from_pages(0x10000, 16)?;
         assert_eq!(range.index_of(0x12000), Some(2));
         assert!(range.contains(0x12fff) && !range.contains(0x20000) && !range.contains(0));

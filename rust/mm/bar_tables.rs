@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_give_pages_up_where_there_are_none() -> Result {
+    fn exhausted_region_reclaims_pages_of_tables() -> Result {
         let region = full()?;
         let first = table(&region, 3, 2)?;
         let second = table(&region, 5, 1)?;
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_has_ended_is_not_asked() -> Result {
+    fn destroyed_table_is_not_reclaimed() -> Result {
         let region = full()?;
         let (giver, member, _registration) = table(&region, 3, 1)?;
         drop(member);

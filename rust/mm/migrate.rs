@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arithmetic_is_that_of_the_headers() {
+    fn arithmetic_matches_the_c_headers() {
         for pfn in [0usize, 1, 0x12_3456, 1 << 40] {
             // SAFETY: Arithmetic only.
             let c = unsafe { bindings::rust_hmm_kunit_migrate_pfn(pfn) };

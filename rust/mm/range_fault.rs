@@ -456,7 +456,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_in_a_huge_page_are_put_right() {
+    fn frames_in_a_huge_page_are_corrected() {
         let huge = HmmPfn::VALID | ((PMD_ORDER as usize) << HmmPfn::ORDER_SHIFT);
         // As the core reports pages 160 and 161 of a huge page of device memory at frame 0x1200.
         let first = HmmPfn(huge | 0x1200);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn arithmetic_is_that_of_the_headers() {
+    fn arithmetic_matches_the_c_headers() {
         for order in [0usize, 9, 18, 31] {
             let raw = HmmPfn::VALID | HmmPfn::WRITE | (order << HmmPfn::ORDER_SHIFT) | 0x1234;
             let pfn = HmmPfn::from_raw(raw);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn limits() -> Result {
+    fn values_and_indices_at_the_limits_are_handled() -> Result {
         let map = KBox::pin_init(RangeMap::new(), GFP_KERNEL)?;
         assert_eq!(
             map.store(0..=0, NonZeroU64::new(MAX_VALUE + 1), Wait::Yes),

@@ -124,7 +124,7 @@ mod tests {
     use kernel::page::PAGE_SIZE;
 
     #[test]
-    fn the_mmap_lock_is_needed_once() -> Result {
+    fn mmap_lock_is_taken_once() -> Result {
         // SAFETY: The helper has no preconditions. The test task has an mm.
         let addr = unsafe { bindings::rust_hmm_kunit_mmap(PAGE_SIZE) };
         assert_ne!(addr, 0);

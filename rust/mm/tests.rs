@@ -32,7 +32,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn coherent_memory_that_is_not_free() -> Result {
+    fn busy_coherent_memory() -> Result {
         // System memory. Without the check, the core warns and the whole test run fails.
         let ram = device(MemoryKind::Coherent { start: 32 << 20 })?;
         assert_eq!(ram.add_chunks(1), Err(EBUSY));
@@ -55,7 +55,7 @@ mod suite {
     }
 
     #[test]
-    fn numbers_that_overflow() -> Result {
+    fn overflowing_page_numbers() -> Result {
         let device = device(MemoryKind::Private)?;
         device.add_chunks(1)?;
         let mut batch = Batch::new()?;
@@ -75,7 +75,7 @@ mod suite {
     }
 
     #[test]
-    fn orders_that_do_not_exist() {
+    fn invalid_orders() {
         for order in [PMD_ORDER + 1, 63, 64, u32::MAX] {
             let folio = LockedFolio::alloc_system(None, 0, order, Effort::Try);
             assert_eq!(folio.err(), Some(EINVAL));
@@ -83,7 +83,7 @@ mod suite {
     }
 
     #[test]
-    fn a_second_destination_for_a_page() -> Result {
+    fn second_destination_for_a_page() -> Result {
         // SAFETY: The helper has no preconditions. The test task has an mm.
         let addr = unsafe { bindings::rust_hmm_kunit_mmap(4 * PAGE_SIZE) };
         let range = PageRange::from_pages(addr, 4)?;
@@ -116,7 +116,7 @@ mod suite {
     }
 
     #[test]
-    fn names_of_devices_are_their_own() -> Result {
+    fn owner_cookies_differ_from_driver_cookies() -> Result {
         let device = device(MemoryKind::Private)?;
         let id = MigrationId::of(&*device);
         assert_ne!(EventOwner::from(device.owner()), id.into());
@@ -124,7 +124,7 @@ mod suite {
     }
 
     #[test]
-    fn a_device_that_does_not_reach_memory() -> Result {
+    fn device_with_a_narrow_dma_mask() -> Result {
         // SAFETY: The name is a C string, and the device is destroyed below.
         unsafe {
             let device = bindings::rust_hmm_dma_create(c"hmm-kunit-narrow".as_char_ptr());

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_stay_within() -> Result {
+    fn parts_stay_within_bounds() -> Result {
         let span = UserSpan::new(0x1000, 0x300);
         assert_eq!(span.part(0x100, 0x200)?, UserSpan::new(0x1100, 0x200));
         assert_eq!(span.part(0x100, 0x201), Err(EINVAL));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_stop_where_memory_ends() -> Result {
+    fn copies_stop_at_the_end_of_memory() -> Result {
         // SAFETY: Makes an address space for the test, if need be.
         let addr = unsafe { bindings::rust_hmm_kunit_mmap(0x3000) };
         assert_ne!(addr, 0);

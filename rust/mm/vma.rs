@@ -280,7 +280,7 @@ mod tests {
     };
 
     #[test]
-    fn a_sleep_lasts_as_long_as_was_asked_for() -> Result {
+    fn sleep_lasts_for_the_requested_time() -> Result {
         let sleeper: ARef<Task> = ARef::from(&**kernel::current!());
         let waker = Thread::spawn(c"hmm-test", move || {
             for _ in 0..100 {

@@ -9,7 +9,7 @@
 use crate::kernel::rcu_slot::RcuSlot;
 use kernel::{
     prelude::*,
-    sync::rcu::{self, Guard}, //
+    sync::rcu::{self, Guard},
 };
 
 /// Log2 of the number of places in the directory itself, and in the first segment.
@@ -133,7 +133,7 @@ mod tests {
     use crate::kernel::rcu_slot::Retired;
 
     #[test]
-    fn numbers_lead_to_segments_of_doubling_size() {
+    fn segments_double_in_size() {
         let numbers = [64, 127, 128, 255, 256];
         assert_eq!(
             numbers.map(split),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_stay_where_they_are_and_empty_places_are_used_again() -> Result {
+    fn objects_do_not_move_and_free_slots_are_reused() -> Result {
         let all = ChunkDirectory::new();
         for number in 0..200 {
             assert_eq!(

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn each_field_is_where_the_layout_says() {
+    fn fields_match_the_layout() {
         type Format = FormatOf<Wide>;
         let last = (1 << 52) - 1;
         assert_eq!(Format::leaf(0, DevicePte::system(0, false)), 1);

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_touch_brings_its_leaf() {
+    fn fault_expands_to_its_leaf() {
         assert_eq!(region(&PageSet::EMPTY, 0..1, 51), 0..16);
         assert_eq!(region(&PageSet::EMPTY, 100..101, 51), 96..112);
         assert_eq!(region(&PageSet::EMPTY, 511..512, 51), 496..512);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dense_part_comes_as_a_whole() {
+    fn dense_subtree_migrates_whole() {
         // Two leaves of two are dense enough for the next level, then three of four, and so on.
         assert_eq!(region(&mask(0..16), 16..17, 51), 0..32);
         assert_eq!(region(&mask(0..32), 32..33, 51), 0..64);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_agrees_with_a_plain_count() {
+    fn tree_matches_a_plain_count() {
         let mut random = 1u64;
         for _ in 0..60 {
             let mut used = PageSet::EMPTY;
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_needs_a_fault_per_block_or_less() -> Result {
+    fn stream_needs_at_most_one_fault_per_block() -> Result {
         const BLOCKS: usize = 64;
         let policy = Density::new(Parameters::DEFAULT)?;
         let bounces = bounces()?;
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_stream_takes_along_moves_no_more_often() -> Result {
+    fn prefetched_pages_do_not_move_more_often() -> Result {
         let policy = Density::new(Parameters {
             thrash_nap: 0,
             ..Parameters::DEFAULT
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_takes_no_block_along_that_stays() -> Result {
+    fn stream_prefetches_no_immovable_block() -> Result {
         let policy = Density::new(Parameters {
             thrash_nap: 0,
             ..Parameters::DEFAULT
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_and_granularity_hold() -> Result {
+    fn limits_and_granularity_are_respected() -> Result {
         let policy = Density::new(Parameters::DEFAULT)?;
         let bounces = bounces()?;
         let none = |_| PageSet::EMPTY;

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_grow_and_jumps_shrink() -> Result {
+    fn window_grows_on_streams_and_shrinks_on_jumps() -> Result {
         let windows = FaultWindows::new()?;
         let base = 1 << 40;
         let mut at = base;
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn address_spaces_do_not_disturb_each_other() -> Result {
+    fn address_spaces_have_independent_windows() -> Result {
         let windows = FaultWindows::new()?;
         assert_eq!(windows.record_fault(1, 1 << 40), 64 << 10);
         assert_eq!(windows.record_fault(2, 1 << 41), 64 << 10);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_holds_the_page() -> Result {
+    fn window_contains_the_page() -> Result {
         let windows = FaultWindows::new()?;
         let mut random = 7u64;
         for _ in 0..1000 {

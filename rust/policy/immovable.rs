@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_parts_are_remembered_for_a_while() -> Result {
+    fn whole_parts_are_remembered_until_they_expire() -> Result {
         let mut known = Immovable::new();
         assert!(!known.has(pages(0, 1)?, 0));
         // Half of a part, a whole part, and half of another.
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_forgotten() -> Result {
+    fn changed_blocks_are_removed() -> Result {
         let mut known = Immovable::new();
         known.add(pages(0, 2048)?, 0);
         known.remove(pages(512 + 511, 2)?);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_share_a_place_replace_each_other() -> Result {
+    fn blocks_in_one_slot_replace_each_other() -> Result {
         let mut known = Immovable::new();
         known.add(pages(0, 512)?, 0);
         known.add(pages(CACHE_SLOTS * 512, 16)?, 0);

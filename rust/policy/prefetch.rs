@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_grows_and_a_random_walk_does_not() -> Result {
+    fn stream_grows_and_random_walk_does_not() -> Result {
         let mut stream = Streams::new();
         let mut next = 0;
         let mut brought = KVec::new();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn several_streams_at_once() -> Result {
+    fn several_streams_are_followed() -> Result {
         let mut stream = Streams::new();
         for step in 0..4 {
             for number in 0..4 {

@@ -31,7 +31,7 @@ use core::ops::Range;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode}, //
+    rbtree::{RBTree, RBTreeNode},
 };
 
 /// Number of histories that are kept regardless of their age.
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_bounces_stays_for_a_while() -> Result {
+    fn thrashing_page_is_pinned_for_a_while() -> Result {
         let mut detector = ThrashDetector::new();
         let mut moves = 0;
         // A page that leaves the device immediately, with a fault each ms for 10 s of a fake clock.
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_along_counts_as_what_is_wanted() -> Result {
+    fn prefetched_pages_count_like_faulted_pages() -> Result {
         let mut detector = ThrashDetector::new();
         // A fault on a new page, with which all pages before it would be migrated. Returns whether
         // they are.
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_wanted_and_what_comes_along_with_it_count_once() -> Result {
+    fn faulted_and_prefetched_pages_count_once() -> Result {
         let mut detector = ThrashDetector::new();
         let napping = Parameters {
             thrash_nap: 5,
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn others_get_a_page_that_bounces_for_a_moment() -> Result {
+    fn fault_on_a_thrashing_page_waits_briefly() -> Result {
         let mut detector = ThrashDetector::new();
         let napping = Parameters {
             thrash_nap: 5,
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_mirror_has_there_does_not_bounce() -> Result {
+    fn pages_resident_for_another_mirror_do_not_thrash() -> Result {
         let mut detector = ThrashDetector::new();
         let mut there = PageSet::EMPTY;
         there.add(5..6);
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_bounces_are_none() -> Result {
+    fn slow_moves_are_not_thrashing() -> Result {
         let mut detector = ThrashDetector::new();
         for round in 0..100 {
             let now = round * 101;
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn other_pages_of_a_block_are_no_bounce() -> Result {
+    fn moves_of_other_pages_are_not_thrashing() -> Result {
         let mut detector = ThrashDetector::new();
         for number in 0..512 {
             assert_eq!(
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_evicted_from_full_memory_stays_at_once() -> Result {
+    fn pages_evicted_from_full_memory_stay_at_once() -> Result {
         let mut detector = ThrashDetector::new();
         detector.moved(PageRange::from_pages(0x4000_0000, 512)?, 0);
         assert_eq!(
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn each_block_has_a_past_of_its_own() -> Result {
+    fn each_block_has_its_own_history() -> Result {
         const BLOCKS: usize = 3 * MIN_KEPT_HISTORIES;
         let mut detector = ThrashDetector::new();
         // The blocks are 2 GiB apart.
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_long_ago_is_forgotten() -> Result {
+    fn old_history_is_discarded() -> Result {
         let mut detector = ThrashDetector::new();
         for now in 0..20 * MIN_KEPT_HISTORIES {
             let range = page(now * PMD_PAGES)?;

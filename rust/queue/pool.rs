@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn all_parts_are_done_once_and_several_at_once() -> Result {
+    fn parts_run_once_and_in_parallel() -> Result {
         let pool = WorkerPool::new(3)?;
         let alone = work(5, usize::MAX)?;
         assert_eq!(WorkerPool::run(None, &alone), Ok(()));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_it_and_nobody_keeps_it() -> Result {
+    fn failure_ends_the_job_and_frees_it() -> Result {
         let pool = WorkerPool::new(2)?;
         let shared = work(100, 3)?;
         assert_eq!(WorkerPool::run(Some(&pool), &shared), Err(EIO));

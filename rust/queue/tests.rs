@@ -51,7 +51,7 @@ mod suite {
     static STATIC: u8 = 0;
 
     #[test]
-    fn operations_run_in_their_order_and_after_their_fences() -> Result {
+    fn operations_run_in_order_after_their_fences() -> Result {
         let kind = FenceType::of(&STATIC);
         let one = Queue::new(kind, 8)?;
         let two = Queue::new(kind, 8)?;
@@ -75,7 +75,7 @@ mod suite {
     }
 
     #[test]
-    fn a_failure_concerns_who_depends_on_it_only() -> Result {
+    fn failure_affects_dependants_only() -> Result {
         let queue = Queue::new(FenceType::NONE, 16)?;
         let log = Log::new()?;
         let bad = queue.submit(KVec::new(), |_| Err(EIO))?;
@@ -103,7 +103,7 @@ mod suite {
     }
 
     #[test]
-    fn a_full_queue_refuses_and_a_dropped_one_cancels() -> Result {
+    fn full_queue_refuses_and_dropped_queue_cancels() -> Result {
         let queue = Queue::new(FenceType::NONE, 2)?;
         let gate = gate(FenceType::NONE)?;
         queue.wait(gate.fence())?;
@@ -130,7 +130,7 @@ mod suite {
     }
 
     #[test]
-    fn nobody_looks_at_fences_of_the_same_type_of_device() -> Result {
+    fn fences_of_the_same_type_are_not_checked() -> Result {
         let other = 1u8;
         let kind = FenceType::of(&STATIC);
         let queue = Queue::new(kind, 8)?;

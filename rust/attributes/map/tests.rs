@@ -125,7 +125,7 @@ mod suite {
     }
 
     #[test]
-    fn gaps_reach_from_piece_to_piece() -> Result {
+    fn gaps_end_at_neighbouring_ranges() -> Result {
         let map = new()?;
         map.change(
             range(1000, 10)?,
@@ -142,7 +142,7 @@ mod suite {
     }
 
     #[test]
-    fn what_was_moved_is_found_again() -> Result {
+    fn moved_ranges_are_found_again() -> Result {
         let map = new()?;
         map.change(
             range(1000, 10)?,
@@ -198,7 +198,7 @@ mod suite {
     }
 
     #[test]
-    fn new_memory_at_an_old_place_has_none() -> Result {
+    fn new_memory_at_an_old_address_has_no_attributes() -> Result {
         let map = new()?;
         map.change(
             range(1000, 10)?,
@@ -239,7 +239,7 @@ mod suite {
     }
 
     #[test]
-    fn what_has_no_home_is_not_looked_for() -> Result {
+    fn ranges_without_an_anchor_are_not_searched() -> Result {
         let map = new()?;
         map.change(
             range(1000, 10)?,
@@ -260,7 +260,7 @@ mod suite {
     }
 
     #[test]
-    fn bad_orders_are_refused_and_change_nothing() -> Result {
+    fn bad_orders_are_refused_without_effect() -> Result {
         let map = new()?;
         let bad = AttributeUpdate {
             granularity: Some(Some(10)),
@@ -275,7 +275,7 @@ mod suite {
     }
 
     #[test]
-    fn more_than_there_is_room_for_is_lost_the_oldest_first() -> Result {
+    fn overflow_drops_the_oldest_range() -> Result {
         let map = new()?;
         for number in 0..MAX_ORPHANS + 10 {
             map.change(
@@ -305,7 +305,7 @@ mod suite {
     }
 
     #[test]
-    fn what_one_device_prefers_is_elsewhere_for_the_other() -> Result {
+    fn preference_of_one_device_is_remote_for_the_other() -> Result {
         let map = new()?;
         let all = range(1000, 10)?;
         let home = home(1000);
@@ -345,7 +345,7 @@ mod suite {
     }
 
     #[test]
-    fn what_two_devices_said_moves_along() -> Result {
+    fn attributes_of_two_devices_move_with_the_range() -> Result {
         let map = new()?;
         map.change(
             range(1000, 10)?,
@@ -378,7 +378,7 @@ mod suite {
     }
 
     #[test]
-    fn what_moved_out_of_sight_is_watched_first() -> Result {
+    fn ranges_moved_beyond_the_window_are_watched_first() -> Result {
         let map = new()?;
         map.change(
             range(1000, 10)?,
@@ -414,7 +414,7 @@ mod suite {
     }
 
     #[test]
-    fn a_device_that_closes_takes_its_part_along() -> Result {
+    fn device_close_drops_its_attributes() -> Result {
         let map = new()?;
         let all = range(1000, 10)?;
         let home = home(1000);
@@ -483,7 +483,7 @@ mod suite {
     }
 
     #[test]
-    fn sets_are_bounded_and_used_again() -> Result {
+    fn sets_are_bounded_and_reused() -> Result {
         let map = new()?;
         let mut count = 0;
         let full = loop {
@@ -514,7 +514,7 @@ mod suite {
     }
 
     #[test]
-    fn devices_are_bounded() -> Result {
+    fn number_of_devices_is_bounded() -> Result {
         let map = new()?;
         let all = range(1000, 1)?;
         let home = home(1000);

@@ -9,7 +9,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_told_as_they_were_set() -> Result {
+    fn attributes_are_read_back() -> Result {
         let (range, driver) = attached(2)?;
         let mirror = driver.mirror();
         let start = range.start();
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_device_prefers_is_told() -> Result {
+    fn preference_of_another_device_is_reported() -> Result {
         let (range, driver) = attached(2)?;
         let (_, other) = attached(1)?;
         let start = range.start();
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_attribute_can_be_is_refused() -> Result {
+    fn invalid_attributes_are_refused() -> Result {
         let (range, driver) = attached(1)?;
         let mirror = driver.mirror();
         let start = range.start();

@@ -20,7 +20,7 @@ mod tests {
     };
 
     #[test]
-    fn a_migration_ends_with_the_queue_that_it_is_a_part_of() -> Result {
+    fn queue_destruction_ends_its_migration() -> Result {
         let (range, driver) = attached(4)?;
         for index in 0..4 {
             store(range.address(index), 70 + index as u64)?;
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_releases_what_it_was_given_once() -> Result {
+    fn queue_releases_its_work_once() -> Result {
         let (_range, driver) = attached(1)?;
         let queue = driver.queue();
         let data = driver.data();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_is_signalled_once() -> Result {
+    fn fence_is_signalled_once() -> Result {
         let invalid = EINVAL.to_errno();
         // SAFETY: The test has the references to the fences.
         unsafe {

@@ -9,7 +9,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_moves_and_callbacks_are_paired() -> Result {
+    fn migration_pairs_callbacks() -> Result {
         let (range, driver) = attached(6)?;
         for index in 0..4 {
             store(range.address(index), 50 + index as u64)?;
@@ -91,7 +91,7 @@ mod tests {
     /// Between the drop of a mirror's reference to the memory and the decrement of the memory's
     /// user count, a delay is injected.
     #[test]
-    fn memory_is_busy_until_its_mirror_has_dropped_it() -> Result {
+    fn memory_is_busy_while_a_mirror_holds_it() -> Result {
         let (_, driver) = attached(1)?;
         let armed = ArmedPoint::new(FailPoint::Window, 1, false)?;
         let destroyer = driver.clone();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_evicted_for_a_migration_that_does_not_want_it() -> Result {
+    fn migration_without_eviction_evicts_nothing() -> Result {
         let (range, driver) = attached(PAGES + 4)?;
         for index in 0..range.pages() {
             store(range.address(index), index as u64)?;
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_lock_belongs_to_its_task() -> Result {
+    fn table_lock_is_released_by_its_task_only() -> Result {
         let (range, driver) = attached(1)?;
         let mirror = driver.mirror();
         let start = range.start();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn other_headers_and_numbers_are_refused() -> Result {
+    fn invalid_structures_and_values_are_refused() -> Result {
         let (range, driver) = attached(1)?;
         let invalid = EINVAL.to_errno();
         let is = |pointer: *mut ffi::c_void, errno: ffi::c_int| {
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_fault_did_is_told() -> Result {
+    fn fault_reports_its_outcome() -> Result {
         let (range, driver) = attached(3)?;
         store(range.start(), 8)?;
         let mirror = driver.mirror();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unplugged_is_gone() -> Result {
+    fn calls_after_unplug_return_enodev() -> Result {
         let (range, driver) = attached(2)?;
         store(range.start(), 9)?;
         let mirror = driver.mirror();
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_another_device_is_none_of_ours() -> Result {
+    fn pages_of_another_device_are_not_own_pages() -> Result {
         let (range, driver) = attached(2)?;
         let other = attach()?;
         store(range.start(), 4)?;

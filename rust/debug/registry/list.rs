@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn all_come_in_order_and_once() -> Result {
+    fn objects_are_listed_once_in_order() -> Result {
         let mut list = ObjectList(None);
         assert!(list.next(ObjectKind::Mirror, 0).is_none());
         let mut places = KVec::new();
@@ -271,7 +271,7 @@ mod tests {
     /// With 16 times as many objects, a walk should take slightly more than 16 times as long. If
     /// each step visited all objects, it would take 256 times as long.
     #[test]
-    fn a_step_does_not_look_at_all_of_them() -> Result {
+    fn step_does_not_visit_all_objects() -> Result {
         let few = cost(512)?;
         let many = cost(8192)?;
         assert!(many / few < 100);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_reference_is_dropped_without_the_lock() -> Result {
+    fn last_reference_is_dropped_without_the_lock() -> Result {
         let own = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
         let free = Arc::new(Atomic::new(0), GFP_KERNEL)?;
         let last = Last {

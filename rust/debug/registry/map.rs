@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_look_alike_are_one_line() -> Result {
+    fn equal_neighbours_share_a_line() -> Result {
         let mut lines = lines(1024)?;
         let page = |index: usize| PageRange::from_pages(index * PAGE_SIZE, 1);
         for index in 1..=3 {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_left_for_the_next_read() -> Result {
+    fn lines_without_space_wait_for_the_next_read() -> Result {
         let mut lines = lines(2 * LINE_MAX_BYTES)?;
         let far = |index: usize| PageRange::from_pages(index * 2 * PAGE_SIZE, 1);
         let mut taken = 0;

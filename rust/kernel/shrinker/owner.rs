@@ -304,7 +304,7 @@ mod tests {
     const ALL: usize = 1000;
 
     #[test]
-    fn owners_with_objects_on_the_list_are_asked_in_turn() -> Result {
+    fn owners_of_listed_objects_are_shrunk_in_turn() -> Result {
         let first = giver(ALL)?;
         let second = giver(ALL)?;
         let idle = giver(ALL)?;
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_whose_registration_ended_is_not_asked() -> Result {
+    fn unregistered_owner_is_not_called() -> Result {
         let (owner, giver, registration) = giver(ALL)?;
         let object = Reclaimable::new(&owner)?;
         object.add();
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_is_being_asked_is_passed_over() -> Result {
+    fn busy_owner_is_skipped() -> Result {
         let (owner, giver, _registration) = giver(ALL)?;
         let object = Reclaimable::new(&owner)?;
         object.add();

@@ -76,7 +76,7 @@ mod suite {
     }
 
     #[test]
-    fn order_is_that_of_accesses() -> Result {
+    fn eviction_order_is_access_order() -> Result {
         let lru = lru(4)?;
         for block in [2, 0, 3, 1, 2] {
             lru.mark_accessed(block);
@@ -98,7 +98,7 @@ mod suite {
     }
 
     #[test]
-    fn staying_in_a_block_passes_no_time() -> Result {
+    fn accesses_to_one_block_do_not_advance_time() -> Result {
         let lru = lru(2)?;
         lru.mark_accessed(0);
         let now = lru.now();
@@ -114,7 +114,7 @@ mod suite {
     }
 
     #[test]
-    fn what_is_used_in_part_goes_first() -> Result {
+    fn partial_blocks_are_evicted_first() -> Result {
         let lru = lru(8)?;
         for block in 0..8 {
             lru.mark_accessed(block);
@@ -155,7 +155,7 @@ mod suite {
     }
 
     #[test]
-    fn blocks_that_are_used_in_part_later_go_first() -> Result {
+    fn blocks_that_become_partial_are_evicted_first() -> Result {
         let lru = lru(8)?;
         for block in 0..8 {
             lru.mark_accessed(block);
@@ -186,7 +186,7 @@ mod suite {
     }
 
     #[test]
-    fn order_is_the_same_for_16_tib() -> Result {
+    fn order_is_exact_for_16_tib() -> Result {
         // 16 TiB, with blocks in use in three places.
         let lru = Lru::new(1 << 23)?;
         let blocks = [0, 70, 5000, 5001, (1 << 23) - 1];

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_has_one_work_item_for_all_faults() -> Result {
+    fn faults_of_a_page_share_one_work_item() -> Result {
         let table = SplitTable::new()?;
         let (completion, item) = table.begin(512, true)?;
         let item = item.ok_or(EINVAL)?;
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn only_faults_that_cannot_sleep_find_that_it_gave_up() -> Result {
+    fn failure_is_reported_to_nonsleeping_faults_only() -> Result {
         let table = SplitTable::new()?;
         let give_up = |can_sleep: bool| -> Result {
             let (completion, item) = table.begin(512, can_sleep)?;
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_that_cannot_sleep_joins_later() -> Result {
+    fn nonsleeping_fault_joins_later() -> Result {
         let table = SplitTable::new()?;
         let (_, item) = table.begin(512, true)?;
         assert!(matches!(table.meet(512, false), Met::Splitting(_)));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_page_is_not_split_for_the_one_before() -> Result {
+    fn reused_page_is_not_split_for_its_predecessor() -> Result {
         let table = SplitTable::new()?;
         let (completion, first) = table.begin(512, true)?;
         let first = first.ok_or(EINVAL)?;
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn without_memory_for_the_work_item_nobody_waits() -> Result {
+    fn failed_work_item_allocation_does_not_wait() -> Result {
         let table = SplitTable::new()?;
         let (completion, item) = table.begin(512, true)?;
         drop(item);

@@ -14,7 +14,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn foreign_events_take_pages_away() -> Result {
+    fn foreign_events_clear_marks() -> Result {
         let mine = 0u8;
         let other = 0u8;
         let mine = MigrationId::of(&mine);
@@ -76,7 +76,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_of_a_part_that_still_belong_to_it() -> Result {
+    fn owned_pages_of_a_part_are_reported() -> Result {
         let name = MigrationId::of(&0u8);
         let mut running = InFlightMigrations::new();
         let range = PageRange::from_pages(0x20_0000, 300)?;
@@ -108,7 +108,7 @@ mod suite {
     }
 
     #[test]
-    fn any_number_runs_at_once() -> Result {
+    fn many_migrations_run_concurrently() -> Result {
         let names = [0u8; 1000];
         let mut running = InFlightMigrations::new();
         let request = |name: &u8, index: usize, pages| {
@@ -159,7 +159,7 @@ mod suite {
     }
 
     #[test]
-    fn a_page_belongs_to_one_migration() -> Result {
+    fn page_belongs_to_one_migration() -> Result {
         let names = [0u8; 2];
         let first = MigrationId::of(&names[0]);
         let second = MigrationId::of(&names[1]);
@@ -201,7 +201,7 @@ mod suite {
     }
 
     #[test]
-    fn an_ordinary_one_leaves_only_what_nobody_takes() -> Result {
+    fn ordinary_migration_keeps_unclaimed_entries_only() -> Result {
         let owner = PgmapOwner::for_test(1);
         let names = [0u8; 2];
         let back = MigrationId::of(&names[0]);

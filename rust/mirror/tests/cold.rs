@@ -44,7 +44,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn cold_tables_are_given_up_and_built_again() -> Result {
+    fn cold_tables_are_freed_and_rebuilt() -> Result {
         let (pages, shared, mirror) = sparse()?;
         let mut frames = KVec::new();
         for page in &pages {
@@ -82,7 +82,7 @@ mod suite {
     }
 
     #[test]
-    fn tables_that_were_installed_to_are_not_given_up() -> Result {
+    fn recently_written_tables_are_kept() -> Result {
         let (pages, _shared, mirror) = sparse()?;
         reclaim(&mirror, 1);
         for page in pages.iter().skip(BLOCKS - 8) {
@@ -100,7 +100,7 @@ mod suite {
     }
 
     #[test]
-    fn tables_with_exclusive_entries_are_not_given_up() -> Result {
+    fn tables_with_exclusive_entries_are_kept() -> Result {
         let (pages, _shared, mirror) = sparse()?;
         for (block, page) in pages.iter().enumerate().skip(BLOCKS / 2) {
             if block % 8 == 0 {
@@ -119,7 +119,7 @@ mod suite {
     }
 
     #[test]
-    fn tables_of_a_migration_under_way_are_not_given_up() -> Result {
+    fn tables_of_an_in_flight_migration_are_kept() -> Result {
         // The chunks that reclaim takes do not depend on the mirror.
         let (pages, _shared, mirror) = sparse()?;
         reclaim(&mirror, 3);
@@ -161,7 +161,7 @@ mod suite {
     }
 
     #[test]
-    fn tables_of_memory_that_stays_mapped_are_not_given_up() -> Result {
+    fn tables_of_accessed_by_memory_are_kept() -> Result {
         let (pages, _shared, mirror) = sparse()?;
         let change = AttributeUpdate {
             accessed_by: Some(true),

@@ -78,7 +78,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn pages_are_found_by_address_as_long_as_they_are_there() -> Result {
+    fn present_pages_are_found_by_address() -> Result {
         let (range, dma, mirror) = addressed(4)?;
         mirror.fault(range, Access::Write)?;
         assert_eq!(dma.live(), 4);
@@ -119,7 +119,7 @@ mod suite {
     }
 
     #[test]
-    fn what_may_not_be_written_has_no_address_for_that() -> Result {
+    fn read_only_pages_have_no_writable_address() -> Result {
         let (range, _dma, mirror) = addressed(1)?;
         let other = map(1)?;
         mirror.fault(range, Access::Read)?;
@@ -135,7 +135,7 @@ mod suite {
     }
 
     #[test]
-    fn device_memory_has_addresses_of_its_own() -> Result {
+    fn device_memory_has_device_addresses() -> Result {
         let (range, dma, mirror) = addressed(2)?;
         mirror.fault(range, Access::Write)?;
         let before = walk(&mirror, range.start())?;
@@ -159,7 +159,7 @@ mod suite {
     }
 
     #[test]
-    fn a_fault_without_an_address_fails_and_the_next_one_does_not() -> Result {
+    fn fault_without_an_address_fails_and_retry_works() -> Result {
         let (range, dma, mirror) = addressed(4)?;
         let armed = ArmedPoint::new(FailPoint::Dma, 2, false)?;
         assert_eq!(mirror.fault(range, Access::Write), Err(ENOMEM));
@@ -177,7 +177,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_that_come_back_without_an_address_have_come_back() -> Result {
+    fn pages_migrate_back_without_an_address() -> Result {
         let (range, dma, mirror) = addressed(4)?;
         mirror.fault(range, Access::Write)?;
         assert_eq!(mirror.migrate(range).to_device()?.moved, 4);
@@ -194,7 +194,7 @@ mod suite {
     }
 
     #[test]
-    fn what_is_removed_while_its_device_is_closed_is_unmapped_once() -> Result {
+    fn entries_removed_during_device_close_are_unmapped_once() -> Result {
         // Number of removals during a close. Not every round has some.
         let mut concurrent = 0;
         let mut rounds = 0;

@@ -270,7 +270,7 @@ mod suite {
     }
 
     #[test]
-    fn a_mirror_in_its_own_callbacks() -> Result {
+    fn mirror_in_its_own_callbacks() -> Result {
         for from in [From::FlushStart, From::FlushWait] {
             let (mirror, range) = nosy(2)?;
             mirror.fault(range, Access::Write)?;
@@ -327,7 +327,7 @@ mod suite {
     }
 
     #[test]
-    fn a_thread_by_its_own_closure() -> Result {
+    fn thread_by_its_own_closure() -> Result {
         let ends = Ends::new()?;
         let own = Arc::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?;
         let ours = Counted::new(&ends);
@@ -346,7 +346,7 @@ mod suite {
     }
 
     #[test]
-    fn a_queue_by_its_own_operation() -> Result {
+    fn queue_by_its_own_operation() -> Result {
         let ends = Ends::new()?;
         let own = Arc::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?;
         let queue = Queue::new(FenceType::NONE, 4)?;
@@ -375,7 +375,7 @@ mod suite {
     }
 
     #[test]
-    fn while_a_file_is_opened() -> Result {
+    fn during_an_open() -> Result {
         let ends = Ends::new()?;
         let gate = Gate::new(Counted::new(&ends))?;
         let mut own = Cargo::new();

@@ -38,7 +38,7 @@ mod suite {
     /// Memory beyond the addresses of the table is refused before it is faulted in. If nothing is
     /// mapped there, that error is reported instead.
     #[test]
-    fn what_is_beyond_the_table_is_refused() -> Result {
+    fn addresses_beyond_the_table_are_refused() -> Result {
         let range = map(2)?;
         let shared = shared()?;
         let current = current!();
@@ -64,7 +64,7 @@ mod suite {
     }
 
     #[test]
-    fn a_fault_maps_and_munmap_takes_it_away() -> Result {
+    fn fault_installs_and_munmap_removes_entries() -> Result {
         let (range, shared, mirror) = attached(4)?;
         store(range.start(), 41)?;
         assert_eq!(device_load(&mirror, range.start())?, None);
@@ -90,7 +90,7 @@ mod suite {
     }
 
     #[test]
-    fn an_invalidation_between_collect_and_commit_is_seen() -> Result {
+    fn invalidation_between_collect_and_commit_is_detected() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         store(range.start(), 1)?;
         let space = mirror.space()?;
@@ -108,7 +108,7 @@ mod suite {
     }
 
     #[test]
-    fn discard_and_snapshot() -> Result {
+    fn discard_removes_entries_and_snapshot_finds_pages() -> Result {
         let (range, _shared, mirror) = attached(2)?;
         store(range.start(), 5)?;
         mirror.fault(range, Access::Read)?;
@@ -124,7 +124,7 @@ mod suite {
     }
 
     #[test]
-    fn a_second_mirror_keeps_its_entries() -> Result {
+    fn second_mirror_keeps_its_entries() -> Result {
         let range = map(2)?;
         let shared = shared()?;
         let first = mirror(&shared)?;
@@ -142,7 +142,7 @@ mod suite {
     }
 
     #[test]
-    fn events_that_only_take_write_access_keep_the_entry() -> Result {
+    fn write_protecting_events_keep_the_entry() -> Result {
         let (range, _shared, mirror, pfn) = writable()?;
         let first = PageRange::from_pages(range.start(), 1)?;
         assert!(pretend(&mirror, NotifierEvent::SoftDirty, first));
@@ -169,7 +169,7 @@ mod suite {
     }
 
     #[test]
-    fn what_the_device_wrote_is_dirty_when_it_is_taken_away() -> Result {
+    fn device_written_pages_are_dirty_after_invalidation() -> Result {
         let (range, _shared, mirror, pfn) = writable()?;
         assert!(pretend(&mirror, NotifierEvent::ProtectionVma, range));
         assert_eq!(mirror.lock_table()?.present(range), 0);
@@ -248,7 +248,7 @@ mod suite {
     }
 
     #[test]
-    fn a_flush_waits_for_accesses_under_way() -> Result {
+    fn flush_waits_for_running_accesses() -> Result {
         let range = map(1)?;
         let shared = shared()?;
         let mirror = Arc::new(mirror(&shared)?, GFP_KERNEL)?;
@@ -281,7 +281,7 @@ mod suite {
     }
 
     #[test]
-    fn what_the_device_wrote_is_dirty_when_the_mirror_goes() -> Result {
+    fn device_written_pages_are_dirty_after_mirror_drop() -> Result {
         let (_, shared, mirror, pfn) = writable()?;
         let before = shared.flushes.load(Relaxed);
         drop(mirror);

@@ -14,7 +14,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn exclusive_access_ends_with_a_cpu_touch() -> Result {
+    fn exclusive_access_ends_on_a_cpu_access() -> Result {
         let (range, _shared, mirror) = attached(2)?;
         store(range.start(), 21)?;
         mirror.make_exclusive(range)?;
@@ -30,7 +30,7 @@ mod suite {
     }
 
     #[test]
-    fn nothing_becomes_exclusive_after_an_unplug() -> Result {
+    fn exclusive_access_fails_after_unplug() -> Result {
         let (range, shared, mirror) = attached(2)?;
         store(range.start(), 21)?;
         let mirror = Arc::new(mirror, GFP_KERNEL)?;

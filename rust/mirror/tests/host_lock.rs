@@ -18,7 +18,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn a_range_is_locked_until_its_last_user_has_gone() -> Result {
+    fn range_is_locked_until_its_last_unlock() -> Result {
         let (range, _shared, mirror) = attached(8)?;
         let agents = agent()?;
         let lock = |first, pages| -> Result<usize> {
@@ -44,7 +44,7 @@ mod suite {
     }
 
     #[test]
-    fn what_extends_a_range_or_is_finer_is_refused() -> Result {
+    fn extended_and_finer_locks_are_refused() -> Result {
         let (range, _shared, mirror) = attached(8)?;
         let agents = agent()?;
         let lock = |first, pages, grain| {
@@ -69,7 +69,7 @@ mod suite {
     }
 
     #[test]
-    fn what_gets_no_address_is_not_locked() -> Result {
+    fn pages_without_an_address_are_not_locked() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         let agents = agent()?;
         let armed = ArmedPoint::new(FailPoint::Dma, 3, false)?;
@@ -86,7 +86,7 @@ mod suite {
     }
 
     #[test]
-    fn an_agent_that_goes_has_nothing_mapped_and_takes_nothing_more() -> Result {
+    fn removed_agent_is_unmapped_and_maps_nothing() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         let agents = agent()?;
         let lock = || mirror.lock(range, &agents, Coherence::Fine);
@@ -129,7 +129,7 @@ mod suite {
     }
 
     #[test]
-    fn locked_memory_comes_back_and_stays() -> Result {
+    fn locking_migrates_back_and_prevents_migration() -> Result {
         let (range, shared, mirror) = attached(4)?;
         for index in 0..4 {
             store(range.address(index), 100 + index as u64)?;
@@ -159,7 +159,7 @@ mod suite {
     }
 
     #[test]
-    fn what_was_unmapped_since_is_not_locked_again() -> Result {
+    fn remapped_memory_does_not_share_the_lock() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         let agents = agent()?;
         let lock = || mirror.lock(range, &agents, Coherence::Fine);

@@ -24,7 +24,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn migration_there_and_back() -> Result {
+    fn migration_to_the_device_and_back_works() -> Result {
         let (range, shared, mirror) = attached(8)?;
         for index in 0..6 {
             store(range.address(index), 100 + index as u64)?;
@@ -105,12 +105,12 @@ mod suite {
     }
 
     #[test]
-    fn a_switch_gives_write_access_after_its_flush() -> Result {
+    fn commit_grants_write_access_after_its_flush() -> Result {
         switched(|_, _| {}, true)
     }
 
     #[test]
-    fn what_loses_write_access_meanwhile_does_not_get_it_back() -> Result {
+    fn write_access_lost_in_flight_is_not_restored() -> Result {
         let take = |mirror: &Mirror<TestDevice>, range| {
             pretend(mirror, NotifierEvent::ProtectionPage, range);
         };
@@ -118,7 +118,7 @@ mod suite {
     }
 
     #[test]
-    fn what_moved_before_an_error_is_counted() -> Result {
+    fn pages_moved_before_an_error_are_counted() -> Result {
         let (all, shared, mirror) = attached(3 * PMD_PAGES)?;
         let start = all.start().next_multiple_of(PMD_SIZE);
         let range = PageRange::from_pages(start, PMD_PAGES + 1)?;
@@ -132,7 +132,7 @@ mod suite {
     }
 
     #[test]
-    fn a_new_huge_page_is_not_split_for_the_one_before() -> Result {
+    fn new_huge_page_is_not_split_for_its_predecessor() -> Result {
         let (_, shared, _mirror) = attached(PMD_PAGES)?;
         let memory = &shared.memory;
         memory.add_chunks(PMD_PAGES)?;
@@ -166,7 +166,7 @@ mod suite {
     }
 
     #[test]
-    fn a_new_page_has_no_stale_flags() -> Result {
+    fn new_page_has_no_stale_flags() -> Result {
         let (_, shared, _mirror) = attached(PMD_PAGES)?;
         let memory = &shared.memory;
         memory.add_chunks(PMD_PAGES)?;
@@ -209,7 +209,7 @@ mod suite {
     }
 
     #[test]
-    fn a_drained_device_has_nothing() -> Result {
+    fn drained_device_has_no_pages() -> Result {
         let (range, shared, mirror) = attached(PMD_PAGES + 16)?;
         for index in 0..PMD_PAGES + 16 {
             store(range.address(index), 200 + index as u64)?;
@@ -237,7 +237,7 @@ mod suite {
     }
 
     #[test]
-    fn only_device_pages_come_back() -> Result {
+    fn only_device_pages_migrate_back() -> Result {
         // All pages are in one window, and its second half was never accessed.
         let all = map(64)?;
         let at = all.start().next_multiple_of(16 * PAGE_SIZE);
@@ -258,7 +258,7 @@ mod suite {
     }
 
     #[test]
-    fn a_failed_copy_loses_nothing() -> Result {
+    fn failed_copy_keeps_contents() -> Result {
         let (range, shared, mirror) = attached(4)?;
         for index in 0..4 {
             store(range.address(index), 7 + index as u64)?;
@@ -274,7 +274,7 @@ mod suite {
     }
 
     #[test]
-    fn too_little_device_memory_is_partial_success() -> Result {
+    fn insufficient_device_memory_is_partial_success() -> Result {
         let (range, shared, mirror) = attached(6 * PMD_PAGES)?;
         store(range.start(), 3)?;
         let outcome = mirror.migrate(range).to_device()?;
@@ -285,7 +285,7 @@ mod suite {
     }
 
     #[test]
-    fn what_the_device_says_that_it_uses_stays() -> Result {
+    fn pages_marked_accessed_are_not_evicted() -> Result {
         let (all, shared, mirror) = attached(6 * PMD_PAGES)?;
         let start = all.start().next_multiple_of(PMD_SIZE);
         let piece = |number: usize| PageRange::from_pages(start + number * PMD_SIZE, PMD_PAGES);
@@ -312,7 +312,7 @@ mod suite {
     }
 
     #[test]
-    fn isolated_pages_go_back_when_dropped() -> Result {
+    fn dropped_isolated_pages_are_restored() -> Result {
         let range = map(4)?;
         store(range.start(), 11)?;
         let current = current!();
@@ -384,7 +384,7 @@ mod suite {
     }
 
     #[test]
-    fn a_dropped_migration_invalidates_before_it_frees() -> Result {
+    fn dropped_migration_invalidates_before_freeing() -> Result {
         let (range, shared, mirror) = attached(4)?;
         for index in 0..4 {
             store(range.address(index), 80 + index as u64)?;
@@ -441,7 +441,7 @@ mod suite {
     }
 
     #[test]
-    fn holes_far_from_all_tables_move() -> Result {
+    fn holes_without_page_tables_migrate() -> Result {
         // The process has mapped nothing else in the last 2 MiB, which are in another GiB than the
         // start.
         let all = map((PMD_PAGES + 1) * PMD_PAGES)?;
@@ -461,7 +461,7 @@ mod suite {
     }
 
     #[test]
-    fn what_stays_in_the_table_keeps_its_mark() -> Result {
+    fn entries_that_stay_keep_their_marks() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         mirror.migrate(range).to_device()?;
         let name = MigrationId::of(&range);
@@ -492,7 +492,7 @@ mod suite {
     }
 
     #[test]
-    fn a_migration_that_is_stopped_begins_no_step() -> Result {
+    fn cancelled_migration_starts_no_step() -> Result {
         let (all, shared, mirror) = attached(4 * PMD_PAGES)?;
         let start = all.start().next_multiple_of(PMD_SIZE);
         let range = PageRange::from_pages(start, 2 * PMD_PAGES)?;
@@ -512,7 +512,7 @@ mod suite {
     }
 
     #[test]
-    fn an_entry_that_lost_only_its_mark_does_not_outlive_its_page() -> Result {
+    fn unmarked_entry_does_not_outlive_its_page() -> Result {
         let (range, shared, mirror) = attached(4)?;
         let mirror = Arc::new(mirror, GFP_KERNEL)?;
         let memory = shared.memory.driver();
@@ -549,7 +549,7 @@ mod suite {
     }
 
     #[test]
-    fn the_device_reads_while_pages_move() -> Result {
+    fn device_reads_during_migrations() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         for index in 0..4 {
             store(range.address(index), 50 + index as u64)?;

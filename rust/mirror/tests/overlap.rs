@@ -208,7 +208,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn a_block_is_isolated_while_the_one_before_is_copied() -> Result {
+    fn next_block_is_isolated_during_the_copy() -> Result {
         const ALL: usize = BLOCKS * PMD_PAGES;
         let (range, shared, mirror, engine) = blocks(BLOCKS, None)?;
         mirror.fault(range, Access::Read)?;
@@ -251,7 +251,7 @@ mod suite {
     }
 
     #[test]
-    fn copies_that_are_done_at_once_do_not_overlap() -> Result {
+    fn synchronous_copies_do_not_overlap() -> Result {
         let (range, _shared, mirror, engine) = blocks(2, None)?;
         drop(engine);
         let before = now();
@@ -271,7 +271,7 @@ mod suite {
     }
 
     #[test]
-    fn a_failed_copy_leaves_only_its_page() -> Result {
+    fn failed_copy_affects_its_page_only() -> Result {
         const FAILED: usize = 70;
         // A page of the first block, and one of a block that overlaps.
         for first in [3, PMD_PAGES + 3] {
@@ -300,7 +300,7 @@ mod suite {
     }
 
     #[test]
-    fn what_cannot_overlap_moves_without() -> Result {
+    fn blocks_unfit_for_overlap_migrate_without() -> Result {
         for (point, end) in [
             (FailPoint::Retry, Overlap::Changed),
             (FailPoint::Transaction, Overlap::Failed),
@@ -323,7 +323,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_without_memory_are_tried_again_after_the_overlap() -> Result {
+    fn failed_allocations_are_retried_after_the_overlap() -> Result {
         let (range, _shared, mirror, engine) = blocks(3, None)?;
         mirror.fault(range, Access::Read)?;
         let before = now();
@@ -341,7 +341,7 @@ mod suite {
     }
 
     #[test]
-    fn entries_that_were_lost_are_there_after_the_overlap() -> Result {
+    fn lost_entries_are_restored_after_the_overlap() -> Result {
         // Entries of the first block, and of one that overlaps.
         for lost in [1, 2] {
             let (range, _shared, mirror, engine) = blocks(3, None)?;
@@ -360,7 +360,7 @@ mod suite {
     }
 
     #[test]
-    fn a_hole_ends_the_overlap() -> Result {
+    fn hole_ends_the_overlap() -> Result {
         const HOLE: usize = PMD_PAGES + 5;
         let (range, _shared, mirror, engine) = blocks(3, Some(HOLE))?;
         let before = now();
@@ -379,7 +379,7 @@ mod suite {
     }
 
     #[test]
-    fn nothing_is_evicted_for_a_block_that_follows() -> Result {
+    fn next_block_evicts_nothing() -> Result {
         let (range, shared, mirror, engine) = blocks(BLOCKS, None)?;
         // There is room for two blocks.
         let used = PageRange::from_pages(range.address(2 * PMD_PAGES), 2 * PMD_PAGES)?;
@@ -403,7 +403,7 @@ mod suite {
     }
 
     #[test]
-    fn no_block_follows_when_the_migration_is_to_stop() -> Result {
+    fn cancelled_migration_isolates_no_next_block() -> Result {
         let (range, shared, mirror, engine) = blocks(3, None)?;
         let before = now();
         engine.set(&[], 0..0)?;

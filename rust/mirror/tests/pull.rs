@@ -99,7 +99,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn a_dropped_migration_invalidates_for_all_its_readers() -> Result {
+    fn dropped_migration_invalidates_all_readers() -> Result {
         let (range, [(shared, source), (_, destination)]) = two(4, Connection::None)?;
         let memory = &shared.memory;
         let reader = mirror(&shared)?;
@@ -157,7 +157,7 @@ mod suite {
     }
 
     #[test]
-    fn a_table_that_refuses_the_destination_leaves_the_source_no_entry() -> Result {
+    fn refused_pull_destination_leaves_no_source_entry() -> Result {
         let range = map(4)?;
         store(range.start(), 7)?;
         let current = current!();
@@ -190,7 +190,7 @@ mod suite {
     }
 
     #[test]
-    fn both_drivers_are_asked_once_and_the_lesser_counts() -> Result {
+    fn both_drivers_are_queried_once_and_the_weaker_counts() -> Result {
         let (_range, [(shared, one), (other, two)]) = two(1, Connection::Unified)?;
         let here = shared.memory.driver();
         let there = other.memory.driver();
@@ -213,7 +213,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_move_directly() -> Result {
+    fn connected_devices_copy_directly() -> Result {
         let (range, [(shared, one), (other, two)]) = two(6, Connection::Migratable)?;
         let outcome = two.pull(range, &one)?;
         assert_eq!((outcome.moved, outcome.copy_failed), (6, 0));
@@ -230,7 +230,7 @@ mod suite {
     }
 
     #[test]
-    fn without_a_connection_through_system_memory() -> Result {
+    fn unconnected_devices_copy_through_system_memory() -> Result {
         let (range, [(_, one), (other, two)]) = two(6, Connection::None)?;
         assert_eq!(two.pull(range, &one)?.moved, 6);
         assert_eq!(one.stats().get(Counter::ToSystem), 6);
@@ -240,7 +240,7 @@ mod suite {
     }
 
     #[test]
-    fn a_failed_copy_leaves_its_page_where_it_is() -> Result {
+    fn failed_copy_leaves_its_page_at_the_source() -> Result {
         let (range, [(shared, one), (other, two)]) = two(4, Connection::Migratable)?;
         shared.memory.driver().fail_copies.store(1, Relaxed);
         let outcome = two.pull(range, &one)?;
@@ -253,7 +253,7 @@ mod suite {
     }
 
     #[test]
-    fn what_is_not_mapped_is_not_pulled() -> Result {
+    fn unmapped_pages_are_not_pulled() -> Result {
         for connection in [Connection::None, Connection::Migratable] {
             let (range, [(shared, one), (other, two)]) = two(4, connection)?;
             // The pull ends at the first page that is not mapped.
@@ -268,7 +268,7 @@ mod suite {
     }
 
     #[test]
-    fn a_device_without_memory_has_nothing_to_pull() -> Result {
+    fn pull_from_a_device_without_memory_is_empty() -> Result {
         let range = map(4)?;
         store(range.start(), 7)?;
         let current = current!();
@@ -288,7 +288,7 @@ mod suite {
     }
 
     #[test]
-    fn a_table_that_refuses_the_destination_of_a_migration_has_no_entry() -> Result {
+    fn refused_migration_destination_leaves_no_entry() -> Result {
         let range = map(4)?;
         store(range.start(), 7)?;
         let current = current!();

@@ -21,7 +21,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn a_fault_that_always_collides_is_busy() -> Result {
+    fn colliding_fault_returns_ebusy() -> Result {
         let (range, _shared, mirror) = attached(2)?;
         store(range.start(), 1)?;
         let armed = ArmedPoint::new(FailPoint::Retry, 1, true)?;
@@ -38,7 +38,7 @@ mod suite {
     }
 
     #[test]
-    fn a_snapshot_that_always_collides_is_busy() -> Result {
+    fn colliding_snapshot_returns_ebusy() -> Result {
         let (range, _shared, mirror) = attached(2)?;
         let armed = ArmedPoint::new(FailPoint::Retry, 1, true)?;
         let mut seen = 0;
@@ -52,7 +52,7 @@ mod suite {
     }
 
     #[test]
-    fn a_migration_that_always_collides_is_busy() -> Result {
+    fn colliding_migration_returns_ebusy() -> Result {
         let (range, shared, mirror) = attached(2)?;
         let armed = ArmedPoint::new(FailPoint::Retry, 1, true)?;
         assert_eq!(mirror.migrate(range).to_device().err(), Some(EBUSY));

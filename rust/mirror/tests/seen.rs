@@ -80,7 +80,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn only_what_the_tree_has_is_reached() -> Result {
+    fn only_translations_in_the_tree_are_accessible() -> Result {
         let range = map(2)?;
         let shared = shared()?;
         let mirror = mirror_of(&shared)?;
@@ -123,7 +123,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_of_the_device_are_found_at_their_address() -> Result {
+    fn device_pages_are_found_at_their_address() -> Result {
         let range = map(1)?;
         let shared = shared()?;
         let mirror = mirror_of(&shared)?;
@@ -150,7 +150,7 @@ mod suite {
     }
 
     #[test]
-    fn only_tables_on_the_way_are_read() -> Result {
+    fn only_tables_on_the_path_are_read() -> Result {
         let range = map(1)?;
         let shared = shared()?;
         let mirror = mirror_of(&shared)?;

@@ -99,7 +99,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn runs_of_held_pages_share_their_pauses() -> Result {
+    fn runs_of_held_pages_share_one_pause() -> Result {
         const PAGES: usize = 64;
         let (range, shared, mirror) = within_block(PAGES)?;
         let held = Held::new(&mirror, range, |index| index % 2 == 1)?;
@@ -136,7 +136,7 @@ mod suite {
     }
 
     #[test]
-    fn a_pass_over_what_cannot_move_asks_once_for_a_block() -> Result {
+    fn pass_over_immovable_memory_surveys_each_block_once() -> Result {
         const CHUNKS: usize = 14;
         let (range, shared, mirror) = within_block(CHUNKS * MIN_MIGRATION_PAGES)?;
         let _held = Held::new(&mirror, range, |_| true)?;
@@ -168,7 +168,7 @@ mod suite {
     }
 
     #[test]
-    fn one_page_that_cannot_move_is_learned_among_resident_ones() -> Result {
+    fn immovable_page_among_resident_ones_is_remembered() -> Result {
         const PAGES: usize = 64;
         let (range, shared, mirror) = within_block(PAGES)?;
         let _held = Held::new(&mirror, range, |index| index == 37)?;
@@ -207,7 +207,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_that_stayed_are_not_reported_to_the_policy() -> Result {
+    fn skipped_pages_are_not_reported_to_the_policy() -> Result {
         const HELD: usize = 5;
         let (range, _shared, mirror) = within_block(MIN_MIGRATION_PAGES)?;
         let _held = Held::new(&mirror, range, |index| index == HELD)?;
@@ -226,7 +226,7 @@ mod suite {
     }
 
     #[test]
-    fn an_eviction_for_room_leaves_claimed_blocks_alone() -> Result {
+    fn eviction_skips_claimed_blocks() -> Result {
         let (range, shared, mirror) = attached(8)?;
         store(range.start(), 1)?;
         for withdraw in [false, true] {
@@ -293,7 +293,7 @@ mod suite {
     }
 
     #[test]
-    fn who_needs_room_waits_for_the_eviction_of_others() -> Result {
+    fn allocation_waits_for_a_concurrent_eviction() -> Result {
         let (range, shared, mirror) = attached(8)?;
         store(range.start(), 1)?;
         assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
@@ -338,7 +338,7 @@ mod suite {
     }
 
     #[test]
-    fn a_block_that_cannot_go_is_tried_once() -> Result {
+    fn unevictable_block_is_tried_once() -> Result {
         let (range, shared, mirror) = attached(8)?;
         store(range.start(), 1)?;
         assert_eq!(mirror.migrate(range).to_device()?.moved, 8);

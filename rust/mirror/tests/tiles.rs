@@ -95,7 +95,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn numbers_of_entries_name_the_tile() -> Result {
+    fn entry_numbers_identify_the_tile() -> Result {
         let tiles = tiles(Connection::None)?;
         let page = |first| DeviceRange { first, count: 1 };
         assert_eq!(tiles[0].memory.locate(page(3)), Some(page(3)));
@@ -114,7 +114,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_of_a_reached_tile_are_mapped_in_place() -> Result {
+    fn pages_of_a_reachable_tile_are_mapped_in_place() -> Result {
         let (range, tiles, mirrors) = on_the_other(6, Connection::Unified)?;
         mirrors[0].fault(range, Access::Write)?;
         assert_eq!(used(&tiles), [0, 6]);
@@ -140,7 +140,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_of_a_connected_tile_move_directly() -> Result {
+    fn pages_of_a_connected_tile_are_copied_directly() -> Result {
         let (range, tiles, mirrors) = on_the_other(6, Connection::Migratable)?;
         mirrors[0].fault(range, Access::Read)?;
         assert_eq!(used(&tiles), [6, 0]);
@@ -157,7 +157,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_of_an_unconnected_tile_come_to_system_memory() -> Result {
+    fn pages_of_an_unconnected_tile_migrate_to_system_memory() -> Result {
         let (range, tiles, mirrors) = on_the_other(6, Connection::None)?;
         mirrors[0].fault(range, Access::Read)?;
         assert_eq!(used(&tiles), [0, 0]);
@@ -167,7 +167,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_that_cannot_be_pulled_come_to_system_memory() -> Result {
+    fn pages_that_cannot_be_pulled_migrate_to_system_memory() -> Result {
         let (range, tiles, mirrors) = on_the_other(1, Connection::Migratable)?;
         let all = DeviceRange {
             first: 0,
@@ -181,7 +181,7 @@ mod suite {
     }
 
     #[test]
-    fn a_device_that_does_not_list_the_tile_never_maps_its_frames() -> Result {
+    fn frames_of_an_unlisted_tile_are_never_mapped() -> Result {
         let (range, tiles, _mirrors) = on_the_other(2, Connection::Unified)?;
         // The device has tile 0 as its home memory, and no other tile.
         let alone = mirror(&tiles[0])?;
@@ -192,7 +192,7 @@ mod suite {
     }
 
     #[test]
-    fn a_request_moves_pages_of_connected_tiles_to_the_home() -> Result {
+    fn request_gathers_pages_of_connected_tiles() -> Result {
         for (connection, expected) in [
             (Connection::Unified, [6, 0]),
             (Connection::Migratable, [6, 0]),
@@ -217,7 +217,7 @@ mod suite {
     }
 
     #[test]
-    fn a_block_with_pages_of_both_tiles_moves_to_one() -> Result {
+    fn block_on_both_tiles_migrates_to_one() -> Result {
         let (range, tiles, mirrors) = on_the_other(6, Connection::Migratable)?;
         let middle = PageRange::from_pages(range.address(2), 2)?;
         mirrors[0].fault(middle, Access::Read)?;
@@ -237,7 +237,7 @@ mod suite {
     }
 
     #[test]
-    fn eviction_of_a_tile_leaves_the_other_alone() -> Result {
+    fn eviction_of_a_tile_keeps_the_other() -> Result {
         let (range, tiles, mirrors) = on_the_other(4, Connection::Unified)?;
         let own = map(4)?;
         store(own.start(), 7)?;

@@ -8,7 +8,7 @@ use kernel::{
     sync::atomic::ordering::Acquire,
     time::{
         delay::{fsleep, udelay},
-        Delta, //
+        Delta,
     },
 };
 
@@ -24,7 +24,7 @@ mod suite {
     }
 
     #[test]
-    fn two_walkers_the_wrong_way_round() -> Result {
+    fn inverted_lock_order_of_two_walkers_is_reported() -> Result {
         let walkers = Walkers::new(2, |_| Ok(TableTranslation::default()))?;
         let ready = Arc::new([const { Atomic::new(0u32) }; 2], GFP_KERNEL)?;
         let mut threads = KVec::new();

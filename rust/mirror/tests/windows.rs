@@ -25,7 +25,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn a_mirror_that_uses_nothing_is_told_nothing() -> Result {
+    fn mirror_without_windows_gets_no_events() -> Result {
         let (range, _shared, mirror) = attached(PMD_PAGES)?;
         store(range.start(), 1)?;
         assert_eq!(mirror.inner().space.windows().count(), 0);
@@ -34,7 +34,7 @@ mod suite {
     }
 
     #[test]
-    fn a_mirror_is_told_of_what_it_uses_only() -> Result {
+    fn mirror_gets_events_of_its_windows_only() -> Result {
         let (range, _shared, mirror) = attached(4 * PMD_PAGES)?;
         let start = range.start().next_multiple_of(PMD_SIZE);
         let page = |block: usize| PageRange::from_pages(start + block * PMD_SIZE, 1);
@@ -54,7 +54,7 @@ mod suite {
     }
 
     #[test]
-    fn an_event_over_many_windows_flushes_once() -> Result {
+    fn event_over_many_windows_flushes_once() -> Result {
         let (range, shared, mirror) = attached(4 * PMD_PAGES)?;
         let start = range.start().next_multiple_of(PMD_SIZE);
         for block in 0..3 {
@@ -71,7 +71,7 @@ mod suite {
     }
 
     #[test]
-    fn a_window_stays_as_long_as_it_has_entries() -> Result {
+    fn window_with_entries_is_kept() -> Result {
         let (range, _shared, mirror) = attached(2)?;
         store(range.start(), 7)?;
         let first = PageRange::from_pages(range.start(), 1)?;
@@ -84,7 +84,7 @@ mod suite {
     }
 
     #[test]
-    fn a_window_stays_as_long_as_it_is_used() -> Result {
+    fn window_in_use_is_kept() -> Result {
         let (range, _shared, mirror) = attached(1)?;
         let space = mirror.space()?;
         let user = mirror.window(&space, range.start())?;
@@ -101,7 +101,7 @@ mod suite {
     }
 
     #[test]
-    fn a_window_goes_when_events_in_it_concern_nobody() -> Result {
+    fn window_without_users_is_removed() -> Result {
         let (range, _shared, mirror) = attached(2 * PMD_PAGES)?;
         let start = range.start().next_multiple_of(PMD_SIZE);
         let page = |index: usize| PageRange::from_pages(start + index * PAGE_SIZE, 1);

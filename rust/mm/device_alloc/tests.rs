@@ -49,7 +49,7 @@ mod suite {
     }
 
     #[test]
-    fn freed_pages_come_back() -> Result {
+    fn freed_pages_are_allocated_again() -> Result {
         let map = free_map(PMD_PAGES)?;
         assert_eq!(map.take(PMD_ORDER), Some(0));
         assert_eq!(map.used_in_block(0), PMD_PAGES);
@@ -98,7 +98,7 @@ mod suite {
     }
 
     #[test]
-    fn small_folios_fill_blocks_that_are_begun() -> Result {
+    fn small_folios_fill_partial_blocks() -> Result {
         let map = free_map(4 * PMD_PAGES)?;
         // Block 2 is nearly full, block 1 has some pages in use, blocks 0 and 3 have none.
         assert!(map.take_at(PMD_PAGES, 4));
@@ -117,7 +117,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_go_out_of_use_and_back() -> Result {
+    fn pages_are_taken_offline_and_online() -> Result {
         let map = free_map(2 * PMD_PAGES)?;
         assert_eq!(map.take(PMD_ORDER), Some(PMD_PAGES));
         assert_eq!(map.offline(0, 10), 0);

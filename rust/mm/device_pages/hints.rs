@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_bits_above_are_cleared_by_a_search() -> Result {
+    fn search_clears_stale_summary_bits() -> Result {
         let hints = Hints::new(MAX_CHUNKS)?;
         hints.prepare(MAX_CHUNKS - 1)?;
         hints.set(HintClass::Idle, MAX_CHUNKS - 1);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_beyond_the_last_have_no_bits() -> Result {
+    fn chunks_beyond_the_last_have_no_bits() -> Result {
         assert!(Hints::new(MAX_CHUNKS + 1).is_err());
         let hints = Hints::new(3)?;
         hints.prepare(2)?;

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_number_is_given_twice() -> Result {
+    fn owner_numbers_are_unique() -> Result {
         let owner = Owner::new()?;
         assert_eq!((owner.give(512)?, owner.give(1024)?), (0, 512));
         assert_eq!(owner.give(0)?, 1536);

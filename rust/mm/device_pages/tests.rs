@@ -42,7 +42,7 @@ mod suite {
     }
 
     #[test]
-    fn a_free_block_is_no_large_folio() -> Result {
+    fn free_block_is_not_a_large_folio() -> Result {
         let device = device(PMD_PAGES)?;
         device.add_chunks(PMD_PAGES)?;
         let pfn = device.pfn(0).ok_or(EINVAL)?;
@@ -56,7 +56,7 @@ mod suite {
     }
 
     #[test]
-    fn numbers_and_limits() -> Result {
+    fn page_numbers_respect_limits() -> Result {
         let device = device(PMD_PAGES)?;
         assert_eq!((device.total(), device.limit()), (0, PMD_PAGES));
         assert!(device.alloc(0).is_none());
@@ -85,7 +85,7 @@ mod suite {
     }
 
     #[test]
-    fn rows_end_at_pages_in_use_and_blocks() -> Result {
+    fn rows_end_at_used_pages_and_block_boundaries() -> Result {
         let device = device(2 * PMD_PAGES)?;
         device.add_chunks(1)?;
         let row = |near, most| device.take_row(near, most).ok_or(ENOMEM);
@@ -113,7 +113,7 @@ mod suite {
     }
 
     #[test]
-    fn idle_pieces_come_and_go() -> Result {
+    fn idle_chunks_are_removed_and_added_again() -> Result {
         let device = device(2 * CHUNK_PAGES)?;
         device.add_chunks(CHUNK_PAGES + 1)?;
         assert_eq!(
@@ -165,7 +165,7 @@ mod suite {
     }
 
     #[test]
-    fn pieces_without_room_are_passed_over() -> Result {
+    fn full_chunks_are_skipped() -> Result {
         let device = device(3 * CHUNK_PAGES)?;
         device.add_chunks(2 * CHUNK_PAGES)?;
         let mut blocks = KVec::new();
@@ -229,7 +229,7 @@ mod suite {
     }
 
     #[test]
-    fn growing_beside_a_shrinker_is_no_error() -> Result {
+    fn growing_beside_a_shrinker_succeeds() -> Result {
         const REMOVALS: usize = 50;
         let pages = DevicePages::new(MemoryKind::Private, CHUNK_PAGES, NoFaults);
         let device = Arc::pin_init(pages, GFP_KERNEL)?;
@@ -255,7 +255,7 @@ mod suite {
     }
 
     #[test]
-    fn a_region_that_cannot_be_used_is_passed_over() -> Result {
+    fn unusable_region_is_skipped() -> Result {
         let device = device(PMD_PAGES)?;
         device.add_chunks(1)?;
         let usual = device.pfn(0).ok_or(EINVAL)?;
@@ -277,7 +277,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_are_taken_out_of_use() -> Result {
+    fn pages_are_taken_offline() -> Result {
         let device = device(PMD_PAGES)?;
         device.add_chunks(1)?;
         let range = DeviceRange {
@@ -297,7 +297,7 @@ mod suite {
     }
 
     #[test]
-    fn pages_that_outlive_their_owner_keep_their_number() -> Result {
+    fn pages_outliving_their_owner_keep_their_number() -> Result {
         /// Records the last folio that was freed.
         struct Records(Arc<Atomic<usize>>);
 

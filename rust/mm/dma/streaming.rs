@@ -318,7 +318,7 @@ mod tests {
     };
 
     #[test]
-    fn a_buffer_has_bounds() -> Result {
+    fn buffer_accesses_are_bounded() -> Result {
         let device = DmaDevice::software(c"hmm-kunit")?;
         assert_eq!(DmaBuffer::new(&device, 0).err(), Some(EINVAL));
         let buffer = DmaBuffer::new(&device, 2)?;
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_waits_for_a_copy_and_refuses_new_ones() -> Result {
+    fn close_waits_for_a_copy_and_refuses_new_ones() -> Result {
         let device = DmaDevice::software(c"hmm-kunit")?;
         let page = Page::alloc_page(GFP_KERNEL)?;
         // SAFETY: The page is allocated.
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_frees_buffers_that_were_not_dropped() -> Result {
+    fn close_frees_leaked_buffers() -> Result {
         let device = DmaDevice::software(c"hmm-kunit")?;
         let kept = DmaBuffer::new(&device, 1)?;
         let forgotten = ManuallyDrop::new(DmaBuffer::new(&device, 1)?);

@@ -24,7 +24,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn closing_waits_for_an_unmapping_under_way() -> Result {
+    fn close_waits_for_a_running_unmap() -> Result {
         // With CONFIG_DMA_API_DEBUG, each call searches all mappings of the page.
         const PAGES: usize = if cfg!(CONFIG_DMA_API_DEBUG) {
             1 << 11
@@ -54,7 +54,7 @@ mod suite {
     }
 
     #[test]
-    fn closing_unmaps_what_was_forgotten() -> Result {
+    fn close_unmaps_leaked_mappings() -> Result {
         let page = Page::alloc_page(GFP_KERNEL)?;
         let device = DmaDevice::software(c"hmm-kunit")?;
         let kept = mapping(&device, &page, 3)?;
@@ -73,7 +73,7 @@ mod suite {
 
     /// With `CONFIG_DMA_API_DEBUG`, the kernel warns of mappings with different attributes.
     #[test]
-    fn a_run_and_a_mapping_of_a_page_have_the_same_attributes() -> Result {
+    fn run_and_page_mappings_have_the_same_attributes() -> Result {
         let page = Page::alloc_page(GFP_KERNEL)?;
         // SAFETY: The page is allocated.
         let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };

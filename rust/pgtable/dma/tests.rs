@@ -155,7 +155,7 @@ mod suite {
     }
 
     #[test]
-    fn a_flush_unmaps_what_was_removed_before_it_only() -> Result {
+    fn flush_unmaps_earlier_removals_only() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 2)?;
         let one = pages(0, 1)?;
@@ -178,7 +178,7 @@ mod suite {
     }
 
     #[test]
-    fn device_memory_takes_the_place_of_mapped_pages() -> Result {
+    fn device_memory_replaces_mapped_pages() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, PMD_PAGES)?;
         fixture.windows.prepare(range)?;
@@ -212,7 +212,7 @@ mod suite {
     }
 
     #[test]
-    fn what_does_not_become_huge_is_unmapped_and_mapped_page_by_page() -> Result {
+    fn failed_huge_mapping_maps_page_by_page() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, PMD_PAGES)?;
         let one = pages(7, 1)?;
@@ -238,7 +238,7 @@ mod suite {
     }
 
     #[test]
-    fn a_page_that_gets_no_address_is_not_there_and_the_others_are() -> Result {
+    fn only_pages_without_an_address_are_absent() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 4)?;
         fixture.windows.prepare(range)?;
@@ -257,7 +257,7 @@ mod suite {
     }
 
     #[test]
-    fn a_huge_page_without_all_addresses_becomes_small_ones() -> Result {
+    fn huge_page_without_all_addresses_is_split() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, PMD_PAGES)?;
         let frame = |index| DevicePte::system(FRAME + index, true);
@@ -279,7 +279,7 @@ mod suite {
     }
 
     #[test]
-    fn what_comes_back_without_an_address_is_lost_to_the_device() -> Result {
+    fn pages_moved_back_without_an_address_lose_their_entry() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 4)?;
         fixture.windows.prepare(range)?;
@@ -300,7 +300,7 @@ mod suite {
     }
 
     #[test]
-    fn an_exclusive_entry_needs_a_format_that_has_them() -> Result {
+    fn exclusive_entry_needs_a_capable_format() -> Result {
         let mut fixture = FixtureOf::<FormatOf<PlainBits>>::new()?;
         let range = pages(0, PMD_PAGES)?;
         fixture.windows.prepare(range)?;
@@ -319,7 +319,7 @@ mod suite {
     }
 
     #[test]
-    fn what_is_forgotten_goes_when_it_is_empty() -> Result {
+    fn forgotten_window_is_freed_when_empty() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 8)?;
         fixture.windows.prepare(range)?;
@@ -335,7 +335,7 @@ mod suite {
     }
 
     #[test]
-    fn a_device_that_goes_takes_all_mappings_along() -> Result {
+    fn device_close_unmaps_all() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 4)?;
         fixture.windows.prepare(range)?;
@@ -354,7 +354,7 @@ mod suite {
     }
 
     #[test]
-    fn what_waits_for_its_flush_goes_with_the_device_and_counts_as_gone() -> Result {
+    fn device_close_unmaps_pages_awaiting_their_flush() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 4)?;
         let part = pages(0, 2)?;

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_bit_is_where_the_kernel_has_it() {
+    fn bits_match_the_amdgpu_driver() {
         assert_eq!(Gfx9::table(1, 0x1234_5000), 0x1234_5007);
         assert_eq!(Gfx9::leaf(0, DevicePte::system(0x77, false)), 0x7_7027);
         assert_eq!(Gfx9::leaf(0, DevicePte::system(0x77, true)), 0x7_7067);

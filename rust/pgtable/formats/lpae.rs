@@ -104,7 +104,7 @@ mod tests {
 
     /// The expected words are composed by hand from the bit positions of the manual.
     #[test]
-    fn each_bit_is_where_the_manual_has_it() {
+    fn bits_match_the_manual() {
         assert_eq!(Lpae::table(1, 0x1234_5000), 0x1234_5003);
         // Page, attribute 1, AP 11 (read-only), SH 11, AF, nG, PXN, UXN.
         let page = 0x0060_0000_0000_0003 | 1 << 2 | 0b11 << 6 | 0b11 << 8 | 1 << 10 | 1 << 11;

@@ -388,7 +388,7 @@ mod tests {
     use crate::mm::dma::DmaDevice;
 
     #[test]
-    fn walkers_find_what_random_updates_leave() -> Result {
+    fn walkers_match_random_updates() -> Result {
         let seed = 0x0dd_ba11_5eed_f00d;
         agrees_with_model_and::<Lpae>(seed, memory(), Some(image_agrees))?;
         agrees_with_model_and::<Gfx9>(seed, memory(), Some(image_agrees))?;
@@ -397,13 +397,13 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_belong_together_are_a_run() -> Result {
+    fn contiguous_pages_form_a_run() -> Result {
         runs::<Lpae>()?;
         runs::<Gfx9>()
     }
 
     #[test]
-    fn a_split_leaf_becomes_runs_and_a_leaf_again() -> Result {
+    fn split_leaf_becomes_runs_and_merges_again() -> Result {
         splits::<Lpae>()?;
         splits::<Gfx9>()
     }
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_format_cannot_express_is_refused() -> Result {
+    fn entries_beyond_the_format_are_refused() -> Result {
         let page = PageRange::from_pages(0x1000, 1)?;
         let mut table = Table::<Lpae>::with(None, memory())?;
         assert_eq!(fill(&mut table, page, 1 << 36, true), Err(EINVAL));
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_settle_before_the_flush_starts() -> Result {
+    fn writes_complete_before_the_flush_starts() -> Result {
         let notes = Notes {
             written: Atomic::new(0),
             settled: Atomic::new(0),
@@ -461,14 +461,14 @@ mod tests {
     }
 
     #[test]
-    fn without_memory_for_it_there_is_no_image() -> Result {
+    fn failed_allocation_creates_no_image() -> Result {
         let table = Table::<Lpae>::new()?;
         assert!(table.reader().root_address().is_none() && !table.pool.has_images());
         Ok(())
     }
 
     #[test]
-    fn a_closed_device_has_no_table() -> Result {
+    fn closed_device_has_no_table() -> Result {
         let device = DmaDevice::software(c"table")?;
         let mut table = Table::<Lpae>::with(None, TableMemory::coherent(&device))?;
         let range = PageRange::from_pages(PMD_SIZE, 20)?;

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_emptied_after_the_flush_began_waits_for_another() -> Result {
+    fn entries_emptied_after_a_flush_began_need_another() -> Result {
         let mut table = Table::<Sized>::with(None, memory())?;
         let piece = PageRange::from_pages(PMD_SIZE, 48)?;
         let page = |index: usize| PageRange::from_pages(piece.address(index), 1);

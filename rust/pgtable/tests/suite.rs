@@ -9,14 +9,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scan_sees_each_page_once() -> Result {
+    fn scan_visits_each_page_once() -> Result {
         scan_sees_all::<Radix4>()?;
         scan_sees_all::<Radix5>()?;
         scan_sees_all::<Narrow>()
     }
 
     #[test]
-    fn entries_keep_what_they_are_given() {
+    fn entries_keep_their_fields() {
         let entry = DevicePte::device(77, true);
         assert!(entry.is_valid() && entry.is_writable() && entry.is_device());
         assert_eq!(entry.number(), 77);
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn install_and_remove() -> Result {
+    fn installed_entries_are_found_and_removed() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let at = 0x7f00_0000_0000;
         let range = PageRange::from_pages(at, 511)?;
@@ -64,7 +64,7 @@ mod tests {
     /// A search of the whole address space, most of which has no table. Page by page it would not
     /// end.
     #[test]
-    fn a_search_skips_what_is_not_there() -> Result {
+    fn search_skips_absent_entries() -> Result {
         let mut table = Table::<Radix4>::new()?;
         assert!(!table.any(all()?, |_| true));
         let at = 0x7f00_0000_0000;
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_the_address_space() -> Result {
+    fn both_ends_of_the_address_space_are_mapped() -> Result {
         both_ends::<Radix4>(48)?;
         both_ends::<Radix5>(57)?;
         let mut table = Table::<Radix4>::new()?;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn install_needs_spares() -> Result {
+    fn install_without_spares_fails() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let mut none = table.reader().spares();
         let range = PageRange::from_pages(0x1000, 1)?;
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_taken_away_is_flushed() -> Result {
+    fn only_removed_entries_are_flushed() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let range = PageRange::from_pages(0x10_0000, 4)?;
         let second = PageRange::from_pages(range.address(1), 1)?;
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn flushes_that_are_dropped_raise_an_alarm() -> Result {
+    fn dropped_flush_raises_an_alarm() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let range = PageRange::from_pages(0x10_0000, 1)?;
         for (alarm, started) in [(Alarm::FlushLost, false), (Alarm::FlushNotAwaited, true)] {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_not_used_again_before_the_flush() -> Result {
+    fn tables_are_not_reused_before_the_flush() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let range = PageRange::from_pages(0x10_0000, 4)?;
         fill(&mut table, range, 8, false)?;
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_table_is_at_most_one_page() -> Result {
+    fn empty_table_has_at_most_one_page() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let range = PageRange::from_pages(0, 3)?;
         // Unused: the table has no page, and lookups find nothing.
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_were_not_written_for_two_passes_are_cold() -> Result {
+    fn chunks_unwritten_for_two_passes_are_cold() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let at = |index: usize| PageRange::from_pages(index * PMD_SIZE, 3);
         // Examines all chunks except the first one.
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn free_tables_are_given_back() -> Result {
+    fn free_tables_are_reclaimed() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let at = |index: usize| PageRange::from_pages(index * PMD_SIZE, 3);
         let stays = at(1000)?;

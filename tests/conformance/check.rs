@@ -511,14 +511,14 @@ mod tests {
     }
 
     #[test]
-    fn a_migration() {
+    fn complete_migration_is_accepted() {
         let log = replay(MIGRATION).expect("right");
         assert!(log.migrations.is_empty());
         assert!(log.mirrors[&0].marks.is_empty());
     }
 
     #[test]
-    fn a_migration_without_one_of_its_stages() {
+    fn migration_without_a_stage_is_rejected() {
         fails(&migration("announce"), "not announced");
         fails(&migration("isolate"), "not isolated");
         fails(&migration("move"), "before anything has moved");
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_that_are_freed_before_the_flush() {
+    fn source_freed_before_the_flush_is_rejected() {
         let last = MIGRATION.rfind("1 0 flush-over").expect("there");
         let text =
             [&MIGRATION[..last], &MIGRATION[last + "1 0 flush-over 0 8 2 0".len()..]].concat();
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_takes_the_mark() {
+    fn event_clears_the_mark() {
         let event = "2 0 event 0 9 1 0\n2 0 event-over 0 0 0 0\n1 0 switch";
         fails(&MIGRATION.replace("1 0 switch", event), "whose mark was lost");
         let other = MIGRATION.replace(
@@ -550,25 +550,25 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_stays_is_not_switched() {
+    fn skipped_page_is_not_committed() {
         fails(&MIGRATION.replace("move a 8 2 3", "move a 8 2 1"), "of a page that stays");
     }
 
     #[test]
-    fn a_page_has_one_mark() {
+    fn page_has_one_mark() {
         fails("1 0 announce a 8 2 3\n2 0 announce b 9 2 1", "marked twice");
         replay("1 0 announce a 8 2 3\n2 0 announce b 9 2 2").expect("the page behind it");
     }
 
     #[test]
-    fn none_begins_while_an_invalidation_is_under_way() {
+    fn no_migration_begins_during_an_invalidation() {
         fails("2 0 event 0 100 1 0\n1 0 announce a 8 2 3", "while an invalidation is under way");
         replay("2 0 event 0 100 1 0\n1 0 announce-reader a 8 2 3").expect("waits for nothing");
         replay("2 0 event 0 512 1 0\n1 0 announce a 8 2 3").expect("another window");
     }
 
     #[test]
-    fn nothing_is_installed_that_is_marked_or_old() {
+    fn marked_and_stale_entries_are_not_installed() {
         fails("1 0 announce a 8 2 3\n2 0 install 0 9 1 1", "that a migration has marked");
         let old =
             "1 - collect 0 8 1 0\n2 0 event 0 100 1 0\n2 0 event-over 0 0 0 0\n1 0 install 0 8 1 1";
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalidation_waits_for_its_flush_and_for_those_of_others() {
+    fn invalidation_waits_for_all_overlapping_flushes() {
         fails(
             "1 0 event 0 8 1 0\n1 0 flush 0 8 1 0\n1 0 event-over 0 0 0 0",
             "before its flush is",
@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_many_windows_flushes_once() {
+    fn event_of_many_windows_flushes_once() {
         let event = "
             1 0 event 0 8 504 0
             1 0 remove 0 8 1000 0

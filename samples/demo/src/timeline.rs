@@ -3,11 +3,12 @@
 //! migration.
 
 use anyhow::{ensure, Context, Result};
-use hmm::engine::Way;
-use hmm::{Command, Device, EngineOp, Mapping, Setting};
-use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use hmm::{engine::Way, Command, Device, EngineOp, Mapping, Setting};
+use std::{
+    fmt::Write,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 /// MiB that the engine reads, in 4 KiB pages.
 const MIB: usize = 8;
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_equal_times_though_samples_are_not() {
+    fn columns_span_equal_times() {
         let moved = Move {
             begin: 0.0,
             end: 0.0,
@@ -462,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_draws_nothing() {
+    fn empty_measurement_draws_nothing() {
         let empty = Line {
             samples: vec![],
             moves: vec![],

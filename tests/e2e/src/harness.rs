@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_end_is_told_apart() {
+    fn every_exit_status_is_distinguished() {
         assert_eq!(verdict(|_| Ok(())), Verdict::Passed);
         assert_eq!(verdict(|_| Err(Stop::Fail("x".into()))), Verdict::Failed("x".into()));
         assert_eq!(verdict(|_| Err(Stop::Skip("y".into()))), Verdict::Skipped("y".into()));
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn every_device_is_looked_at() {
+    fn every_device_is_checked() {
         let trace = |index, pages_used, stale_hits| Trace { index, pages_used, stale_hits };
         let before = [trace(0, 0, 5), trace(1, 0, 0)];
         let verdict = |after: [Trace; 2], skips| broken(&before, &after, skips);
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_of_other_drivers_are_not_in_the_plan() {
+    fn plan_omits_tests_of_other_drivers() {
         let test = Test::new("g", "n", |_| Ok(())).defect("stale");
         assert!(!test.is_for(&ctx(Driver::C, 0)));
         assert!(test.is_for(&ctx(Driver::Rust, 0)));

@@ -384,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mover_without_migrations_proves_nothing() {
+    fn mover_without_migrations_fails() {
         let board = Board::new().unwrap();
         board.during(|| ());
         assert!(

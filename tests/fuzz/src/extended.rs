@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_unplugs_the_device() {
+    fn no_call_unplugs_the_device() {
         let mut rng = Rng::new(5, 0);
         for _ in 0..100_000 {
             let mut argument = Argument::of(Op::Unplug, &mut rng, 0);

@@ -369,7 +369,7 @@ mod tests {
     use super::pages_in_use;
 
     #[test]
-    fn pages_in_use_are_read() {
+    fn used_pages_are_parsed() {
         let text = "device kind used total\n1 private 3 512\n2 coherent 0 512\n";
         assert_eq!(pages_in_use(text), Some(vec![3, 0]));
         assert_eq!(pages_in_use("device kind\n1 private\n"), None);

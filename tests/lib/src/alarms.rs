@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_expected_may_come_and_must() {
+    fn only_expected_alarms_are_accepted() {
         let before = parse("flush-lost 1\nstale-translation 0\n");
         let after = parse("flush-lost 1\nstale-translation 2\n");
         assert_eq!(judge(&before, &before, None), Ok(()));

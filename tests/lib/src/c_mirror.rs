@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_have_the_layout_of_c() {
+    fn attributes_match_the_c_layout() {
         let said =
             Said { valid: 31, preferred: 1, never_migrate: 1, granularity: -1, ..Said::default() };
         let [first, second] = said.words();

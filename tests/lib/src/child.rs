@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_is_noticed() {
+    fn timeout_is_reported() {
         let mut child = Child::spawn(|| {
             std::thread::sleep(Duration::from_secs(60));
             Ok::<(), String>(())

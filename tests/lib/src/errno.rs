@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_printed_and_unknown_numbers_too() {
+    fn known_and_unknown_errors_are_printed() {
         assert_eq!(Errno::EFAULT.to_string(), "EFAULT");
         assert_eq!(Errno(libc::EOPNOTSUPP).to_string(), "EOPNOTSUPP");
         assert_eq!(Errno(4001).to_string(), "errno 4001");

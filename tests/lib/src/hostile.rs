@@ -142,14 +142,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_this_process() {
+    fn status_of_this_process_is_read() {
         assert_eq!(status_kib("VmPin").unwrap(), 0);
         assert!(status_kib("VmRSS").unwrap() > 0);
         assert!(status_kib("VmNothing").is_err());
     }
 
     #[test]
-    fn a_program_that_there_is_not() {
+    fn missing_program_is_an_error() {
         assert_eq!(exec(&["/no/such/program"]), Errno(libc::ENOENT));
     }
 }

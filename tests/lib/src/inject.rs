@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_end_where_the_next_symbol_begins() {
+    fn functions_end_at_the_next_symbol() {
         let text = "ffffffff81000100 t after\n\
                     ffffffff81000000 T before\n\
                     ffffffff81000040 t wanted\n\
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_that_follow_each_other_are_one_range() {
+    fn adjacent_functions_are_merged() {
         let text = "ffffffff81000000 T one\n\
                     ffffffff81000040 t two\n\
                     ffffffff81000100 t three\n\
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_reads_and_writes_pages() {
+    fn kernel_reads_and_writes_pages() {
         let map = Mapping::anon(2).unwrap();
         let bytes = crate::pattern::buffer(3, 1, 1);
         kernel_writes(&map, 1, &bytes).unwrap();

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_left_alone() {
+    fn holes_are_not_populated() {
         assert_eq!(without(0, 10, &[]), [(0, 10)]);
         assert_eq!(without(0, 10, &[(2, 4), (8, 10)]), [(0, 2), (4, 8)]);
         assert_eq!(without(0, 10, &[(2, 4), (3, 6)]), [(0, 2), (6, 10)]);

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_proc_modules() {
+    fn module_names_are_parsed() {
         let text = "rust_dmirror 40960 0 - Live 0x0\nrust_hmm 65536 1 rust_dmirror, Live 0x0\n";
         assert_eq!(parse_loaded(text), ["rust_dmirror", "rust_hmm"]);
         assert!(!is_loaded("there_is_no_such_module"));

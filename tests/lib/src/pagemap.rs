@@ -99,7 +99,7 @@ mod tests {
     use crate::mapping::Mapping;
 
     #[test]
-    fn bits_are_told_apart() {
+    fn bits_are_distinguished() {
         let present = Entry((1 << 63) | (1 << 56) | 0x1234);
         assert!(present.is_present() && present.is_exclusive() && !present.is_swap());
         assert_eq!(present.pfn(), Some(0x1234));

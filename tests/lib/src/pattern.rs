@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_has_its_own_pattern_and_no_other() {
+    fn buffer_matches_its_own_pattern_only() {
         let bytes = buffer(3, 5, 2);
         assert_eq!(bytes.len(), 2 * PAGE_SIZE);
         assert_eq!(check(3, 5, &bytes), Ok(()));

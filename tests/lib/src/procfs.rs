@@ -209,14 +209,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_in_which_a_thread_sleeps() {
+    fn blocking_syscall_of_a_thread_is_read() {
         assert_eq!(parse_syscall("16 0x3 0x48 0x0 0x0 0x0 0x0 0x7ffc 0x45\n"), Some(16));
         assert_eq!(parse_syscall("running\n"), None);
         assert_eq!(parse_syscall("-1 0x7ffc 0x45\n"), None);
     }
 
     #[test]
-    fn tables_of_both_kinds() {
+    fn vmstat_and_meminfo_are_parsed() {
         let table = parse_table("nr_free_pages 12\nMemAvailable:  345 kB\nbroken\n");
         assert_eq!(table["nr_free_pages"], 12);
         assert_eq!(table["MemAvailable"], 345);
@@ -256,13 +256,13 @@ Node 0, zone   Normal
     }
 
     #[test]
-    fn chosen_word() {
+    fn selected_word_is_parsed() {
         assert_eq!(selected("always [madvise] never\n"), "madvise");
         assert_eq!(selected("4096\n"), "4096");
     }
 
     #[test]
-    fn settings_come_back() {
+    fn settings_are_restored() {
         let path = std::env::temp_dir().join(format!("hmm-settings-{}", std::process::id()));
         std::fs::write(&path, "[old] new").unwrap();
         let mut settings = Settings::new();

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_differ_are_marked() {
+    fn differing_blocks_are_marked() {
         use Place::{Device, Ram};
         assert_eq!(picture(&[Ram, Ram, Ram, Device, Device], 2), "r*d");
         assert_eq!(picture(&[Ram, Device], 1), "rd");

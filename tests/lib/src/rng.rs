@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_means_the_same_for_ever() {
+    fn seed_has_a_fixed_sequence() {
         let numbers = [
             0xc50f_2c2a_1b32_9d4b,
             0x406b_ef04_305f_5d50,

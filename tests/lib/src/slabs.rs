@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_of_all_nodes_come_first() {
+    fn total_of_all_nodes_is_parsed() {
         assert_eq!(parse_objects("123 N0=100 N1=23\n"), Some(123));
         assert_eq!(parse_objects("0\n"), Some(0));
         assert_eq!(parse_objects(""), None);

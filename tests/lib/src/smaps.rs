@@ -88,7 +88,7 @@ VmFlags: rd mr pf io de dd
 ";
 
     #[test]
-    fn headers_values_and_flags() {
+    fn headers_values_and_flags_are_parsed() {
         let vmas = parse(SAMPLE);
         assert_eq!(vmas.len(), 2);
         assert_eq!((vmas[0].start, vmas[0].end), (0x7f00_0000_0000, 0x7f00_0000_4000));

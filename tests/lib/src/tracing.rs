@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_tracefs() {
+    fn tracefs_lines_are_parsed() {
         let line = "  hmm-e2e-77      [001] ..... 12.345678: hmm_migrate_begin: pid=77 mirror=3 \
                     start=0x7f00 pages=16 to-device trigger=request";
         let event = Event::parse(line).unwrap();

@@ -12,16 +12,20 @@ use proptest::prelude::*;
 
 pub(crate) const ALL: &[Property] = &[
     Property {
-        name: "range_is_refused_if_it_is_none",
+        name: "range_with_bad_bounds_is_refused",
         cases: 10000,
         variants: &[("range", refused)],
     },
     Property {
-        name: "range_parts_are_those_of_its_addresses",
+        name: "range_parts_match_their_addresses",
         cases: 10000,
         variants: &[("range", parts)],
     },
-    Property { name: "range_pieces_end_at_borders", cases: 10000, variants: &[("range", pieces)] },
+    Property {
+        name: "range_pieces_end_at_block_boundaries",
+        cases: 10000,
+        variants: &[("range", pieces)],
+    },
 ];
 
 /// Addresses near boundaries: the ends of the address space, and multiples of 2 MiB.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 pub(crate) const ALL: &[Property] = &[
     Property {
-        name: "attributes_are_those_that_were_set_last",
+        name: "attributes_match_the_last_change",
         cases: 600,
         variants: &[("map", changes)],
     },

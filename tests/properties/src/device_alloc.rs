@@ -20,7 +20,7 @@ pub(crate) const ALL: &[Property] = &[
         variants: &[("1-block", folios::<1>), ("3-blocks", folios::<3>)],
     },
     Property {
-        name: "device_alloc_withdrawn_pages_come_back_with_restore",
+        name: "device_alloc_offline_pages_return_when_online",
         cases: 300,
         variants: &[("1-block", withdrawn::<1>), ("3-blocks", withdrawn::<3>)],
     },

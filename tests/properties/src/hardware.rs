@@ -21,17 +21,13 @@ use std::collections::{BTreeMap, HashMap};
 
 pub(crate) const ALL: &[Property] = &[
     Property {
-        name: "hardware_decodes_after_the_manuals",
+        name: "hardware_decodes_as_the_manuals_specify",
         cases: 1,
         variants: &[("radix4", radix4), ("lpae", lpae), ("gfx9", gfx9)],
     },
+    Property { name: "hardware_tlb_drops_flushed_entries", cases: 2000, variants: &[("tlb", tlb)] },
     Property {
-        name: "hardware_tlb_has_nothing_that_was_flushed",
-        cases: 2000,
-        variants: &[("tlb", tlb)],
-    },
-    Property {
-        name: "hardware_accesses_what_stays_without_a_fault",
+        name: "hardware_accesses_stable_pages_without_a_fault",
         cases: 4000,
         variants: &[("mmu", accesses)],
     },

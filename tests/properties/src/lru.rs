@@ -7,7 +7,7 @@ use crate::harness::{Property, Trial};
 use proptest::prelude::*;
 
 pub(crate) const ALL: &[Property] = &[Property {
-    name: "lru_coldest_block_goes_first",
+    name: "lru_coldest_block_is_evicted_first",
     cases: 10000,
     variants: &[("lru", coldest)],
 }];

@@ -66,7 +66,7 @@ macro_rules! variants {
 
 pub(crate) const ALL: &[Property] = &[
     Property {
-        name: "table_walks_find_what_was_installed",
+        name: "table_walks_find_installed_entries",
         cases: 128,
         variants: variants!(walks),
     },
@@ -76,11 +76,11 @@ pub(crate) const ALL: &[Property] = &[
         variants: variants!(shapes),
     },
     Property {
-        name: "table_flushes_cover_what_was_taken_away",
+        name: "table_flushes_cover_removed_entries",
         cases: 300,
         variants: variants!(flushes),
     },
-    Property { name: "table_counts_are_those_of_entries", cases: 250, variants: variants!(counts) },
+    Property { name: "table_counts_match_entries", cases: 250, variants: variants!(counts) },
     Property { name: "table_pages_are_not_lost", cases: 300, variants: variants!(pages) },
     Property { name: "table_searches_agree_with_walks", cases: 120, variants: variants!(searches) },
     Property {
@@ -109,7 +109,7 @@ pub(crate) const ALL: &[Property] = &[
         ],
     },
     Property {
-        name: "image_is_right_at_every_write",
+        name: "image_is_valid_at_every_write",
         cases: 50,
         variants: &[
             ("radix4", images::<Radix4>),

@@ -13,17 +13,17 @@ mod default;
 
 pub(crate) const ALL: &[Property] = &[
     Property {
-        name: "density_moves_a_page_so_many_times_at_most",
+        name: "density_bounds_moves_of_a_page",
         cases: 5000,
         variants: &[("density", default::density_bounces)],
     },
     Property {
-        name: "density_brings_all_that_has_not_left",
+        name: "density_migrates_all_pages_that_never_left",
         cases: 2000,
         variants: &[("density", default::density_calm)],
     },
     Property {
-        name: "thrash_a_page_moves_so_many_times_at_most",
+        name: "thrash_bounds_moves_of_a_page",
         cases: 5000,
         variants: &[("detector", bounces)],
     },
@@ -49,7 +49,7 @@ pub(crate) const ALL: &[Property] = &[
         variants: &[("windows", windows)],
     },
     Property {
-        name: "immovable_knows_what_it_was_told_for_a_while",
+        name: "immovable_remembers_pages_until_they_expire",
         cases: 5000,
         variants: &[("immovable", immovable)],
     },

@@ -166,7 +166,7 @@ mod tests {
         #[kunit_tests(x)] mod tests { pub fn eight() {} }\n";
 
     #[test]
-    fn public_and_safe_only() {
+    fn only_public_safe_functions_are_listed() {
         let source = Source { name: "a.rs".into(), text: TEXT.into() };
         let table = "``A::*`` ``T::five``";
         let found = functions(&[source], table).unwrap();

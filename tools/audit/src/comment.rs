@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_and_sections() {
+    fn attributes_and_doc_sections_are_skipped() {
         let text = "/// Does it.\n///\n/// # Safety\n///\n/// Be careful.\n///\n/// # Errors\n/// None\n#[inline]\nunsafe fn f() {}";
         assert_eq!(Lines::new(text).safety_section(10).as_deref(), Some("Be careful."));
         let text = "// SAFETY: yes\n#[cfg(x)]\nunsafe impl Send for X {}";

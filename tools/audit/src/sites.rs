@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_found_and_no_other_word() {
+    fn every_unsafe_site_is_found_and_no_other_word() {
         let found = sites(
             "// unsafe {}\nfn a() { let s = \"unsafe {}\"; let r = r#\"unsafe \"#; }\n\
              /// # Safety\n///\n/// Once.\npub unsafe extern \"C\" fn b() {}\n\
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_comment_of_the_statement_counts() {
+    fn comment_of_the_statement_is_used() {
         let found = sites(
             "fn f() {\n\
              // SAFETY: One.\n\
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_noticed() {
+    fn missing_comment_is_reported() {
         // A safety comment that belongs to another statement does not count.
         let found = sites(
             "// SAFETY: Of f.\nfn f() {\nlet a = 1;\nunsafe { b() };\n}\nunsafe trait T {}\n",

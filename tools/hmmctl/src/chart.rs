@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round() {
+    fn ticks_are_round_numbers() {
         let mib = 1024.0 * 1024.0;
         assert_eq!(ticks(19.1 * mib, Units::Binary), [0.0, 4.0, 8.0, 12.0, 16.0].map(|n| n * mib));
         assert_eq!(ticks(1.0 * mib, Units::Binary).last(), Some(&mib));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_value_uses_the_height() {
+    fn largest_value_spans_the_height() {
         for largest in [2.1, 5.01, 19.1 * 1024.0 * 1024.0, 1e6] {
             let all = [series("a", &[0.0, largest])];
             let chart = Chart {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_stand_on_each_other() {
+    fn stacked_series_are_summed() {
         let all = [series("a", &[1.0, 2.0]), series("b", &[3.0, 4.0])];
         let chart = Chart {
             times: &[0.0, 1.0],

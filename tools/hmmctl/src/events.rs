@@ -275,7 +275,7 @@ pub mod tests {
     }
 
     #[test]
-    fn filters_take_what_they_name() {
+    fn filters_match_their_objects_only() {
         let fault =
             event("device_fault: pid=812 mirror=3 start=0x10000 pages=4 access=read result=0");
         let evict = event("evict: device=1 need=room moved=512 left=0");
@@ -310,7 +310,7 @@ pub mod tests {
     }
 
     #[test]
-    fn lines_are_words() {
+    fn lines_describe_their_event() {
         let line = |rest: &str| line(&event(rest), &mut known());
         let fault =
             line("device_fault: pid=812 mirror=3 start=0x10000 pages=1 access=write result=-14");
@@ -346,7 +346,7 @@ pub mod tests {
     }
 
     #[test]
-    fn objects_have_the_name_of_the_tracepoint() {
+    fn objects_have_the_tracepoint_name() {
         let events = one_of_each();
         let names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
         assert_eq!(names, NAMES);

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn losses_are_counted() {
+    fn lost_events_are_summed() {
         let stats = "entries: 5\noverrun: 7\ncommit overrun: 3\nbytes: 100\ndropped events: 2\nread events: 9\n";
         assert_eq!(lost_of(stats), 9);
         assert_eq!(lost_of(""), 0);

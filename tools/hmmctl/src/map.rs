@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_has_the_counts() {
+    fn svg_shows_the_counts() {
         let (map, args) = example();
         let svg = svg(&map, &args);
         assert!(svg.contains("data-place=\"device\" data-pages=\"32\""), "{svg}");

@@ -335,7 +335,7 @@ pub mod tests {
     }
 
     #[test]
-    fn the_first_one_counts() {
+    fn overlay_prefers_the_first_layer() {
         let first = [run(2, 2, Place::Device), run(8, 1, Place::System)];
         let second = [run(0, 4, Place::Cpu), run(4, 1, Place::Elsewhere), run(6, 10, Place::Cpu)];
         let all = overlay(&first, &second);
@@ -353,7 +353,7 @@ pub mod tests {
     }
 
     #[test]
-    fn blocks_show_what_most_is() {
+    fn blocks_show_the_most_frequent_place() {
         let vma = Vma { start: 0, end: 16 * PAGE, rights: "rw-p".into(), name: String::new() };
         let runs = vec![run(0, 4, Place::Device), run(4, 1, Place::System), run(8, 1, Place::Cpu)];
         let region = Region { vma, runs };

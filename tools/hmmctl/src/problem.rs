@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_say_what_to_do() {
+    fn messages_suggest_a_remedy() {
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
         let problem = Problem::io("read", Path::new("/x"), denied);
         assert_eq!(problem.status(), 3);

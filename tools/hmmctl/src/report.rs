@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn mirrors_that_come_later_count_from_nothing() {
+    fn later_mirrors_count_from_zero() {
         let mut record = example();
         record.lost = 1;
         record.samples[0].mirrors.clear();
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn many_series_become_few() {
+    fn many_series_are_merged() {
         let series =
             |value: f64| Series { name: value.to_string(), values: vec![None, Some(value)] };
         let all = few((1..=20).map(|value| series(f64::from(value))).collect(), 4);

@@ -318,7 +318,7 @@ pub mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named() {
+    fn missing_files_are_named() {
         let sample = example().now;
         assert_eq!(sample.has_device(5).unwrap_err().status(), 7);
         assert!(sample.has_process(812).is_ok());

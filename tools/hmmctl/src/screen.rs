@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_screen_has_processes_and_devices() {
+    fn screen_shows_processes_and_devices() {
         let lines = screen();
         assert!(
             lines[0].starts_with("hmmctl top: 2 mirrors, 2 devices, most time in copy: 25.0 %"),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_has_what_the_screen_has() {
+    fn svg_shows_the_same_as_the_screen() {
         let svg = picture(&example()).unwrap();
         assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
         for word in ["gpu-app", "RESIDENCY", "CPU FAULT/s"] {

@@ -266,7 +266,7 @@ mod tests {
     use crate::sample::tests::example;
 
     #[test]
-    fn bars_show_all_that_there_is() {
+    fn bars_span_the_whole_width() {
         assert_eq!(bar(&[(3, '#'), (1, '-')], 4, 8), "######--");
         assert_eq!(bar(&[(1, '#'), (1000, '-')], 1001, 8), "#-------");
         assert_eq!(bar(&[(1000, '#'), (1, '-')], 1001, 8), "########");
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_the_rates() {
+    fn table_shows_the_rates() {
         let text = plain(&example());
         let line = text.lines().nth(1).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();

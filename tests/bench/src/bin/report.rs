@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peer_shows_what_the_kernel_has_changed() {
+    fn peer_rows_show_changes_of_the_kernel() {
         let peer = |cost: f64| {
             let row = |name| serde_json::json!({ "row": name, "unit": "page", "cost": cost, "rounds": [cost] });
             let rows = [row("munmap, mirrored"), row("eviction, 1 mirror")];

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_is_found_by_its_name() {
+    fn lock_is_found_by_its_name() {
         let text = "lock_stat version 0.4\n\
             class name    con-bounces    contentions\n\
             &mm->mmap_lock-R:  1 2 0.1 0.2 0.3 0.4 5 6 0.7 0.8 0.9 1.0\n\

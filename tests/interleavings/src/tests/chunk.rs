@@ -9,12 +9,12 @@ use kernel::{model::spawn, prelude::*, sync::{Arc, atomic::{Atomic, ordering::{A
 use super::{CpuFault, DevicePageOps, DevicePages, FaultError, MemoryKind, chunk::Chunk};
 
 pub(crate) const TESTS: &[Test] = &[
-    bounded("piece_is_not_removed_while_a_page_is_used", 3, used),
-    full("piece_is_not_removed_while_frames_are_looked_at", looked_at),
-    full("piece_that_comes_again_is_looked_at", again),
-    full("piece_stays_when_a_looker_comes_first", stays),
-    full("piece_room_that_is_given_back_is_hinted", room),
-    full("piece_lookup_of_a_page_that_was_handed_over", lookup),
+    bounded("chunk_with_a_used_page_is_not_removed", 3, used),
+    full("chunk_is_not_removed_during_a_lookup", looked_at),
+    full("chunk_added_again_is_found", again),
+    full("chunk_stays_if_a_lookup_comes_first", stays),
+    full("chunk_freed_pages_are_hinted", room),
+    full("chunk_lookup_of_a_handed_over_page_succeeds", lookup),
 ];
 
 struct Driver;

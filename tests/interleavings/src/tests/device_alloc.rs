@@ -21,23 +21,13 @@ const PAGES: usize = 512;
 pub(crate) const TESTS: &[Test] = &[
     full("free_map_pages_have_one_owner", single_pages),
     bounded("free_map_folios_have_one_owner", 4, folios),
-    bounded(
-        "free_map_folios_of_several_words_have_one_owner",
-        2,
-        large_folios,
-    ),
-    full(
-        "free_map_a_page_that_is_given_back_can_be_taken",
-        given_back,
-    ),
-    full("free_map_withdraw_and_give_back", withdraw_give_back),
-    full("free_map_restore_and_give_back", restore_give_back),
-    bounded("free_map_withdraw_and_take", 6, withdraw_take),
-    full(
-        "free_map_a_withdrawn_page_that_is_given_back_is_not_free",
-        withdrawn_given_back,
-    ),
-    full("free_map_withdrawn_pages_are_not_in_use", withdrawn_unused),
+    bounded("free_map_folios_of_several_words_have_one_owner", 2, large_folios),
+    full("free_map_freed_page_can_be_allocated", given_back),
+    full("free_map_offline_during_a_free", withdraw_give_back),
+    full("free_map_online_during_a_free", restore_give_back),
+    bounded("free_map_offline_during_an_allocation", 6, withdraw_take),
+    full("free_map_freed_offline_page_is_not_free", withdrawn_given_back),
+    full("free_map_offline_pages_are_not_counted_as_used", withdrawn_unused),
 ];
 
 struct Pages {

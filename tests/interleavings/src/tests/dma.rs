@@ -23,14 +23,14 @@ use kernel::{
 
 pub(crate) const TESTS: &[Test] = &[
     full("dma_run_close_waits_for_copies", run),
-    full("dma_totals_are_never_less_than_none", count_totals),
-    full("dma_live_is_never_less_than_none", count_live),
+    full("dma_totals_are_never_negative", count_totals),
+    full("dma_live_count_is_never_negative", count_live),
     full("dma_buffer_is_freed_once", buffer),
     full("dma_mapping_is_unmapped_once", mapping),
     bounded("dma_window_place_is_unmapped_after_its_flush", 4, flushes),
-    bounded("dma_window_close_unmaps_what_is_left", 5, close),
-    full("dma_window_is_dropped_when_it_is_idle", forget),
-    full("dma_window_stays_when_it_is_used_again", again),
+    bounded("dma_window_close_unmaps_remaining_pages", 5, close),
+    full("dma_window_is_dropped_when_idle", forget),
+    full("dma_window_is_kept_when_used_again", again),
 ];
 
 fn device() -> Arc<DmaDevice> {

@@ -6,8 +6,7 @@ use super::hints::{HintClass, Hints};
 use crate::harness::{full, Test};
 use kernel::{model::spawn, prelude::*, sync::Arc};
 
-pub(crate) const TESTS: &[Test] =
-    &[full("hints_a_bit_that_is_set_during_a_search_is_found_later", found)];
+pub(crate) const TESTS: &[Test] = &[full("hints_bit_set_during_a_search_is_found_later", found)];
 
 /// A search clears the stale bit of a group.
 fn found() {

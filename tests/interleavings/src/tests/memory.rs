@@ -7,13 +7,13 @@ use kernel::{model::{Memory, spawn}, prelude::*, sync::{Arc, atomic::{Atomic, or
 use super::{arrivals::Arrivals, connection::Connection, copy::{Cancel, CopyContext, CopyEndpoint}, known::{self, ConnectionCache}, lru::{BlockUsage, Lru}, steps::Steps};
 
 pub(crate) const TESTS: &[Test] = &[
-    full("arrivals_close_waits_for_steps_that_have_begun", close_waits),
-    bounded("steps_wait_ends_when_the_last_step_does", 4, wait_ends),
+    full("arrivals_close_waits_for_running_steps", close_waits),
+    bounded("steps_wait_ends_with_the_last_step", 4, wait_ends),
     full("steps_second_wait_waits_for_later_steps", second_wait),
     full("copies_are_visible_after_the_wait", copies),
     full("copies_wait_ends_with_the_last_job", one_copy),
-    full("lru_a_block_is_claimed_by_one_task", claims),
-    full("lru_a_block_that_is_added_beside_a_search_is_found", added),
+    full("lru_block_is_claimed_by_one_task", claims),
+    full("lru_block_added_during_a_search_is_found", added),
     full("known_answers_do_not_outlive_a_change", answers),
 ];
 

@@ -13,7 +13,7 @@ use kernel::{
 };
 
 pub(crate) const TESTS: &[Test] = &[
-    full("once_box_object_is_complete_when_it_is_found", complete),
+    full("once_box_found_object_is_complete", complete),
     full("once_box_one_of_two_puts_wins", two_puts),
 ];
 

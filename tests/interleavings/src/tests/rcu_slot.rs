@@ -13,11 +13,11 @@ use kernel::{
 };
 
 pub(crate) const TESTS: &[Test] = &[
-    full("rcu_slot_object_is_complete_when_it_is_found", complete),
+    full("rcu_slot_found_object_is_complete", complete),
     full("rcu_slot_object_outlives_its_readers", outlives),
     full("rcu_slot_one_of_two_puts_wins", two_puts),
     full("rcu_slot_one_of_two_takes_wins", two_takes),
-    full("rcu_slot_empty_place_is_filled_after_the_last_use", empty),
+    full("rcu_slot_is_refilled_after_the_last_use", empty),
 ];
 
 /// Plain memory, written on creation and on drop.

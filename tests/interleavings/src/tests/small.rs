@@ -6,8 +6,8 @@ use crate::{debug::stats::{Counter, Stats}, harness::{Test, full}, mm::addr::PMD
 use kernel::{model::spawn, prelude::*, sync::Arc};
 
 pub(crate) const TESTS: &[Test] = &[
-    full("stats_no_count_is_lost", count),
-    full("cpu_window_size_is_right_whoever_is_faster", window),
+    full("stats_lose_no_count", count),
+    full("cpu_window_size_is_valid_after_concurrent_faults", window),
 ];
 
 fn count() {

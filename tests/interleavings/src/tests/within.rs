@@ -7,7 +7,7 @@ use kernel::{model::{set_born, spawn}, prelude::*, sync::Arc};
 
 pub(crate) const TESTS: &[Test] = &[
     bounded("within_two_tasks_take_different_places", 2, two),
-    full("within_a_place_is_taken_over", taken_over),
+    full("within_freed_place_is_reused", taken_over),
     full("limit_allows_no_more_than_the_burst", limit),
 ];
 

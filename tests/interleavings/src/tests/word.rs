@@ -16,8 +16,8 @@ use kernel::{
 };
 
 pub(crate) const TESTS: &[Test] = &[
-    full("word_publishes_what_was_written_before", publishes),
-    full("word_seen_in_order", in_order),
+    full("word_release_publishes_earlier_writes", publishes),
+    full("word_values_are_seen_in_order", in_order),
 ];
 
 struct Published<W: AtomicType> {

@@ -249,7 +249,7 @@ fn compile(text: &str) -> Result<(), String> {
 }
 
 #[test]
-fn everything_is_as_in_the_c_header() {
+fn layout_matches_the_c_header() {
     let mut text = format!("#include \"{}\"\n", header().display());
     structures(&mut text);
     arguments(&mut text);

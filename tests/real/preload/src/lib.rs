@@ -318,13 +318,13 @@ mod tests {
     }
 
     #[test]
-    fn status_is_that_of_the_main_thread() {
+    fn status_is_of_the_main_thread() {
         assert_eq!(status_of_dead(&stat("Z", 2, 3 << 8)), Some(3));
         assert_eq!(status_of_dead(&stat("Z", 2, 0)), Some(0));
     }
 
     #[test]
-    fn a_program_with_a_thread_is_not_dead() {
+    fn program_with_a_thread_is_alive() {
         assert_eq!(status_of_dead(&stat("Z", 3, 3 << 8)), None);
         assert_eq!(status_of_dead(&stat("S", 2, 0)), None);
         assert_eq!(status_of_dead(b""), None);

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn private_readable_mappings_are_taken() {
+    fn private_readable_mappings_are_selected() {
         let heap = parse(b"555555559000-55555557a000 rw-p 00000000 00:00 0 [heap]");
         assert_eq!(heap, Some(Mapping { start: 0x5555_5555_9000, pages: 33, code: false }));
         let code = parse(b"7ffff7c28000-7ffff7d8d000 r-xp 00028000 fe:00 12 /usr/lib/libc.so.6");
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_not() {
+    fn other_mappings_are_not_selected() {
         for line in [
             &b"7ffff7c28000-7ffff7d8d000 rw-s 00000000 00:01 7 /dev/zero (deleted)"[..],
             b"7ffff7c28000-7ffff7d8d000 ---p 00000000 00:00 0 ",

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds() {
+    fn bounds_are_enforced() {
         assert!(row(true, 0).broken_bounds().is_empty());
         assert_eq!(row(true, 1).broken_bounds().len(), 2);
         assert!(row(false, 3).broken_bounds().is_empty());

@@ -310,14 +310,14 @@ mod tests {
     }
 
     #[test]
-    fn a_row_in_which_nothing_happened_is_broken() {
+    fn row_without_activity_is_broken() {
         let besides = Besides { cpu_faults: true, evictions: true, writes_wait: false };
         assert_eq!(Row { besides, ..row() }.broken_bounds().len(), 2);
         assert!(Row { besides, touched: 1, evicted: 1, ..row() }.broken_bounds().is_empty());
     }
 
     #[test]
-    fn a_write_waits_for_a_part_of_a_call() {
+    fn write_wait_is_bounded_by_the_longest_call() {
         let besides = Besides { writes_wait: true, ..Besides::default() };
         let waited = Row { besides, write_stalls: 2, longest_call_us: 100, ..row() };
         let waited =

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds() {
+    fn bounds_are_enforced() {
         assert!(writers().broken_bounds().is_empty());
         assert!(writers().text().contains("none lost"));
         let lost = Writers { cpu_found: 49, ..writers() };

@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operations_stay_inside_and_survive_a_script() {
+    fn operations_stay_in_bounds_and_round_trip() {
         let inside = |at: Span| at.n > 0 && at.page + at.n <= REGIONS[at.r].1;
         let mut names = std::collections::BTreeSet::new();
         for op in Draw::new(7, 0, 2).take(200_000) {

@@ -131,7 +131,7 @@ fn compare(table: &[(&str, By)], names: &BTreeSet<&str>, drawn: &BTreeSet<String
 }
 
 #[test]
-fn each_ioctl_has_a_part_in_the_torture() {
+fn each_ioctl_is_covered() {
     let drawn: BTreeSet<String> =
         Draw::new(1, 0, 2).take(100_000).map(|op: Op| op.name()).collect();
     let header = header();
@@ -141,7 +141,7 @@ fn each_ioctl_has_a_part_in_the_torture() {
 }
 
 #[test]
-fn a_new_ioctl_is_noticed() {
+fn uncovered_ioctl_is_detected() {
     let header = header() + "#define DMIRROR_NEW\t_IOWR('H', 0x7f, struct dmirror_info)\n";
     let names = defined(&header, "_IOWR('H'");
     assert!(names.contains("NEW") && names.len() == IOCTLS.len() + 1, "{names:?}");

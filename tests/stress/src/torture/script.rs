@@ -2,8 +2,7 @@
 //! The operations of all lanes, drawn from a seed or read from a file. The file has one line of
 //! JSON for the shape, then one for each operation.
 
-use crate::draw::Draw;
-use crate::op::Op;
+use crate::{draw::Draw, op::Op};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
@@ -107,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_is_a_script_and_a_script_a_file() {
+    fn seed_determines_the_script_and_files_round_trip() {
         let hardware = false;
         let unplug = Some(1);
         let shape = Shape { seed: 5, devices: 2, procs: 2, threads: 2, hardware, unplug };
@@ -123,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_does_what_it_can() {
+    fn hardware_scripts_have_supported_operations_only() {
         let hardware = true;
         let unplug = None;
         let shape = Shape { seed: 5, devices: 1, procs: 1, threads: 2, hardware, unplug };

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tax_of_a_mirror_is_what_it_adds() {
+    fn mirror_tax_is_the_added_time() {
         let with = |open| {
             let names = ["mirror tax: madvise, no mirror", "mirror tax: madvise, open mirror"];
             size(&[(names[0], 1000.0), (names[1], open)])

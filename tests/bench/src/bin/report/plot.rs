@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plot_has_a_line_for_each_driver() {
+    fn plot_has_a_line_for_each_driver() {
         let text = r#"{"driver":"D","sizes":[{"mib":1,"rows":[{"row":"a < b","unit":"page","cost":5.0,"rounds":[5.0]}]},
             {"mib":32,"rows":[{"row":"a < b","unit":"page","cost":4.0,"rounds":[4.0]}]}]}"#;
         let result = || serde_json::from_str::<Results>(text).expect("a result");

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_meets_its_fraction_or_not() {
+    fn row_is_compared_with_its_fraction() {
         let ours = size(&[(READ, 1700.0), (REREAD, 1600.0)]);
         let met = |peers: &[&Size]| {
             judge(&ours, peers, None, "debian").iter().map(|row| row.met).collect::<Vec<_>>()

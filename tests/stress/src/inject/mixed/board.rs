@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_that_was_set_meanwhile_is_noticed() {
+    fn concurrently_set_source_is_detected() {
         let board = Board::new(vec!["copy".into(), "space".into()]).unwrap();
         let before = board.state();
         assert!(!board.any_since(&before, &["copy", "space"]));

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_those_of_the_driver() {
+    fn parameters_match_the_driver() {
         assert_eq!(
             parameters("rust_hmm\nrust_dmirror vram_mib=16 policy=1\n"),
             "vram_mib=16 policy=1"

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn fence_type_is_that_of_its_device() -> Result {
+    fn fence_has_the_type_of_its_device() -> Result {
         let mine = 1u8;
         let other = 2u8;
         let mine = FenceType::of(&mine);

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_closure_runs_or_is_freed() -> Result {
+    fn closure_runs_or_is_freed() -> Result {
         let dropped = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
         for round in 0..20 {
             let count = Count(dropped.clone());

@@ -222,7 +222,7 @@ mod suite {
     }
 
     #[test]
-    fn in_cpu_faults_and_where_pages_are_freed() -> Result {
+    fn in_cpu_faults_and_when_pages_are_freed() -> Result {
         for from in [From::MemoryEvent, From::Freed] {
             let there_and_back = |mirror: &Arc<Mirror<Nosy>>, range: PageRange| {
                 to_device(mirror, range)?;

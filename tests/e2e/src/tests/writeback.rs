@@ -17,7 +17,7 @@ const OURS: &str = "the C driver has no engines";
 
 pub const TESTS: &[Test] = &[
     Test::new("writeback", "device_writes_reach_the_disk", reach_the_disk),
-    Test::new("writeback", "a_write_after_writeback_is_dirty_again", dirty_again),
+    Test::new("writeback", "write_after_writeback_is_dirty_again", dirty_again),
     Test::new("writeback", "truncated_pages_are_unmapped", truncated),
     Test::new("writeback", "punched_pages_read_zero", punched),
     Test::new("writeback", "reclaimed_pages_are_read_again", reclaimed),

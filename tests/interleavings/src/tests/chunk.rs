@@ -12,7 +12,7 @@ pub(crate) const TESTS: &[Test] = &[
     bounded("chunk_with_a_used_page_is_not_removed", 3, used),
     full("chunk_is_not_removed_during_a_lookup", looked_at),
     full("chunk_added_again_is_found", again),
-    full("chunk_stays_if_a_lookup_comes_first", stays),
+    full("chunk_stays_after_an_earlier_lookup", stays),
     full("chunk_freed_pages_are_hinted", room),
     full("chunk_lookup_of_a_handed_over_page_succeeds", lookup),
 ];

@@ -11,14 +11,14 @@ use super::{DevicePte, Flusher, Format, Leaf, Prealloc, Table, TableReader};
 pub(crate) const TESTS: &[Test] = &[
     full("pgtable_walk_during_an_install", install),
     full("pgtable_walk_during_a_split", split),
-    full("pgtable_walk_never_sees_a_reused_page", used_again),
+    full("pgtable_walk_never_reads_a_reused_page", used_again),
     full("pgtable_walk_during_a_shrink", shrink),
     full("pgtable_reserve_during_a_shrink", reserve_and_shrink),
     full("pgtable_device_walks_during_an_install", device_install),
     full("pgtable_device_walks_during_a_split", device_split),
     full("pgtable_device_walks_while_a_page_leaves_a_run", device_run),
     full("pgtable_device_walks_while_a_pass_breaks_a_run", device_run_by_pass),
-    full("pgtable_device_walk_never_sees_a_reused_page", device_used_again),
+    full("pgtable_device_walk_never_reads_a_reused_page", device_used_again),
 ];
 
 /// Like `Radix4`, but smaller.

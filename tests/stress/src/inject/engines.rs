@@ -18,7 +18,7 @@ const ADDED: u64 = 1 << 32;
 pub const CASES: &[Case] = &[
     Case::new("info", info),
     Case::new("counters", counters),
-    Case::new("set", set),
+    Case::new("setting", set),
     Case { errors: COMMAND, ..Case::new("engine_checksum", engine_checksum) },
     Case { errors: COMMAND, prepare: on_device, ..Case::new("engine_on_device", engine_checksum) },
     Case {

@@ -2,9 +2,7 @@
 //! Cases of device accesses, migrations and CPU faults.
 
 use crate::cases::{Case, Contents, Size, World, NEW, OLD, SMALL};
-use hmm::engine::Way;
-use hmm::inject;
-use hmm::{pattern, Child, Device, Errno, Gate, PAGE_SIZE};
+use hmm::{engine::Way, inject, pattern, Child, Device, Errno, Gate, PAGE_SIZE};
 
 const FAULT: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
 const MIGRATE: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
@@ -101,13 +99,13 @@ pub const CASES: &[Case] = &[
     Case {
         prepare: mirrored_on_device,
         without: &["copy", "isolate", "failslab_lasting", "fail_page_alloc_lasting"],
-        ..Case::new("cpu_touch", cpu_touch)
+        ..Case::new("cpu_access", cpu_access)
     },
     Case {
         prepare: mirrored_on_device,
         size: Size::Huge,
         without: &["copy", "isolate", "failslab_lasting", "fail_page_alloc_lasting"],
-        ..Case::new("cpu_touch_huge", cpu_touch)
+        ..Case::new("cpu_access_huge", cpu_access)
     },
     Case {
         errors: &[Errno::EBUSY, Errno::ENOMEM],
@@ -294,7 +292,7 @@ fn cpu_fault(world: &mut World) -> Result<(), Errno> {
     sees(&inject::kernel_reads(&world.map, 0)?, OLD)
 }
 
-fn cpu_touch(world: &mut World) -> Result<(), Errno> {
+fn cpu_access(world: &mut World) -> Result<(), Errno> {
     if world.map.get(0, 3) == pattern::word(OLD, 0, 3) {
         Ok(())
     } else {

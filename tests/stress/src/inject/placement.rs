@@ -26,7 +26,12 @@ const LEFT: usize = 32;
 pub const CASES: &[Case] = &[
     Case { errors: MEMORY, prepare: on_device, ..Case::new("attributes", attributes) },
     Case { errors: MEMORY, check: all_kept, ..Case::new("attributes_unmap", unmap) },
-    Case { errors: MEMORY, prepare: attracted, threads: true, ..Case::new("serve", engine_reads) },
+    Case {
+        errors: MEMORY,
+        prepare: attracted,
+        threads: true,
+        ..Case::new("policy_fault", engine_reads)
+    },
     Case {
         errors: MEMORY,
         prepare: mostly_read,
@@ -43,23 +48,23 @@ pub const CASES: &[Case] = &[
     },
     Case { errors: BACK, ..Case::new("lock", lock) },
     Case { errors: BACK, prepare: on_device, ..Case::new("lock_on_device", lock) },
-    Case { errors: BACK, ..Case::new("locked", locked) },
+    Case { errors: BACK, ..Case::new("lock_lookup", locked) },
     Case { errors: MEMORY, ..Case::new("managed", managed) },
     // The CPU touches the memory. A page lost by these sources would kill the process, as in
-    // `cpu_touch`.
+    // `cpu_access`.
     Case {
         errors: MEMORY,
         without: &["copy", "isolate", "failslab_lasting", "fail_page_alloc_lasting"],
         ..Case::new("managed_populated", managed_populated)
     },
     Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("queue", queue) },
-    Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("share", share) },
+    Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("fence_share", share) },
     Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("blit", blit) },
     Case { errors: QUEUED, ..Case::new("queue_waits", queue_waits) },
     Case { errors: MEMORY, ..Case::new("fence_notify", fence_notify) },
     Case { errors: MEMORY, prepare: filled, ..Case::new("events", events) },
-    Case { errors: MEMORY, prepare: on_device, ..Case::new("resize", resize) },
-    Case { errors: MEMORY, prepare: mirrored_on_device, ..Case::new("look", look) },
+    Case { errors: MEMORY, prepare: on_device, ..Case::new("offline", resize) },
+    Case { errors: MEMORY, prepare: mirrored_on_device, ..Case::new("debugfs_read", look) },
 ];
 
 fn attributes(world: &mut World) -> Result<(), Errno> {

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chains_go_through_all_pages() {
+    fn chains_visit_all_pages() {
         for pattern in [Pattern::Random, Pattern::Chase] {
             let map = Mapping::anon(1024).expect("memory");
             pattern.prepare(&map);

@@ -8,9 +8,10 @@
 
 use crate::env::Board;
 use hmm::Mapping;
-use std::cell::Cell;
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst},
+};
 
 /// Maximum number of registered ranges of a process.
 const MOST: usize = 256;
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bus_errors_are_allowed_only_where_memory_can_be_on_a_device() {
+    fn bus_errors_are_allowed_only_with_device_memory() {
         let moves = Mapping::anon(4).unwrap();
         let stays = Mapping::anon(4).unwrap();
         let known = (Known::mapping(&moves, true).unwrap(), Known::mapping(&stays, false).unwrap());

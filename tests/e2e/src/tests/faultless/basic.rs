@@ -12,8 +12,8 @@ use hmm::{Command, Device, EngineOp, Mapping, PageOutcome, Setting};
 use std::time::{Duration, Instant};
 
 pub const TESTS: &[Test] = &[
-    Test::new("faultless", "reads_see_no_fault", reads_see_no_fault).only_rust(OURS),
-    Test::new("faultless", "reads_see_no_fault_thp", reads_see_no_fault_thp).only_rust(OURS),
+    Test::new("faultless", "reads_never_fault", reads_never_fault).only_rust(OURS),
+    Test::new("faultless", "thp_reads_never_fault", thp_reads_never_fault).only_rust(OURS),
     Test::new("faultless", "ordinary_migration_faults_readers", ordinary_migration_faults_readers)
         .only_rust(OURS),
     Test::new("faultless", "outcome_of_each_page_is_reported", outcome_of_each_page_is_reported)
@@ -77,7 +77,7 @@ fn trips(device: &Device, map: &Mapping, faultless: bool) -> Result<(u64, u64, u
     Ok((moved, switched, faults, after.stalls_read - before.stalls_read))
 }
 
-fn reads_see_no_fault(ctx: &Ctx) -> Outcome {
+fn reads_never_fault(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon_aligned(2)?;
     let pages = map.pages() as u64;
@@ -86,7 +86,7 @@ fn reads_see_no_fault(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn reads_see_no_fault_thp(ctx: &Ctx) -> Outcome {
+fn thp_reads_never_fault(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = huge(2, 1)?;
     let pages = map.pages() as u64;

@@ -51,8 +51,12 @@ pub const TESTS: &[Test] = &[
         attributes_apply_without_a_fault_policy,
     )
     .only_rust(OURS),
-    Test::new("attributes", "fault_completes_with_concurrent_invalidations", taken_meanwhile)
-        .only_rust(OURS),
+    Test::new(
+        "attributes",
+        "fault_completes_with_concurrent_invalidations",
+        concurrent_invalidations,
+    )
+    .only_rust(OURS),
 ];
 
 pub(super) const DEVICE: Attributes =
@@ -464,7 +468,7 @@ fn attributes_apply_without_a_fault_policy(ctx: &Ctx) -> Outcome {
 /// If each page has other attributes, a device fault handles the pages one after the other. Another
 /// thread invalidates the first page again and again, faster than the fault handles all. The fault
 /// must complete nevertheless.
-fn taken_meanwhile(ctx: &Ctx) -> Outcome {
+fn concurrent_invalidations(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon_aligned(1)?;
     map.forbid_huge()?;
     map.fill(1);

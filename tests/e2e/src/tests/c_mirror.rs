@@ -31,7 +31,7 @@ pub const TESTS: &[Test] = &[
     test("killed_process_leaks_nothing", killed),
     test("open_file_pins_the_module", keeps_module),
     test("attributes_control_fault_migration", attributes),
-    test("fault_completes_with_concurrent_invalidations", taken_meanwhile),
+    test("fault_completes_with_concurrent_invalidations", concurrent_invalidations),
     test("queued_work_runs_in_fence_order", fences),
     test("failed_fence_fails_dependants", failed_fence),
     test("close_cancels_queued_work", cancels),
@@ -260,7 +260,7 @@ fn attributes(ctx: &Ctx) -> Outcome {
 }
 
 /// The same as the test of that name with the mock device.
-fn taken_meanwhile(ctx: &Ctx) -> Outcome {
+fn concurrent_invalidations(ctx: &Ctx) -> Outcome {
     let _loaded = Loaded::new(ctx, NAME)?;
     let map = Mapping::anon_aligned(1)?;
     map.forbid_huge()?;

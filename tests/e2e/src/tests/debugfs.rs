@@ -16,7 +16,7 @@ const LIBRARY: &str = "rust_hmm";
 
 pub const TESTS: &[Test] = &[
     Test::new("debugfs", "open_files_pin_the_library", keep).only_rust(OURS),
-    Test::new("debugfs", "unload_removes_files", go).only_rust(OURS),
+    Test::new("debugfs", "unload_removes_files", removed_by_unload).only_rust(OURS),
     Test::new("debugfs", "invalid_reads_and_writes_are_refused", refused).only_rust(OURS),
 ];
 
@@ -71,7 +71,7 @@ fn keep(ctx: &Ctx) -> Outcome {
 }
 
 /// Files that were open before do not prevent an unload, and the next load creates the same files.
-fn go(ctx: &Ctx) -> Outcome {
+fn removed_by_unload(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     load(ctx, "")?;
     let before = files(Path::new(ROOT))?;

@@ -35,7 +35,7 @@ pub const TESTS: &[Test] = &[
 /// Tests in the group that loads the modules with parameters.
 pub const WITH_PARAMETERS: &[Test] = &[
     Test::new("memory", "evictions_are_reported_to_evicted_processes", evictions).only_rust(OURS),
-    Test::new("memory", "thrashing_is_reported", bounces).only_rust(OURS).private(),
+    Test::new("memory", "thrashing_is_reported", thrashing).only_rust(OURS).private(),
 ];
 
 fn all_types() -> u64 {
@@ -513,7 +513,7 @@ fn evictions(ctx: &Ctx) -> Outcome {
 
 /// Memory that CPU and device access in turns: the device waits, and then the memory stays in
 /// place.
-fn bounces(ctx: &Ctx) -> Outcome {
+fn thrashing(ctx: &Ctx) -> Outcome {
     let _restore =
         with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=3")?;
     let device = ctx.open()?;

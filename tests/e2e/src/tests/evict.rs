@@ -21,10 +21,10 @@ pub const TESTS: &[Test] = &[
         .only_rust(OURS)
         .private(),
     Test::new("memory", "partially_mapped_huge_pages_are_evicted", parts).only_rust(OURS),
-    Test::new("memory", "huge_page_parts_of_two_processes_are_evicted", parts_of_others)
+    Test::new("memory", "huge_page_parts_of_two_processes_are_evicted", parts_of_two_processes)
         .only_rust(OURS),
     Test::new("memory", "pages_mapped_only_by_a_child_are_evicted", of_a_child).only_rust(OURS),
-    Test::new("memory", "munmap_during_the_rmap_walk_is_safe", unmapped_while_looked_up)
+    Test::new("memory", "munmap_during_the_rmap_walk_is_safe", munmap_during_rmap_walk)
         .only_rust(OURS)
         .private(),
     Test::new("memory", "eviction_tries_a_bounded_number_of_mappings", bounded_users)
@@ -107,7 +107,7 @@ fn parts(ctx: &Ctx) -> Outcome {
 }
 
 /// The parent maps the second half of a huge page, and the child the first half.
-fn parts_of_others(ctx: &Ctx) -> Outcome {
+fn parts_of_two_processes(ctx: &Ctx) -> Outcome {
     let half = HUGE_PAGES / 2;
     let device = ctx.open()?;
     let map = huge(1, 1)?;
@@ -162,7 +162,7 @@ fn small_mapping(device: &hmm::Device, seed: u64) -> Result<Mapping, Stop> {
 /// The anon_vma of a page is freed between the moment at which an eviction reads it and the moment
 /// at which the eviction takes its lock. KASAN would report a use after free. Without KASAN the
 /// memory stays in its slab cache, so the test only runs the race.
-fn unmapped_while_looked_up(ctx: &Ctx) -> Outcome {
+fn munmap_during_rmap_walk(ctx: &Ctx) -> Outcome {
     const POINT: &str = "window";
     const OTHERS: usize = 1000;
     let device = ctx.open()?;

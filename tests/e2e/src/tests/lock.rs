@@ -14,7 +14,7 @@ pub const TESTS: &[Test] = &[
     Test::new("lock", "locked_ranges_are_reference_counted", shared).only_rust(OURS).hw(),
     Test::new("lock", "extension_is_refused", refused).only_rust(OURS).hw(),
     Test::new("lock", "locked_pages_do_not_migrate", stay).only_rust(OURS),
-    Test::new("lock", "locking_migrates_pages_back", comes_back).only_rust(OURS),
+    Test::new("lock", "locking_migrates_pages_back", migrates_back).only_rust(OURS),
     Test::new("lock", "devices_access_locked_memory", access).only_rust(OURS),
     Test::new("lock", "fine_locks_show_concurrent_writes", grain).only_rust(OURS),
     Test::new("lock", "page_is_locked_fine_and_coarse", both_grains).only_rust(OURS),
@@ -167,7 +167,7 @@ fn stay(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "at the end")
 }
 
-fn comes_back(ctx: &Ctx) -> Outcome {
+fn migrates_back(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(8)?;
     map.fill(1);

@@ -29,7 +29,8 @@ pub const TESTS: &[Test] = &[
     Test::new("lpae", "reads_wait_for_fences_of_another_driver", |ctx| reads(ctx, NAME, NODE))
         .only_rust(OURS),
     Test::new("lpae", "entries_follow_the_cpu_page_table", follows).only_rust(OURS),
-    Test::new("lpae", "walks_find_stable_pages_during_updates", comes_and_goes).only_rust(OURS),
+    Test::new("lpae", "walks_find_stable_pages_during_updates", walks_during_updates)
+        .only_rust(OURS),
     Test::new("lpae", "failed_allocation_is_reported_and_retry_works", no_memory)
         .only_rust(OURS)
         .seconds(120),
@@ -205,7 +206,7 @@ fn follows(ctx: &Ctx) -> Outcome {
 
 /// Entries of single pages in a leaf of 2 MiB and in its contiguous runs are removed and installed
 /// again. Walks of all other pages must always find their entry.
-fn comes_and_goes(ctx: &Ctx) -> Outcome {
+fn walks_during_updates(ctx: &Ctx) -> Outcome {
     const GO: [usize; 3] = [5, 100, 511];
     let walked = Walked::open(ctx)?;
     let map = huge(1, 5)?;

@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
     Test::new("managed", "any_device_may_access_managed_memory", any_device)
         .only_rust(OURS)
         .private(),
-    Test::new("managed", "fork_mremap_and_mlock", others).only_rust(OURS).private(),
+    Test::new("managed", "fork_mremap_and_mlock", fork_mremap_and_mlock).only_rust(OURS).private(),
     Test::new("managed", "memory_is_evicted_after_mremap", evicted).only_rust(OURS),
     Test::new("managed", "attributes_apply_to_parts_of_an_allocation", attributes)
         .only_rust(OURS)
@@ -184,7 +184,7 @@ fn attributes(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn others(ctx: &Ctx) -> Outcome {
+fn fork_mremap_and_mlock(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let mut memory = device.alloc(16 * PAGE_SIZE, POPULATE).what("alloc")?;
     memory.fill(3);

@@ -36,7 +36,8 @@ pub const TESTS: &[Test] = &[
     .only_rust(OURS),
     Test::new("memory", "huge_pages_are_split_when_ram_is_fragmented", huge_when_fragmented)
         .only_rust(OURS),
-    Test::new("memory", "huge_page_without_a_mirror_is_evicted", huge_of_nobody).only_rust(OURS),
+    Test::new("memory", "huge_page_without_a_mirror_is_evicted", huge_without_mirror)
+        .only_rust(OURS),
     Test::new("memory", "accessed_by_pages_are_mapped_after_eviction", accessed_by).only_rust(OURS),
     Test::new(
         "memory",
@@ -323,7 +324,7 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
 
 /// A huge page that is mapped only by a process without a mirror, while no huge page of system
 /// memory can be allocated.
-fn huge_of_nobody(ctx: &Ctx) -> Outcome {
+fn huge_without_mirror(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let keep = ctx.open()?;
     let ready = Gate::new()?;

@@ -15,8 +15,8 @@ const OOPS: &str = "a refault of its own device page: oops";
 pub const TESTS: &[Test] = &[
     Test::new("migrate", "cpu_access_migrates_back", cpu_access_migrates_back).private(),
     Test::new("migrate", "request_migrates_back", request_migrates_back),
-    Test::new("migrate", "second_migration_keeps_resident_entries", part_is_there),
-    Test::new("migrate", "resident_pages_without_entries_stay", there_without_entries)
+    Test::new("migrate", "second_migration_keeps_resident_entries", part_is_resident),
+    Test::new("migrate", "resident_pages_without_entries_stay", resident_without_entries)
         .only_rust("entries for what is there already"),
     Test::new(
         "migrate",
@@ -83,7 +83,7 @@ fn request_migrates_back(ctx: &Ctx) -> Outcome {
 }
 
 /// Device PTEs of pages that are on the device already survive a second migration.
-fn part_is_there(ctx: &Ctx) -> Outcome {
+fn part_is_resident(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
@@ -99,7 +99,7 @@ fn part_is_there(ctx: &Ctx) -> Outcome {
 }
 
 /// Changing the protection leaves the pages in place and removes the device PTEs.
-fn there_without_entries(ctx: &Ctx) -> Outcome {
+fn resident_without_entries(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let small = Mapping::anon(PAGES)?;
     let huge = huge(1, 2)?;

@@ -208,7 +208,7 @@ fn starve(ctx: &Ctx, group: &Limited, own: &Victim, ready: &Gate, go: &Gate) -> 
 }
 
 /// Returns the kernel's messages on the OOM reaper and process `pid`.
-fn reaper_said(pid: i32) -> Result<String, Stop> {
+fn reaper_log(pid: i32) -> Result<String, Stop> {
     let log = std::process::Command::new("dmesg").output()?;
     let log = String::from_utf8_lossy(&log.stdout).into_owned();
     let ours = |line: &&str| {
@@ -256,7 +256,7 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
         // Do not reap the child yet, because the kernel names it by its process id.
         let deadline = Instant::now() + Duration::from_secs(20);
         let said = loop {
-            let said = reaper_said(pid)?;
+            let said = reaper_log(pid)?;
             if said.contains(want) || Instant::now() > deadline {
                 break said;
             }

@@ -23,7 +23,9 @@ pub const TESTS: &[Test] = &[
         .private(),
     Test::new("migrate", "dontneed_of_two_blocks_in_flight", dontneed).only_rust(OURS).private(),
     Test::new("migrate", "munmap_of_two_blocks_in_flight", unmapped).only_rust(OURS).private(),
-    Test::new("migrate", "cpu_faults_on_two_blocks_in_flight", touched).only_rust(OURS).private(),
+    Test::new("migrate", "cpu_faults_on_two_blocks_in_flight", cpu_faults)
+        .only_rust(OURS)
+        .private(),
     Test::new("migrate", "killed_with_two_blocks_in_flight", killed).only_rust(OURS).private(),
 ];
 
@@ -247,7 +249,7 @@ fn unmapped(ctx: &Ctx) -> Outcome {
 }
 
 /// An engine reads both blocks without a fault. Then a CPU touches them.
-fn touched(ctx: &Ctx) -> Outcome {
+fn cpu_faults(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(3)?;
     map.fill(1);

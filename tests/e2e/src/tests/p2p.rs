@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 const OURS: &str = "the C driver has no connections";
 
 pub const TESTS: &[Test] = &[
-    Test::new("p2p", "connectivity_is_reported", told).only_rust(OURS),
+    Test::new("p2p", "connectivity_is_reported", connectivity).only_rust(OURS),
     Test::new("p2p", "pages_migrate_between_devices", moves).only_rust(OURS),
     Test::new("p2p", "huge_page_is_pulled_in_parts_without_a_free_block", in_parts)
         .only_rust(OURS)
         .private(),
-    Test::new("p2p", "snapshot_reports_remote_pages", seen_by_the_other).only_rust(OURS),
+    Test::new("p2p", "snapshot_reports_remote_pages", snapshot_of_remote).only_rust(OURS),
     Test::new("p2p", "holes_are_not_populated", around_holes).only_rust(OURS),
     Test::new("p2p", "unconnected_devices_copy_through_system_memory", through).only_rust(OURS),
     Test::new("p2p", "connected_reader_in_place_never_faults", in_place).only_rust(OURS),
@@ -49,7 +49,7 @@ pub(super) fn pair(ctx: &Ctx, connection: Connection) -> Result<Pair, Stop> {
     Ok(Pair { one, two })
 }
 
-fn told(ctx: &Ctx) -> Outcome {
+fn connectivity(ctx: &Ctx) -> Outcome {
     let Pair { one, two } = pair(ctx, Connection::Unified)?;
     let ask = |from: &Device, to: &Device| from.connection(to).what("connection");
     // Access in place requires memory that the CPU can address.
@@ -119,7 +119,7 @@ fn moves(ctx: &Ctx) -> Outcome {
     cpu_sees(&large, 14, "at the end")
 }
 
-fn seen_by_the_other(ctx: &Ctx) -> Outcome {
+fn snapshot_of_remote(ctx: &Ctx) -> Outcome {
     let Pair { one, two } = pair(ctx, Connection::Migratable)?;
     let map = Mapping::anon(8)?;
     map.fill(3);
@@ -217,7 +217,7 @@ fn in_place(ctx: &Ctx) -> Outcome {
         let Pair { one: reader, two: mover } = pair(&ctx, connection)?;
         // The connection may be queried on either end.
         let (asked, of) = if round < 2 { (&reader, &mover) } else { (&mover, &reader) };
-        check_eq!(asked.connection(of).what("connection")?, connection, "told, round {round}");
+        check_eq!(asked.connection(of).what("connection")?, connection, "reported, round {round}");
         let map = Mapping::anon(16)?;
         map.fill(round as u64);
         device_sees(&reader, &map, round as u64, "before the migration")?;

@@ -37,7 +37,7 @@ pub const TESTS: &[Test] = &[
 
 /// Tests in the group that unloads modules.
 pub const WITH_LITTLE_MEMORY: &[Test] = &[
-    Test::new("memory", "immovable_memory_causes_no_eviction", what_cannot_move)
+    Test::new("memory", "immovable_memory_causes_no_eviction", immovable_memory)
         .only_rust(OURS)
         .seconds(180),
     Test::new("memory", "policy_adds_little_time_on_immovable_memory", time_of_a_pass)
@@ -96,7 +96,7 @@ fn costs_nothing(device: &Device, map: &Mapping, seed: u64, what: &str) -> Outco
     Ok(())
 }
 
-fn what_cannot_move(ctx: &Ctx) -> Outcome {
+fn immovable_memory(ctx: &Ctx) -> Outcome {
     let mut settings = Settings::new();
     let hugetlb = settings.set("/proc/sys/vm/nr_hugepages", "8")?;
     let _restore = with(ctx, "vram_mib=8")?;

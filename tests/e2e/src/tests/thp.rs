@@ -19,7 +19,7 @@ const SHARED_SPLIT: &str = "gives small pages for a shared huge page: oops in th
 const OOPS: &str = "a refault of its own device page: oops";
 
 pub const TESTS: &[Test] = &[
-    Test::new("thp", "cpu_access_migrates_back", there_and_back).private(),
+    Test::new("thp", "cpu_access_migrates_back", migrates_back_on_cpu_access).private(),
     Test::new("thp", "request_migrates_back", back_by_request),
     Test::new("thp", "several_huge_pages_keep_device_writes", several),
     Test::new("thp", "parts_of_huge_pages_migrate", parts_of_huge_pages_migrate).defect(OOPS),
@@ -28,11 +28,11 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "huge_zero_page_migrates_as_zero", huge_zero_page),
     Test::new("thp", "failed_allocation_falls_back_to_small_pages", failed_allocation).private(),
     Test::new("thp", "failed_allocation_of_a_migration_back_splits", failed_way_back).private(),
-    Test::new("thp", "failed_allocation_of_a_cpu_fault_splits", failed_touch).private(),
+    Test::new("thp", "failed_allocation_of_a_cpu_fault_splits", failed_cpu_fault).private(),
     Test::new("thp", "failed_allocation_for_another_device_splits", failed_for_another)
         .private()
         .only_rust("two devices"),
-    Test::new("thp", "snapshot_reports_remote_huge_page_as_absent", seen_by_another)
+    Test::new("thp", "snapshot_reports_remote_huge_page_as_absent", snapshot_of_remote)
         .private()
         .only_rust("two devices"),
     Test::new("thp", "failed_allocation_for_a_debugger_splits", failed_for_a_debugger).private(),
@@ -47,7 +47,7 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "dontneed_during_a_migration_back", dontneed_during_a_migration_back)
         .private()
         .only_rust("slow copies"),
-    Test::new("thp", "exit_of_sharers_during_a_migration_back", unmapped_by_others)
+    Test::new("thp", "exit_of_sharers_during_a_migration_back", exit_of_sharers)
         .private()
         .only_rust("slow copies"),
     Test::new(
@@ -58,7 +58,7 @@ pub const TESTS: &[Test] = &[
     .only_rust("more tries"),
 ];
 
-fn there_and_back(ctx: &Ctx) -> Outcome {
+fn migrates_back_on_cpu_access(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;
     let delta = Delta::start(ctx, &device)?;
@@ -188,7 +188,7 @@ fn failed_way_back(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn failed_touch(ctx: &Ctx) -> Outcome {
+fn failed_cpu_fault(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;
     migrate(&device, &map, 1)?;
@@ -202,7 +202,7 @@ fn failed_touch(ctx: &Ctx) -> Outcome {
 
 /// A snapshot by another device reports a huge page as not present, as it does for small pages, and
 /// not as an error.
-fn seen_by_another(ctx: &Ctx) -> Outcome {
+fn snapshot_of_remote(ctx: &Ctx) -> Outcome {
     let owner = ctx.open()?;
     let other = Device::open(ctx.second).what("open the second device")?;
     let map = huge(1, 4)?;
@@ -477,7 +477,7 @@ fn dontneed_during_a_migration_back(ctx: &Ctx) -> Outcome {
 }
 
 /// Child processes that map the page exit while it migrates back.
-fn unmapped_by_others(ctx: &Ctx) -> Outcome {
+fn exit_of_sharers(ctx: &Ctx) -> Outcome {
     for way in [Way::Eviction, Way::Request, Way::Touch] {
         let device = ctx.open()?;
         let map = huge(1, 1)?;
@@ -537,7 +537,8 @@ fn page_held_by_the_shrinker_migrates_later(ctx: &Ctx) -> Outcome {
     let shrinker = Shrinker { end: off(), rest: off(), rests: off() };
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| shrinker.run());
-        let result = (1..=8).try_for_each(|round| moves_when_let_go(&device, round, &shrinker));
+        let result =
+            (1..=8).try_for_each(|round| migrates_when_released(&device, round, &shrinker));
         shrinker.end.store(true, Relaxed);
         thread.join().expect("it does not panic")?;
         result
@@ -554,7 +555,7 @@ const ATTEMPTS: u32 = 100;
 const TIME: Duration = Duration::from_secs(15);
 
 /// Migrates a huge page, at the end without the shrinker.
-fn moves_when_let_go(device: &Device, round: u64, shrinker: &Shrinker) -> Outcome {
+fn migrates_when_released(device: &Device, round: u64, shrinker: &Shrinker) -> Outcome {
     shrinker.rest.store(false, Relaxed);
     let map = Mapping::anon_huge(1)?;
     map.fill(round);

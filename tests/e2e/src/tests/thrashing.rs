@@ -16,21 +16,21 @@ const OURS: &str = "test_hmm moves no page by itself";
 
 /// Tests in the group that unloads modules.
 pub const TESTS: &[Test] = &[
-    Test::new("memory", "thrashing_page_makes_progress", bouncing_page)
+    Test::new("memory", "thrashing_page_makes_progress", thrashing_page)
         .only_rust(OURS)
         .seconds(120),
-    Test::new("memory", "thrashing_page_stays_in_place", bouncing_stays).only_rust(OURS),
+    Test::new("memory", "thrashing_page_stays_in_place", thrashing_page_stays).only_rust(OURS),
     Test::new("memory", "thrashing_state_is_shared_by_mirrors", stays_for_all)
         .only_rust(OURS)
         .private(),
-    Test::new("memory", "thrashing_wait_sleeps_and_is_killable", who_waits)
+    Test::new("memory", "thrashing_wait_sleeps_and_is_killable", thrashing_wait)
         .only_rust(OURS)
         .private(),
 ];
 
 /// Two devices and four CPU threads access one page. The number of moves is bounded by
 /// `policy/thrash.rs`.
-fn bouncing_page(ctx: &Ctx) -> Outcome {
+fn thrashing_page(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "thrash_count=3 thrash_lapse_ms=10000 thrash_pin_ms=400")?;
     let devices = [ctx.open()?, Device::open(ctx.second)?];
     for device in &devices {
@@ -89,7 +89,7 @@ fn bouncing_page(ctx: &Ctx) -> Outcome {
 }
 
 /// A page that a CPU and a device write in turns stays in place after three moves.
-fn bouncing_stays(ctx: &Ctx) -> Outcome {
+fn thrashing_page_stays(ctx: &Ctx) -> Outcome {
     let params = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
     let _restore = with(ctx, params)?;
     let device = ctx.open()?;
@@ -149,7 +149,7 @@ fn stays_for_all(ctx: &Ctx) -> Outcome {
 }
 
 /// A device that wants a page back from a CPU waits for a while. It must sleep, and be killable.
-fn who_waits(ctx: &Ctx) -> Outcome {
+fn thrashing_wait(ctx: &Ctx) -> Outcome {
     let params = "thrash_count=1000 thrash_lapse_ms=60000 thrash_nap_ms=";
     for (nap, kill) in [(1000u64, false), (30_000, true)] {
         let _restore = with(ctx, &format!("{params}{nap}"))?;

@@ -31,8 +31,8 @@ pub const TESTS: &[Test] = &[
         .only_rust(OURS)
         .private(),
     Test::new("memory", "concurrent_faults_of_two_tiles_complete", fight).only_rust(OURS).private(),
-    Test::new("memory", "thrashing_between_tiles_ends", bounced).only_rust(OURS).private(),
-    Test::new("memory", "unplug_of_a_tile_during_its_faults", unplugged_in_use)
+    Test::new("memory", "thrashing_between_tiles_ends", thrashing).only_rust(OURS).private(),
+    Test::new("memory", "unplug_of_a_tile_during_its_faults", unplug_during_faults)
         .only_rust(OURS)
         .private(),
     Test::new("memory", "coherent_tiles_are_used_in_place", coherent).only_rust(OURS).private(),
@@ -219,7 +219,7 @@ fn fight(ctx: &Ctx) -> Outcome {
     closed(pair)
 }
 
-fn bounced(ctx: &Ctx) -> Outcome {
+fn thrashing(ctx: &Ctx) -> Outcome {
     let thrash = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
     let _restore = with(ctx, &format!("vram_mib=8 tiles=2 {thrash}"))?;
     let pair = pair(ctx, Connection::Migratable)?;
@@ -249,7 +249,7 @@ fn bounced(ctx: &Ctx) -> Outcome {
     closed(pair)
 }
 
-fn unplugged_in_use(ctx: &Ctx) -> Outcome {
+fn unplug_during_faults(ctx: &Ctx) -> Outcome {
     for connection in [Connection::Unified, Connection::Migratable] {
         let _restore = with(ctx, "vram_mib=8 tiles=2")?;
         let pair = pair(ctx, connection)?;

@@ -21,8 +21,8 @@ pub const TESTS: &[Test] = &[
     Test::new("trace", "invalidations_are_traced_with_their_event", invalidations).only_rust(OURS),
     Test::new("trace", "retries_are_traced_with_their_reason", retries).only_rust(OURS),
     Test::new("trace", "evictions_are_traced", evictions).only_rust(OURS),
-    Test::new("trace", "evictions_for_space_are_traced", for_room).only_rust(OURS),
-    Test::new("trace", "thrashing_is_traced", bounces).only_rust(OURS).private(),
+    Test::new("trace", "evictions_for_space_are_traced", for_space).only_rust(OURS),
+    Test::new("trace", "thrashing_is_traced", thrashing).only_rust(OURS).private(),
     Test::new("trace", "pulls_are_traced", pulls).only_rust(OURS),
 ];
 
@@ -160,7 +160,7 @@ fn evictions(ctx: &Ctx) -> Outcome {
 
 /// An eviction for space is reported with its reason, and a fault that migrates memory is its
 /// trigger.
-fn for_room(ctx: &Ctx) -> Outcome {
+fn for_space(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
     let maps = [Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?];
@@ -177,7 +177,7 @@ fn for_room(ctx: &Ctx) -> Outcome {
 
 /// A page that CPU and device access in turns: faults of the device migrate it, then it waits, and
 /// then it stays.
-fn bounces(ctx: &Ctx) -> Outcome {
+fn thrashing(ctx: &Ctx) -> Outcome {
     let _restore =
         with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=3")?;
     let device = ctx.open()?;

@@ -74,7 +74,7 @@ pub(super) fn large_map(ctx: &Ctx) -> Outcome {
 }
 
 /// A reader gets a consistent file while devices are opened and closed concurrently.
-pub(super) fn come_and_go(ctx: &Ctx) -> Outcome {
+pub(super) fn mirrors_open_and_close(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = spread(&device)?;
     let end = Instant::now() + Duration::from_secs(3);

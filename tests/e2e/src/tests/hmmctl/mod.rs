@@ -23,11 +23,12 @@ const OURS: &str = "hmmctl is for our library";
 pub const TESTS: &[Test] = &[
     Test::new("hmmctl", "map_shows_residency", map::map).only_rust(OURS),
     Test::new("hmmctl", "map_of_a_large_table_is_complete", map::large_map).only_rust(OURS),
-    Test::new("hmmctl", "map_works_while_mirrors_open_and_close", map::come_and_go).only_rust(OURS),
+    Test::new("hmmctl", "map_works_while_mirrors_open_and_close", map::mirrors_open_and_close)
+        .only_rust(OURS),
     Test::new("hmmctl", "top_shows_counters", top::top).only_rust(OURS),
     Test::new("hmmctl", "top_on_a_terminal", top::terminal).only_rust(OURS),
     Test::new("hmmctl", "trace_shows_events", trace::trace).only_rust(OURS),
-    Test::new("hmmctl", "trace_removes_its_instance", trace::trace_leaves_nothing).only_rust(OURS),
+    Test::new("hmmctl", "trace_removes_its_instance", trace::removes_its_instance).only_rust(OURS),
     Test::new("hmmctl", "record_and_report", trace::record).only_rust(OURS),
     Test::new("hmmctl", "errors_suggest_a_remedy", errors).only_rust(OURS),
 ];

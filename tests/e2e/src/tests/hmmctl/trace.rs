@@ -124,7 +124,7 @@ pub(super) fn trace(ctx: &Ctx) -> Outcome {
 
 /// No trace instance is left, also when a signal ends the command. A later command removes the
 /// instance that a killed one has left.
-pub(super) fn trace_leaves_nothing(ctx: &Ctx) -> Outcome {
+pub(super) fn removes_its_instance(ctx: &Ctx) -> Outcome {
     let _device = ctx.open()?;
     for name in ["INT", "TERM", "HUP"] {
         let tracer = Tracer::start(&["trace"])?;

@@ -32,7 +32,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn busy_coherent_memory() -> Result {
+    fn busy_coherent_memory_is_refused() -> Result {
         // System memory. Without the check, the core warns and the whole test run fails.
         let ram = device(MemoryKind::Coherent { start: 32 << 20 })?;
         assert_eq!(ram.add_chunks(1), Err(EBUSY));
@@ -55,7 +55,7 @@ mod suite {
     }
 
     #[test]
-    fn overflowing_page_numbers() -> Result {
+    fn overflowing_page_numbers_are_refused() -> Result {
         let device = device(MemoryKind::Private)?;
         device.add_chunks(1)?;
         let mut batch = Batch::new()?;
@@ -75,7 +75,7 @@ mod suite {
     }
 
     #[test]
-    fn invalid_orders() {
+    fn invalid_orders_are_refused() {
         for order in [PMD_ORDER + 1, 63, 64, u32::MAX] {
             let folio = LockedFolio::alloc_system(None, 0, order, Effort::Try);
             assert_eq!(folio.err(), Some(EINVAL));
@@ -83,7 +83,7 @@ mod suite {
     }
 
     #[test]
-    fn second_destination_for_a_page() -> Result {
+    fn second_destination_of_a_page_is_refused() -> Result {
         // SAFETY: The helper has no preconditions. The test task has an mm.
         let addr = unsafe { bindings::rust_hmm_kunit_mmap(4 * PAGE_SIZE) };
         let range = PageRange::from_pages(addr, 4)?;
@@ -124,7 +124,7 @@ mod suite {
     }
 
     #[test]
-    fn device_with_a_narrow_dma_mask() -> Result {
+    fn narrow_dma_mask_is_refused() -> Result {
         // SAFETY: The name is a C string, and the device is destroyed below.
         unsafe {
             let device = bindings::rust_hmm_dma_create(c"hmm-kunit-narrow".as_char_ptr());

@@ -198,7 +198,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn in_flushes() -> Result {
+    fn objects_dropped_in_flushes_are_freed() -> Result {
         for from in [From::FlushStart, From::FlushWait] {
             assert_eq!(
                 dropped_in(from, |_, range| unmap(range)),
@@ -211,7 +211,7 @@ mod suite {
     }
 
     #[test]
-    fn in_migrations() -> Result {
+    fn objects_dropped_in_migrations_are_freed() -> Result {
         for from in [From::Choose, From::Copy, From::Kick] {
             assert_eq!(dropped_in(from, to_device), Ok(COUNTED_OBJECTS));
         }
@@ -222,7 +222,7 @@ mod suite {
     }
 
     #[test]
-    fn in_cpu_faults_and_when_pages_are_freed() -> Result {
+    fn objects_dropped_in_cpu_faults_are_freed() -> Result {
         for from in [From::MemoryEvent, From::Freed] {
             let there_and_back = |mirror: &Arc<Mirror<Nosy>>, range: PageRange| {
                 to_device(mirror, range)?;
@@ -242,7 +242,7 @@ mod suite {
     }
 
     #[test]
-    fn in_pulls() -> Result {
+    fn objects_dropped_in_pulls_are_freed() -> Result {
         for from in [From::Connection, From::CopyTo] {
             let pull = |source: &Arc<Mirror<Nosy>>, range| {
                 to_device(source, range)?;
@@ -255,7 +255,7 @@ mod suite {
     }
 
     #[test]
-    fn in_cancelled_copies() -> Result {
+    fn objects_dropped_in_cancelled_copies_are_freed() -> Result {
         let cancel = |mirror: &Arc<Mirror<Nosy>>, range| {
             let stop = CancelToken::new()?;
             *mirror.device().0.probe.stop.lock() = Some(stop.clone());
@@ -270,7 +270,7 @@ mod suite {
     }
 
     #[test]
-    fn mirror_in_its_own_callbacks() -> Result {
+    fn mirror_dropped_in_its_callbacks_is_freed() -> Result {
         for from in [From::FlushStart, From::FlushWait] {
             let (mirror, range) = nosy(2)?;
             mirror.fault(range, Access::Write)?;
@@ -288,7 +288,7 @@ mod suite {
     }
 
     #[test]
-    fn with_guards_held() -> Result {
+    fn objects_dropped_under_guards_are_freed() -> Result {
         let (mirror, range) = nosy(1)?;
         mirror.fault(range, Access::Read)?;
         let ends = Ends::new()?;
@@ -327,7 +327,7 @@ mod suite {
     }
 
     #[test]
-    fn thread_by_its_own_closure() -> Result {
+    fn thread_dropped_by_its_closure_is_freed() -> Result {
         let ends = Ends::new()?;
         let own = Arc::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?;
         let ours = Counted::new(&ends);
@@ -346,7 +346,7 @@ mod suite {
     }
 
     #[test]
-    fn queue_by_its_own_operation() -> Result {
+    fn queue_dropped_by_its_operation_is_freed() -> Result {
         let ends = Ends::new()?;
         let own = Arc::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?;
         let queue = Queue::new(FenceType::NONE, 4)?;
@@ -375,7 +375,7 @@ mod suite {
     }
 
     #[test]
-    fn during_an_open() -> Result {
+    fn objects_dropped_during_open_are_freed() -> Result {
         let ends = Ends::new()?;
         let gate = Gate::new(Counted::new(&ends))?;
         let mut own = Cargo::new();

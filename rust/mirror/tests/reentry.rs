@@ -21,7 +21,7 @@ mod suite {
     use super::*;
 
     #[test]
-    fn from_an_invalidation() -> Result {
+    fn calls_from_an_invalidation_are_refused() -> Result {
         let (mirror, range) = nosy(4)?;
         mirror.fault(range, Access::Write)?;
         let armed = ArmedProbe::new(&mirror, range);
@@ -36,7 +36,7 @@ mod suite {
     }
 
     #[test]
-    fn from_a_discard() -> Result {
+    fn calls_from_a_discard_are_refused() -> Result {
         let (mirror, range) = nosy(4)?;
         mirror.fault(range, Access::Write)?;
         let armed = ArmedProbe::new(&mirror, range);
@@ -46,7 +46,7 @@ mod suite {
     }
 
     #[test]
-    fn from_the_flush_of_each_walker() -> Result {
+    fn calls_from_the_flush_of_each_walker_are_refused() -> Result {
         let (mirror, range) = nosy(4)?;
         mirror.fault(range, Access::Write)?;
         let armed = ArmedProbe::new(&mirror, range);
@@ -60,7 +60,7 @@ mod suite {
     }
 
     #[test]
-    fn from_a_migration_and_back() -> Result {
+    fn calls_from_migrations_are_refused() -> Result {
         let (mirror, range) = nosy(4)?;
         store(range.start(), 1)?;
         mirror.fault(range, Access::Write)?;
@@ -88,7 +88,7 @@ mod suite {
     }
 
     #[test]
-    fn from_a_pull() -> Result {
+    fn calls_from_a_pull_are_refused() -> Result {
         let (source, range) = nosy(2)?;
         let (mirror, _) = nosy(2)?;
         store(range.start(), 1)?;
@@ -102,7 +102,7 @@ mod suite {
     }
 
     #[test]
-    fn from_a_copy_that_is_cancelled() -> Result {
+    fn calls_from_a_cancelled_copy_are_refused() -> Result {
         let (mirror, range) = nosy(1)?;
         store(range.start(), 3)?;
         let stop = CancelToken::new()?;
@@ -117,7 +117,7 @@ mod suite {
     }
 
     #[test]
-    fn with_the_table_lock_and_from_a_snapshot() -> Result {
+    fn calls_under_the_table_lock_are_refused() -> Result {
         let (mirror, range) = nosy(2)?;
         mirror.fault(range, Access::Read)?;
         let table = mirror.lock_table()?;
@@ -137,7 +137,7 @@ mod suite {
     }
 
     #[test]
-    fn within_a_section() -> Result {
+    fn calls_in_an_access_section_are_refused() -> Result {
         let (mirror, range) = nosy(1)?;
         let walkers = &mirror.device().0.probe.walkers;
         mirror.fault(range, Access::Read)?;
@@ -157,7 +157,7 @@ mod suite {
     }
 
     #[test]
-    fn with_the_mmap_lock() -> Result {
+    fn calls_under_the_mmap_lock_are_refused() -> Result {
         let (mirror, range) = nosy(1)?;
         let current = current!();
         let guard = MmapGuard::lock(current.mm().ok_or(EINVAL)?)?;
@@ -167,7 +167,7 @@ mod suite {
     }
 
     #[test]
-    fn from_the_end_of_pages() -> Result {
+    fn calls_from_the_free_of_a_page_are_refused() -> Result {
         let (mirror, range) = nosy(1)?;
         assert_eq!(mirror.migrate(range).to_device()?.moved, 1);
         let armed = ArmedProbe::new(&mirror, range);
@@ -177,7 +177,7 @@ mod suite {
     }
 
     #[test]
-    fn from_an_invalidation_that_must_not_wait() -> Result {
+    fn calls_from_a_nonblocking_invalidation_are_refused() -> Result {
         let (mirror, range) = nosy(1)?;
         let armed = ArmedProbe::new(&mirror, range);
         let inner = mirror.inner();
@@ -189,7 +189,7 @@ mod suite {
     }
 
     #[test]
-    fn from_an_mmap_of_a_file() -> Result {
+    fn calls_from_mmap_are_refused() -> Result {
         let (mirror, range) = nosy(1)?;
         let gate = Gate::new(Counted::new(&Ends::new()?))?;
         let node = gate.node()?;
@@ -201,7 +201,7 @@ mod suite {
     }
 
     #[test]
-    fn from_an_open_of_a_file() -> Result {
+    fn node_creation_in_open_is_refused() -> Result {
         let gate = Gate::new(Counted::new(&Ends::new()?))?;
         let node = gate.node()?;
         let _file = OpenNode::new(node.minor())?;

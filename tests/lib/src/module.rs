@@ -30,6 +30,19 @@ pub fn parse_loaded(text: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.split_whitespace().next()).map(String::from).collect()
 }
 
+/// Returns the parameters of module `name` in a text with a line for each module: its name and its
+/// parameters.
+fn parse_parameters<'a>(text: &'a str, name: &str) -> &'a str {
+    let mut lines = text.lines().map(|line| line.split_once(' ').unwrap_or((line, "")));
+    lines.find(|(module, _)| *module == name).map_or("", |(_, parameters)| parameters.trim())
+}
+
+/// Returns the parameters with which the test machine has loaded module `name` at boot.
+pub fn boot_parameters(name: &str) -> String {
+    let text = std::fs::read_to_string("/hmm/modules").unwrap_or_default();
+    parse_parameters(&text, name).to_string()
+}
+
 /// Is the module `name` loaded?
 pub fn is_loaded(name: &str) -> bool {
     let text = std::fs::read_to_string("/proc/modules").unwrap_or_default();
@@ -39,6 +52,15 @@ pub fn is_loaded(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parameters_match_the_module() {
+        let text = "rust_hmm\nrust_dmirror vram_mib=16 policy=1\n";
+        assert_eq!(parse_parameters(text, "rust_dmirror"), "vram_mib=16 policy=1");
+        assert_eq!(parse_parameters(text, "rust_hmm"), "");
+        assert_eq!(parse_parameters(text, "rust"), "");
+        assert_eq!(parse_parameters("", "rust_hmm"), "");
+    }
 
     #[test]
     fn module_names_are_parsed() {

@@ -53,10 +53,7 @@ pub fn unload(ctx: &Ctx) -> Outcome {
 /// Returns the driver's parameters at boot. tools/vm/run sets the addresses of coherent memory
 /// there.
 pub fn as_booted(ctx: &Ctx) -> String {
-    let modules = std::fs::read_to_string("/hmm/modules").unwrap_or_default();
-    let name = names(ctx).last().copied().unwrap_or_default();
-    let params = modules.lines().find_map(|line| line.strip_prefix(name));
-    params.unwrap_or_default().trim().to_string()
+    module::boot_parameters(names(ctx).last().copied().unwrap_or_default())
 }
 
 /// Restores the modules with all devices when it is dropped, whatever the test has done.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Renders the figures as tables.
 
-use crate::{readers, rows};
+use crate::faultless::{readers, rows};
+use crate::table::render;
 
 const READERS: [&str; 10] = [
     "pages",
@@ -71,52 +72,4 @@ pub fn rows(rows: &[rows::Row], rst: bool) -> String {
         ]
     };
     render(ROWS, 1, rows.iter().map(cells).collect(), rst)
-}
-
-/// Renders a table whose first `names` columns are text. With `rst`, rules are drawn as
-/// reStructuredText requires.
-fn render<const N: usize>(
-    head: [&str; N],
-    names: usize,
-    body: Vec<[String; N]>,
-    rst: bool,
-) -> String {
-    let widths: Vec<usize> = head
-        .iter()
-        .enumerate()
-        .map(|(i, head)| body.iter().map(|row| row[i].len()).chain([head.len()]).max())
-        .map(|width| width.unwrap_or(0))
-        .collect();
-    let line = |cells: &[String]| -> String {
-        let cells: Vec<String> = cells
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(
-                |(i, (cell, width))| {
-                    if i < names {
-                        format!("{cell:<width$}")
-                    } else {
-                        format!("{cell:>width$}")
-                    }
-                },
-            )
-            .collect();
-        format!("{}\n", cells.join("  ").trim_end())
-    };
-    let rule: Vec<String> = widths.iter().map(|width| "=".repeat(*width)).collect();
-    let head: Vec<String> = head.iter().map(|head| head.to_string()).collect();
-    let mut text = String::new();
-    if rst {
-        text += &line(&rule);
-    }
-    text += &line(&head);
-    text += &line(&rule);
-    for row in &body {
-        text += &line(row);
-    }
-    if rst {
-        text += &line(&rule);
-    }
-    text
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Definition of a case: an operation, its preparation, and the state that must hold afterwards.
 
-use crate::{engines, memory, placement};
+use crate::inject::{engines, memory, placement};
 use hmm::inject::Source;
 use hmm::{Child, Device, Errno, Gate, Mapping};
 

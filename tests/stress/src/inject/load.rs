@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Failures while the modules are loaded and at the first use of device memory.
 
-use crate::run::{following, shrink, Tap};
+use crate::inject::run::{following, shrink, Tap};
 use hmm::engine::Way;
 use hmm::inject::{self, Kernel, Kind, Source, Spared};
 use hmm::{module, Device, Errno, Mapping};
@@ -28,16 +28,9 @@ const EACH: u64 = 600;
 /// Name of the driver that is bound to PCI devices. It stays loaded even if no probe succeeds.
 const BOUND: &str = "qemu_gpu";
 
-/// Returns the parameters with which the test machine loads module `name`.
-pub fn parameters(name: &str) -> String {
-    let text = std::fs::read_to_string("/hmm/modules").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    line.unwrap_or_default().trim().to_string()
-}
-
 impl Modules<'_> {
     fn load(&self, name: &str) -> Result<(), Errno> {
-        module::load(&self.path.join(format!("{name}.ko")), &parameters(name))
+        module::load(&self.path.join(format!("{name}.ko")), &module::boot_parameters(name))
     }
 
     /// Loads all modules that are not loaded.

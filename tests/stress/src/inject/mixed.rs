@@ -11,7 +11,7 @@ mod model;
 mod placement;
 mod queues;
 
-use crate::run::{nothing_in_use, Tap};
+use crate::inject::run::{nothing_in_use, Tap};
 use board::Board;
 use hmm::inject::{self, Kernel, Kind, Source};
 use hmm::{Child, Device, Errno, Gate};

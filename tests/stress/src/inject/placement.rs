@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Cases of attributes, several devices, host locks, managed memory and queues.
 
-use crate::cases::{Case, Size, World, NEW, OLD};
-use crate::memory::{all_on_device, filled, mirrored_on_device, on_device, sees, step};
+use crate::inject::cases::{Case, Size, World, NEW, OLD};
+use crate::inject::memory::{all_on_device, filled, mirrored_on_device, on_device, sees, step};
 use hmm::engine::{EngineOp, Way};
 use hmm::events::Type;
 use hmm::placement::{Attributes, Policy, Preferred};

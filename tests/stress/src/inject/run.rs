@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Runs each case once for every failure, in a child process, and reports the results.
 
-use crate::cases::{Case, World, NEW, OLD};
+use crate::inject::cases::{Case, World, NEW, OLD};
 use hmm::inject::{self, Kernel, Source};
 use hmm::{Child, Device, Errno, Gate};
 use std::collections::BTreeMap;

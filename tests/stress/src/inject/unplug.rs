@@ -2,9 +2,8 @@
 //! Failures during the unplug of a device that holds pages of a process. The driver is reloaded for
 //! each failure.
 
-use crate::cases::{OLD, SMALL};
-use crate::load::parameters;
-use crate::run::{following, in_child, told, Count, Tap};
+use crate::inject::cases::{OLD, SMALL};
+use crate::inject::run::{following, in_child, told, Count, Tap};
 use hmm::engine::Way;
 use hmm::inject::{self, Kernel, Kind, Source};
 use hmm::{module, pattern, Device, Errno, Mapping};
@@ -23,7 +22,7 @@ fn load(modules: &Path) -> Result<(), String> {
         module::unload(DRIVER).map_err(told("unload"))?;
     }
     let path = modules.join(format!("{DRIVER}.ko"));
-    module::load(&path, &parameters(DRIVER)).map_err(told("load"))
+    module::load(&path, &module::boot_parameters(DRIVER)).map_err(told("load"))
 }
 
 /// Reads all pages by the CPU. Returns the number of pages with their old contents and the number

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Measures one working set with one pattern and one policy.
 
-use crate::pattern::{value, Pattern, COUNTED};
+use crate::oversub::pattern::{value, Pattern, COUNTED};
 use anyhow::{bail, ensure, Context, Result};
 use hmm::placement::Policy;
 use hmm::{Device, Mapping, HUGE_SIZE, PAGE_SIZE};

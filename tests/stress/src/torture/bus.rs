@@ -6,7 +6,7 @@
 //! injected copy failure and an address in memory that can be migrated to a device. Any other
 //! SIGBUS fails the run.
 
-use crate::env::Board;
+use crate::torture::env::Board;
 use hmm::Mapping;
 use std::{
     cell::Cell,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! State shared by the lanes of a process, and by all processes of a run.
 
-use crate::op::COMMON_PAGES;
+use crate::torture::op::COMMON_PAGES;
 use hmm::{Errno, Mapping, Prot};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -22,7 +22,7 @@ pub fn report() -> String {
     let mut ours = Vec::new();
     for process in entries("/proc".as_ref()) {
         let name = read_to_string(process.path().join("comm")).unwrap_or_default();
-        if !name.starts_with("hmm-torture") && !name.starts_with("dmirror") {
+        if !name.starts_with("hmm-stress") && !name.starts_with("dmirror") {
             continue;
         }
         for task in entries(&process.path().join("task")) {

@@ -5,7 +5,7 @@
 /// Origin of an ioctl or of one of its flags.
 #[derive(Clone, Copy, Debug)]
 enum By {
-    /// Each of these operations, by [`crate::op::Op::name`].
+    /// Each of these operations, by [`crate::torture::op::Op::name`].
     Ops(&'static [&'static str]),
     /// Each lane, when it begins, ends, or reads counters.
     Lane,
@@ -89,8 +89,8 @@ const TEST_HMM: &[(&str, By)] = &[
     ("READ_UNLOCKED", Ops(&["DevRead"])),
 ];
 
-use crate::draw::Draw;
-use crate::op::Op;
+use crate::torture::draw::Draw;
+use crate::torture::op::Op;
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -40,10 +40,10 @@ mod unplug;
 
 pub use process::self_test;
 
-use crate::bus::Known;
-use crate::env::Env;
-use crate::op::{Kind, Op, Span, REGIONS};
-use crate::region::Region;
+use crate::torture::bus::Known;
+use crate::torture::env::Env;
+use crate::torture::op::{Kind, Op, Span, REGIONS};
+use crate::torture::region::Region;
 use hmm::engine::Ended;
 use hmm::{Command, Counters, Device, Errno, Mapping};
 use std::collections::{BTreeMap, HashSet};

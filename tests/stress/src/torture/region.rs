@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A region of memory, and the model of its contents and state.
 
-use crate::op::{Kind, Rights, Span};
+use crate::torture::op::{Kind, Rights, Span};
 use hmm::pattern::{self, Mismatch, WORDS};
 use hmm::{files, Errno, Mapping, Prot, PAGE_SIZE};
 use std::fs::File;

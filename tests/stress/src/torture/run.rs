@@ -9,8 +9,8 @@ mod reload;
 mod supervisor;
 mod visitors;
 
-use crate::env::{Board, Common};
-use crate::script::{Script, Shape};
+use crate::torture::env::{Board, Common};
+use crate::torture::script::{Script, Shape};
 use anyhow::{anyhow, Result};
 use hmm::{Device, Mapping};
 pub use outcome::{Failure, Outcome};

@@ -2,7 +2,7 @@
 //! The operations of all lanes, drawn from a seed or read from a file. The file has one line of
 //! JSON for the shape, then one for each operation.
 
-use crate::{draw::Draw, op::Op};
+use crate::torture::{draw::Draw, op::Op};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 

@@ -2,8 +2,8 @@
 //! Reduces a failing script by delta debugging (Zeller 1999): first to the failing lane alone, then
 //! without halves, quarters and so on of its operations, as long as it still fails.
 
-use crate::run::{self, Failure, Options};
-use crate::script::Script;
+use crate::torture::run::{self, Failure, Options};
+use crate::torture::script::Script;
 use std::time::{Duration, Instant};
 
 /// Attempts for each candidate, because a race does not occur in each run.
@@ -57,7 +57,7 @@ impl Search {
     }
 }
 
-fn with_lane(script: &Script, lane: usize, ops: Vec<crate::op::Op>) -> Script {
+fn with_lane(script: &Script, lane: usize, ops: Vec<crate::torture::op::Op>) -> Script {
     let mut script = script.clone();
     script.lanes[lane] = ops;
     script

@@ -5,7 +5,7 @@ use anyhow::{anyhow, bail, Context, Result};
 use hmm::Settings;
 use std::path::Path;
 
-const GROUP: &str = "/tmp/hmm-torture-cgroup";
+const GROUP: &str = "/tmp/hmm-stress-cgroup";
 /// Memory that a lane uses without ballast.
 const LANE_MIB: usize = 40;
 /// Memory of the program itself.
@@ -24,7 +24,7 @@ fn limit(lanes: usize) -> std::io::Result<()> {
         let ret = unsafe {
             libc::mount(
                 c"none".as_ptr(),
-                c"/tmp/hmm-torture-cgroup".as_ptr(),
+                c"/tmp/hmm-stress-cgroup".as_ptr(),
                 c"cgroup2".as_ptr(),
                 0,
                 std::ptr::null(),

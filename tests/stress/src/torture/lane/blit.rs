@@ -2,7 +2,7 @@
 //! Blits: copies between locked ranges, whose fences are exported as sync files.
 
 use super::{fail, Effect, Fail, Lane};
-use crate::op::Span;
+use crate::torture::op::Span;
 use hmm::engine::checksum;
 use hmm::{
     Device, EngineOp, Errno, Event, Fence, Locked, Queue, QueueOp, Setting, State, SyncFile,

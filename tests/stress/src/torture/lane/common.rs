@@ -3,7 +3,7 @@
 //! processes (a shared file).
 
 use super::{fail, Fail, Lane};
-use crate::op::Advice;
+use crate::torture::op::Advice;
 use hmm::engine::Way;
 use hmm::{Command, EngineOp, Errno};
 use std::collections::HashMap;

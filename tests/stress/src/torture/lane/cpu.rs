@@ -2,7 +2,7 @@
 //! CPU accesses.
 
 use super::{fail, Effect, Fail, Lane};
-use crate::op::Span;
+use crate::torture::op::Span;
 use std::sync::atomic::Ordering::SeqCst;
 
 impl Lane<'_> {

@@ -2,7 +2,7 @@
 //! Synchronous ioctls of a device.
 
 use super::{fail, Effect, Fail, Lane};
-use crate::op::{Kind, Span};
+use crate::torture::op::{Kind, Span};
 use hmm::engine::Way;
 use hmm::{pattern, Device, Errno, PageOutcome, PageState, Setting, PAGE_SIZE};
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //! Maps each operation to the function that executes it.
 
 use super::{device, Fail, Lane};
-use crate::op::Op;
+use crate::torture::op::Op;
 
 impl Lane<'_> {
     pub(super) fn dispatch(&mut self, op: &Op) -> Result<(), Fail> {

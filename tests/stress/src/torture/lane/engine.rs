@@ -2,7 +2,7 @@
 //! Engine commands, synchronous and in the background.
 
 use super::{fail, Effect, Fail, Lane, Running};
-use crate::op::{Op, Span, Work};
+use crate::torture::op::{Op, Span, Work};
 use hmm::engine::checksum;
 use hmm::pattern::WORDS;
 use hmm::{Command, EngineOp, Errno, PAGE_SIZE};

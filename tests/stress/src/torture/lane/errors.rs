@@ -2,7 +2,7 @@
 //! Errors that the model expects. Any other error fails the run.
 
 use super::{fail, Fail, Lane};
-use crate::op::{Rights, Span};
+use crate::torture::op::{Rights, Span};
 use hmm::Errno;
 
 /// Errors that any operation may return: no memory for its own data or for destination pages

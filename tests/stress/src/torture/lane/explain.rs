@@ -2,7 +2,7 @@
 //! Diagnosis of a mismatch: where the pages are now, and the contents that each agent reads.
 
 use super::Lane;
-use crate::op::Span;
+use crate::torture::op::Span;
 use hmm::PAGE_SIZE;
 use std::fmt::Write;
 use std::os::unix::fs::FileExt;

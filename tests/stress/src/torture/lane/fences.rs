@@ -3,7 +3,7 @@
 //! device.
 
 use super::{fail, Effect, Fail, Lane};
-use crate::op::Span;
+use crate::torture::op::Span;
 use hmm::{Device, Errno, QueueOp, State, PAGE_SIZE};
 use std::time::Duration;
 

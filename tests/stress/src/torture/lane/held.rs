@@ -3,7 +3,7 @@
 //! write the locked range but not migrate it. Operations that remove its mapping unlock it first.
 
 use super::{fail, Effect, Fail, Lane};
-use crate::op::Span;
+use crate::torture::op::Span;
 use hmm::engine::{checksum, Way};
 use hmm::{Command, EngineOp, Errno, Locked, PageState, PAGE_SIZE};
 use std::sync::atomic::Ordering::SeqCst;

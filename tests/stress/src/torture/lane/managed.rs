@@ -2,7 +2,7 @@
 //! Managed memory, at addresses that the lane has reserved or that the kernel chooses.
 
 use super::{fail, Fail, Lane};
-use crate::bus::{is_known, Known};
+use crate::torture::bus::{is_known, Known};
 use hmm::abi::HUGE_PAGES;
 use hmm::{Command, EngineOp, Errno, Managed, ManagedFlags, State, PAGE_SIZE};
 

@@ -2,8 +2,8 @@
 //! Operations of a process on its mappings.
 
 use super::{fail, Effect, Fail, Lane};
-use crate::op::{Advice, Kind, Rights, Span};
-use crate::region::prot;
+use crate::torture::op::{Advice, Kind, Rights, Span};
+use crate::torture::region::prot;
 use hmm::Errno;
 
 /// Not defined in all versions of the libc crate.
@@ -40,7 +40,7 @@ fn one_vma(start: usize, end: usize) -> bool {
 
 impl Lane<'_> {
     /// Maximal subranges whose pages `which` accepts. A hugetlb region counts as a whole.
-    fn runs(&self, at: Span, which: impl Fn(&crate::region::Page) -> bool) -> Vec<Span> {
+    fn runs(&self, at: Span, which: impl Fn(&crate::torture::region::Page) -> bool) -> Vec<Span> {
         let region = &self.regions[at.r];
         let at = match region.kind {
             Kind::Hugetlb => Span { page: 0, n: region.pages.len(), ..at },

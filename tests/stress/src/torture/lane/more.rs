@@ -2,7 +2,7 @@
 //! Connections, resizing of device memory, checks of exclusive access, and queued writes.
 
 use super::{fail, Effect, Fail, Lane};
-use crate::op::Span;
+use crate::torture::op::Span;
 use hmm::{Connection, EngineOp, Errno, QueueOp, Setting, State, PAGE_SIZE};
 
 /// Maximum number of pages of a queued copy or fill.

@@ -2,7 +2,7 @@
 //! Attributes and fault policies. The location of memory must not affect its contents.
 
 use super::{fail, Fail, Lane};
-use crate::op::{Kind, Span};
+use crate::torture::op::{Kind, Span};
 use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::Errno;
 

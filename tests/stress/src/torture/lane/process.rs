@@ -3,7 +3,7 @@
 //! its own copy.
 
 use super::{fail, Effect, Fail, Lane};
-use crate::op::{Fork, Span};
+use crate::torture::op::{Fork, Span};
 use hmm::child::SIGKILL;
 use hmm::engine::Way;
 use hmm::{pattern, Child, Device, Errno, Mapping, PAGE_SIZE};
@@ -167,8 +167,9 @@ impl Lane<'_> {
 
 fn child_exec(dev: usize) -> Result<(), Fail> {
     let number = std::ffi::CString::new(dev.to_string()).map_err(|error| error.to_string())?;
-    let arguments =
-        [c"hmm-torture".as_ptr(), c"--self-test".as_ptr(), number.as_ptr(), std::ptr::null()];
+    let words = [c"hmm-stress", c"torture", c"--self-test", &number];
+    let mut arguments = words.map(|word| word.as_ptr()).to_vec();
+    arguments.push(std::ptr::null());
     // SAFETY: NUL-terminated strings, and an array that ends with a null pointer.
     unsafe { libc::execv(c"/proc/self/exe".as_ptr(), arguments.as_ptr()) };
     fail("exec", Errno::last())

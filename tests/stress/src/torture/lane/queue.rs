@@ -3,7 +3,7 @@
 //! location.
 
 use super::{fail, Effect, Fail, Lane};
-use crate::op::Span;
+use crate::torture::op::Span;
 use hmm::engine::{checksum, Way};
 use hmm::{Command, EngineOp, Errno, Fence, Locked, QueueOp, State, PAGE_SIZE};
 

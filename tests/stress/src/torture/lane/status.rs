@@ -2,7 +2,7 @@
 //! Counters reported by devices: they never decrease and are consistent with each other.
 
 use super::{fail, Effect, Fail, Lane};
-use crate::op::Span;
+use crate::torture::op::Span;
 use hmm::counters::EngineCounters;
 use hmm::placement::Placement;
 use hmm::{Command, Connection, EngineOp, PAGE_SIZE};

@@ -2,7 +2,7 @@
 //! Event streams: completeness, and the mirrors whose events they report.
 
 use super::{fail, Fail, Lane};
-use crate::op::Span;
+use crate::torture::op::Span;
 use hmm::engine::Way;
 use hmm::events::{Record, Type};
 use hmm::{Device, Errno};

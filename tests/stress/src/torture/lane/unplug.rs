@@ -3,8 +3,8 @@
 //! that device. No page may be lost. Only operations that need the device may fail, with `ENODEV`.
 
 use super::{device::way, fail, Fail, Lane};
-use crate::env::Board;
-use crate::op::{Rights, Span, REGIONS};
+use crate::torture::env::Board;
+use crate::torture::op::{Rights, Span, REGIONS};
 use hmm::engine::checksum;
 use hmm::rng::Rng;
 use hmm::{Command, Counters, EngineOp, Errno, Setting, PAGE_SIZE};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The threads of a process: each executes the operations of one lane, and counts them.
 
-use crate::bus;
-use crate::env::Env;
-use crate::lane::Lane;
-use crate::op::Op;
+use crate::torture::bus;
+use crate::torture::env::Env;
+use crate::torture::lane::Lane;
+use crate::torture::op::Op;
 use hmm::uffd::Missing;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn report(into: &Path, counts: &BTreeMap<String, u64>) -> Result<(), String> {
 }
 
 fn counts_file(lane: usize) -> PathBuf {
-    std::env::temp_dir().join(format!("hmm-torture-{lane}.json"))
+    std::env::temp_dir().join(format!("hmm-stress-{lane}.json"))
 }
 
 /// Removes the counts of an earlier run.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Result of a run.
 
-use crate::hang;
-use crate::script::Script;
+use crate::torture::hang;
+use crate::torture::script::Script;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;

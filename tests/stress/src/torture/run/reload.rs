@@ -10,12 +10,6 @@ const DRIVER: &str = "rust_dmirror";
 /// Attempts to unload the driver: a process that had a device open may still be exiting.
 const TRIES: usize = 100;
 
-/// The parameters with which the driver was loaded at boot.
-fn parameters(modules: &str) -> &str {
-    let line = modules.lines().find_map(|line| line.strip_prefix(DRIVER));
-    line.unwrap_or_default().trim()
-}
-
 fn is_gone(dev: usize) -> Result<bool> {
     // This query returns ENOENT on a device without locks, and ENODEV on an unplugged one.
     match Device::open(dev as u32).and_then(|device| device.locked(0, 1)) {
@@ -34,7 +28,6 @@ pub fn bring_back(devices: usize) -> Result<()> {
     if !gone {
         return Ok(());
     }
-    let modules = std::fs::read_to_string("/hmm/modules").unwrap_or_default();
     for _ in 0..TRIES {
         match module::unload(DRIVER) {
             Ok(()) => break,
@@ -45,24 +38,9 @@ pub fn bring_back(devices: usize) -> Result<()> {
         bail!("{DRIVER} cannot be unloaded: a device is still in use");
     }
     let path = format!("/lib/modules-hmm/{DRIVER}.ko");
-    module::load(Path::new(&path), parameters(&modules))
+    module::load(Path::new(&path), &module::boot_parameters(DRIVER))
         .map_err(|error| anyhow!("{path}: {error}"))?;
     // The device nodes are created asynchronously.
     std::thread::sleep(Duration::from_millis(200));
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parameters_match_the_driver() {
-        assert_eq!(
-            parameters("rust_hmm\nrust_dmirror vram_mib=16 policy=1\n"),
-            "vram_mib=16 policy=1"
-        );
-        assert_eq!(parameters("rust_hmm\nrust_dmirror\n"), "");
-        assert_eq!(parameters(""), "");
-    }
 }

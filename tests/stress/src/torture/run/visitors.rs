@@ -4,8 +4,8 @@
 use super::outcome::Failure;
 use super::process::visitor;
 use super::Options;
-use crate::env::Board;
-use crate::script::Script;
+use crate::torture::env::Board;
+use crate::torture::script::Script;
 use anyhow::Result;
 use hmm::child::{kill_group, Child, Ended, SIGKILL};
 use hmm::rng::Rng;

@@ -9,16 +9,14 @@ mod table;
 mod writers;
 
 use anyhow::{ensure, Context, Result};
-use clap::Parser;
 use hmm::{Device, Setting, Settings};
 use rows::{evict, touch, Row, Size};
 use serde_json::json;
-use std::process::ExitCode;
 use std::time::Duration;
 
 /// Measures faultless migration, and checks its bounds.
-#[derive(Parser)]
-struct Args {
+#[derive(clap::Args)]
+pub struct Args {
     /// Number of the device; 0 and 1 have private memory.
     #[arg(long, default_value_t = 0)]
     device: u32,
@@ -123,7 +121,8 @@ fn measure_ways(
     Ok((rows, Some(writers)))
 }
 
-fn measure(args: &Args) -> Result<bool> {
+/// Measures, prints the tables, and returns whether all bounds are met.
+pub fn main(args: &Args) -> Result<bool> {
     // Stop background migrations by the kernel, which would disturb the measurement.
     let _quiet = Settings::quiet().context("quiet settings of the kernel")?;
     let device = Device::open(args.device)
@@ -153,15 +152,4 @@ fn measure(args: &Args) -> Result<bool> {
         eprintln!("bound not met: {bound}");
     }
     Ok(broken.is_empty())
-}
-
-fn main() -> ExitCode {
-    match measure(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("hmm-faultless: {error:#}");
-            ExitCode::from(2)
-        }
-    }
 }

@@ -10,8 +10,7 @@ mod pattern;
 mod run;
 mod table;
 
-use anyhow::{bail, Result};
-use clap::Parser;
+use anyhow::Result;
 use hmm::placement::Policy;
 use pattern::Pattern;
 use run::{measure, Case, Figures};
@@ -27,8 +26,8 @@ const MOVED_WITH_CPUS: f64 = 0.55;
 const FAULTS: f64 = 0.75;
 
 /// Measures working sets larger than device memory.
-#[derive(Parser)]
-struct Args {
+#[derive(clap::Args)]
+pub struct Args {
     /// Passes over the working set that are measured, after one that is not.
     #[arg(long, default_value_t = 3)]
     passes: u64,
@@ -85,10 +84,10 @@ fn bounds(case: &Case, cold: &Figures, warm: &Figures, all: &Figures) -> Vec<Str
     broken
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+/// Measures, prints the table, and returns whether all bounds are met.
+pub fn main(args: &Args) -> Result<bool> {
     let mut broken = Vec::new();
-    let mut table = table::Table::new();
+    let mut rows = Vec::new();
     for (policy, name) in POLICIES.into_iter().filter(|(_, name)| name.contains(&args.only)) {
         for set in SETS.into_iter().filter(|set| *set <= args.most) {
             for pattern in Pattern::ALL {
@@ -103,22 +102,23 @@ fn main() -> Result<()> {
                         _ => args.passes,
                     };
                     let case = Case { policy, set, pattern, threads, passes, limit: args.limit };
+                    let title = format!("{name}, {set}x {}, {threads} CPU threads", pattern.name());
+                    eprintln!("# {title}");
                     let (cold, warm) = match measure(&case) {
                         Ok(figures) => figures,
                         Err(error) => {
-                            let what = format!("{name}, {set}x {}", pattern.name());
-                            broken.push(format!("{what}, {threads} CPU threads: {error:#}"));
+                            broken.push(format!("{title}: {error:#}"));
                             continue;
                         }
                     };
                     let all = cold.plus(&warm);
-                    table.row(name, &case, &cold, &warm, &all);
+                    rows.push(table::row(name, &case, &warm, &all));
                     broken.extend(bounds(&case, &cold, &warm, &all));
                 }
             }
         }
     }
-    table.end();
+    table::print(rows);
     println!("bounds: default policy, 2x in order: at most {MOVED} bytes moved (there and back, first pass");
     println!("included) per byte used, {MOVED_WITH_CPUS} with CPU threads; at most {FAULTS} faults per MiB. With CPU");
     println!(
@@ -128,7 +128,8 @@ fn main() -> Result<()> {
         for line in &broken {
             println!("BROKEN: {line}");
         }
-        bail!("{} bounds are not met", broken.len());
+        println!("{} bounds are not met", broken.len());
+        return Ok(false);
     }
     // The bounds concern the default policy, at up to twice the size of device memory.
     anyhow::ensure!(
@@ -136,5 +137,5 @@ fn main() -> Result<()> {
         "not all was measured"
     );
     println!("all bounds are met");
-    Ok(())
+    Ok(true)
 }

@@ -19,14 +19,13 @@ mod placement;
 mod run;
 mod unplug;
 
-use clap::Parser;
+use anyhow::{Context, Result};
 use hmm::inject::{self, Kind, Source};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
-#[derive(Parser)]
-#[command(name = "hmm-inject", about = "Fault injection for rust_hmm")]
-struct Args {
+/// Makes each step of each operation fail once.
+#[derive(clap::Args)]
+pub struct Args {
     /// Run only cases whose name contains one of these
     filters: Vec<String>,
     /// Index of the device: 0 or 1 for private memory, 2 or 3 for coherent memory
@@ -70,22 +69,16 @@ fn sources(args: &Args) -> std::io::Result<Vec<Source>> {
     Ok(points.chain(kernel).filter(wanted).collect())
 }
 
-fn main() -> ExitCode {
-    let args = Args::parse();
-    let sources = match sources(&args) {
-        Ok(sources) => sources,
-        Err(error) => {
-            eprintln!("hmm-inject: no points in debugfs: {error}");
-            return ExitCode::from(2);
-        }
-    };
+/// Runs all cases that were requested, and returns whether all passed.
+pub fn main(args: &Args) -> Result<bool> {
+    let sources = sources(args).context("no points in debugfs")?;
     let named =
         |name: &str| args.filters.is_empty() || args.filters.iter().any(|f| name.contains(f));
     let cases: Vec<_> = cases::all().filter(|case| named(case.name)).collect();
     if args.list {
         cases.iter().for_each(|case| println!("{}", case.name));
         sources.iter().for_each(|source| println!("source {source}"));
-        return ExitCode::SUCCESS;
+        return Ok(true);
     }
     // Stop background migrations by the kernel, which would use up injected failures.
     let quiet = hmm::Settings::quiet();
@@ -109,9 +102,5 @@ fn main() -> ExitCode {
     if args.mixed != 0 && named(mixed::NAME) {
         mixed::run(&mut tap, args.device, &sources, args.mixed, args.seed);
     }
-    if tap.finish() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    Ok(tap.finish())
 }

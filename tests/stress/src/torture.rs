@@ -19,17 +19,15 @@ mod script;
 mod shrink;
 mod surroundings;
 
-use anyhow::{bail, Context, Result};
-use clap::Parser;
+use anyhow::{bail, Context, Error, Result};
 use hmm::{Device, Setting};
 use script::{Script, Shape};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
 /// Random operations on shared address spaces, compared with a model.
-#[derive(Parser)]
-struct Args {
+#[derive(clap::Args)]
+pub struct Args {
     /// Seed of all operations.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -119,7 +117,11 @@ fn script(args: &Args) -> Result<Script> {
     Ok(Script::draw(shape, args.ops))
 }
 
-fn torture(args: &Args) -> Result<bool> {
+/// Runs the script of `args`, and returns whether model and devices agree.
+pub fn main(args: &Args) -> Result<bool> {
+    if let Some(dev) = args.self_test {
+        return lane::self_test(dev).map(|()| true).map_err(Error::msg);
+    }
     let script = script(args)?;
     if args.list {
         print!("{}", script.text());
@@ -150,22 +152,4 @@ fn torture(args: &Args) -> Result<bool> {
         println!("--- script\n{}--- end of the script", short.text());
     }
     Ok(false)
-}
-
-fn main() -> ExitCode {
-    let args = Args::parse();
-    if let Some(dev) = args.self_test {
-        return match lane::self_test(dev) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::from(3),
-        };
-    }
-    match torture(&args) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("hmm-torture: {error:#}");
-            ExitCode::from(2)
-        }
-    }
 }

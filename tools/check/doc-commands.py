@@ -213,7 +213,7 @@ class Checker:
             words = ["tests/run/e2e"]
             return self.runner(words, words)
         for script in sorted(self.ci):
-            if re.search(rf"(--|sh -c \S*exec) {name}\b", self.scripts.text(script)):
+            if re.search(rf"(--\s+(\\\s+)?|sh -c \S*exec ){name}\b", self.scripts.text(script)):
                 return f"make test ({script})"
         return self.runner([], words)
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The ioctls of locked memory; see `dmirror_uapi.h`.
+//! The ioctls of locked memory; see `samples/dmirror/dmirror_uapi.h`.
 
-use crate::{
+use super::{
     arguments::Lock,
-    client::Client,
-    extension::{no_flags, Structure},
-    uapi,
+    structure::{no_flags, Structure},
+    uapi, //
 };
 use kernel::{
     page::{PAGE_MASK, PAGE_SIZE},
@@ -16,6 +15,7 @@ use kernel::{
 use rust_hmm::{
     host_lock::{Coherence, LockError},
     kernel::completion::ktime_get_ns,
+    mirror::{Device, Mirror},
     mm::{addr::PageRange, dma::DmaDevice},
 };
 
@@ -28,11 +28,23 @@ const FINE: u32 = 1;
 /// Maximum number of lookups in one call.
 const MAX_LOOKUPS: u64 = 1 << 20;
 
+/// An open file whose process can lock memory.
+pub(crate) trait Locker {
+    /// The device of the file.
+    type Device: Device;
+
+    /// Returns the mirror of the process.
+    fn mirror(&self) -> &Mirror<Self::Device>;
+
+    /// Returns the devices that a lock can grant access, in the order of their bits.
+    fn agents(&self) -> &[Arc<DmaDevice>];
+}
+
 type Raw = Structure<Lock>;
 
 /// Handles an ioctl of locked memory. `EINVAL` for an unknown one.
 #[inline(never)]
-pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
+pub(crate) fn serve(client: &impl Locker, number: u32, user: usize) -> Result {
     match number {
         LOCK => lock(client, user),
         UNLOCK => {
@@ -47,7 +59,7 @@ pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
     }
 }
 
-fn lock(client: &Client, user: usize) -> Result {
+fn lock(client: &impl Locker, user: usize) -> Result {
     let mut raw = Raw::read(user, 72)?;
     let flags = raw.flags;
     no_flags(flags & !FINE)?;
@@ -62,7 +74,7 @@ fn lock(client: &Client, user: usize) -> Result {
     let range = PageRange::new(addr & PAGE_MASK, end)?;
     let mut agents: KVec<Arc<DmaDevice>> = KVec::new();
     let mut left = raw.agents;
-    for agent in client.device().agents.all.iter() {
+    for agent in client.agents() {
         if left & 1 != 0 {
             agents.push(agent.clone(), GFP_KERNEL)?;
         }
@@ -93,7 +105,7 @@ fn lock(client: &Client, user: usize) -> Result {
     })
 }
 
-fn locked(client: &Client, user: usize) -> Result {
+fn locked(client: &impl Locker, user: usize) -> Result {
     let mut raw = Raw::read(user, 72)?;
     no_flags(raw.flags)?;
     let addr = usize::try_from(raw.addr)?;

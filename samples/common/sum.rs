@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Sums of memory as a device reads it. Shared by this sample and `samples/lpae`.
+//! Sums of memory as a device reads it. Shared by `samples/mirror_only` and `samples/lpae`.
 
 use kernel::{
     ioctl,

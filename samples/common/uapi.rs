@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Numbers and structures of the user interface: the kernel's `lib/test_hmm_uapi.h`, and
-//! `dmirror_uapi.h` in this directory.
+//! `samples/dmirror/dmirror_uapi.h`.
 
 use crate::structure::{range, zeroed};
 use kernel::{ffi::c_int, ioctl, prelude::*, uaccess::UserSlice};

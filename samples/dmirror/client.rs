@@ -11,6 +11,7 @@ use crate::{
         mmu::Context,
         status::Status,
     },
+    lock_ioctls::Locker,
     locked_window::LockedWindow,
     placement::FaultPolicy,
     queues::Queues,
@@ -21,15 +22,13 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc,
-        Mutex,
-        SetOnce, //
+        Arc, Mutex, SetOnce,
     },
 };
 use rust_hmm::{
     memory::Memory,
     mirror::{Mirror, PageMemory},
-    mm::addr::PageRange,
+    mm::{addr::PageRange, dma::DmaDevice},
 };
 
 /// Commands of a file that were not waited for.
@@ -67,6 +66,18 @@ pub(crate) struct Client {
     pub(crate) locked_window: LockedWindow,
     /// Created by the first request for events.
     stream: SetOnce<Arc<Stream>>,
+}
+
+impl Locker for Client {
+    type Device = View;
+
+    fn mirror(&self) -> &Mirror<View> {
+        &self.mirror
+    }
+
+    fn agents(&self) -> &[Arc<DmaDevice>] {
+        &self.device().agents.all
+    }
 }
 
 impl Client {

@@ -30,10 +30,12 @@
 #![deny(unsafe_code)]
 
 #[macro_use]
+#[path = "../common/structure.rs"]
 mod structure;
 
 mod access;
 mod alloc;
+#[path = "../common/arguments.rs"]
 mod arguments;
 mod blit;
 mod client;
@@ -46,6 +48,7 @@ mod faults;
 mod file;
 mod format;
 mod hardware;
+#[path = "../common/lock_ioctls.rs"]
 mod lock_ioctls;
 mod locked_window;
 mod page_allocator;
@@ -55,6 +58,7 @@ mod queues;
 mod settings;
 mod streams;
 mod transfer;
+#[path = "../common/uapi.rs"]
 mod uapi;
 mod vram;
 

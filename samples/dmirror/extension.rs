@@ -70,7 +70,7 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
         }
         number if placement::serves(number) => placement::serve(client, number, user),
         number @ 0x60..=0x6f => queue_ioctls::serve(client, number, user),
-        number @ 0x70..=0x77 => lock_ioctls::serve(client, number, user),
+        number @ 0x70..=0x77 => lock_ioctls::serve(&**client, number, user),
         connect::PULL => connect::pull(client, user),
         alloc::ALLOC => alloc::alloc(client, user),
         event_ioctls::EVENTS => event_ioctls::events(client, user),

@@ -2,7 +2,7 @@
 
 //! The hardware of the mock GPU, without its driver.
 //!
-//! Files in this folder import only each other, the kernel crate, and plain types of the library
+//! Files in this folder, and `samples/common/walk.rs`, import only each other, the kernel crate, and plain types of the library
 //! (addresses, page numbers, bytes and threads). Engines reach memory through the [`port::Port`]
 //! that the driver attaches to each command. `tools/check/all` checks the imports.
 //!
@@ -24,4 +24,5 @@ pub(crate) mod port;
 pub(crate) mod status;
 pub(crate) mod store;
 pub(crate) mod tlb;
+#[path = "../common/walk.rs"]
 pub(crate) mod walk;

@@ -18,7 +18,7 @@ use rust_hmm::{
 };
 use sum::Sums;
 
-#[path = "../mirror_only/sum.rs"]
+#[path = "../common/sum.rs"]
 mod sum;
 
 module! {

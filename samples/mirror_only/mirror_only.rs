@@ -19,6 +19,7 @@ use rust_hmm::{
 };
 use sum::Sums;
 
+#[path = "../common/sum.rs"]
 mod sum;
 
 module! {

@@ -13,37 +13,29 @@
 //! - `engine`: the edu: its thread, its interrupt, and the accesses that flushes wait for.
 //! - `gpu`: a GPU, its memory, and its [`rust_hmm::mirror::Device`].
 //! - `file`: an open file and its ioctls.
-//! - `walk`, `arguments`, `uapi`, `structure`, `lock_ioctls`: shared with the mock device.
+//! - `walk`, `arguments`, `uapi`, `structure`, `lock_ioctls`: of `samples/common`.
 
 #![deny(unsafe_code)]
 
 #[macro_use]
-#[path = "../dmirror/structure.rs"]
+#[path = "../common/structure.rs"]
 mod structure;
 
-#[path = "../dmirror/arguments.rs"]
+#[path = "../common/arguments.rs"]
 mod arguments;
 mod engine;
 mod file;
 mod gpu;
-#[path = "../dmirror/lock_ioctls.rs"]
+#[path = "../common/lock_ioctls.rs"]
 mod lock_ioctls;
-#[path = "../dmirror/uapi.rs"]
+#[path = "../common/uapi.rs"]
 mod uapi;
 #[expect(
     dead_code,
     reason = "other hardware has other formats, and a bus that may refuse"
 )]
-#[path = "../dmirror/hardware/walk.rs"]
+#[path = "../common/walk.rs"]
 mod walk;
-
-/// Modules that the shared files import from their crate.
-mod client {
-    pub(crate) use crate::file::Client;
-}
-mod extension {
-    pub(crate) use crate::structure::{no_flags, Structure};
-}
 
 use core::borrow::Borrow;
 use gpu::Gpu;

@@ -6,7 +6,7 @@ use crate::{
     arguments::Pull,
     engine::Access,
     gpu::{Gpu, View},
-    lock_ioctls,
+    lock_ioctls::{self, Locker},
     structure::{self, gone_is_invalid, no_flags, Structure},
     uapi::{self, Command},
     FILE_OPS,
@@ -19,7 +19,12 @@ use kernel::{
     sync::{Arc, Completion},
     uaccess::{UserSlice, UserSliceReader, UserSliceWriter},
 };
-use rust_hmm::{host_lock::APERTURE, kernel::miscdevice::OpenFile, mirror::Mirror, mm::{addr::PageRange, range_fault, vma::fatal_signal_pending}};
+use rust_hmm::{
+    host_lock::APERTURE,
+    kernel::miscdevice::OpenFile,
+    mirror::Mirror,
+    mm::{addr::PageRange, dma::DmaDevice, range_fault, vma::fatal_signal_pending},
+};
 
 /// Maximum number of consecutive device faults without progress, after which a command fails with
 /// `EBUSY`.
@@ -42,6 +47,18 @@ impl Client {
 
     pub(crate) fn device(&self) -> &Gpu {
         &self.gpu.0
+    }
+}
+
+impl Locker for Client {
+    type Device = View;
+
+    fn mirror(&self) -> &Mirror<View> {
+        &self.mirror
+    }
+
+    fn agents(&self) -> &[Arc<DmaDevice>] {
+        &self.device().agents
     }
 }
 
@@ -81,7 +98,7 @@ impl OpenFile for File {
             return Err(ENODEV);
         }
         match ioctl::_IOC_NR(command) {
-            number @ 0x70..=0x77 => lock_ioctls::serve(&self.0, number, argument)?,
+            number @ 0x70..=0x77 => lock_ioctls::serve(&*self.0, number, argument)?,
             PULL => self.pull(argument)?,
             _ => {
                 let mut request = Command::read(argument)?;

@@ -63,18 +63,14 @@ impl MemoryOps for Vram {
     }
 }
 
-/// Devices that can access locked memory: the GPU itself.
-pub(crate) struct Agents {
-    pub(crate) all: Arc<KVec<Arc<DmaDevice>>>,
-}
-
 /// A GPU.
 #[pin_data]
 pub(crate) struct Gpu {
     #[pin]
     pub(crate) memory: Memory<Vram>,
     pub(crate) engine: Arc<Engine>,
-    pub(crate) agents: Agents,
+    /// Devices that a lock can grant access: this one.
+    pub(crate) agents: KVec<Arc<DmaDevice>>,
     bar: Arc<PciMemory>,
     tables: Arc<BarTables>,
     #[pin]
@@ -96,9 +92,8 @@ impl Gpu {
         let usable = bar.size() - for_tables;
         let pages = usize::try_from(usable)? / PAGE_SIZE;
         let tables = BarTables::new(&bar, usable, for_tables, VRAM + usable)?;
-        let mut all = KVec::new();
-        all.push(dma.clone(), GFP_KERNEL)?;
-        let all = Arc::new(all, GFP_KERNEL)?;
+        let mut agents = KVec::new();
+        agents.push(dma.clone(), GFP_KERNEL)?;
         let (engine, running) = Engine::start(pdev, dma, &bar, tables.clone())?;
         let vram = Vram {
             engine: engine.clone(),
@@ -108,7 +103,7 @@ impl Gpu {
             try_pin_init!(Self {
                 memory <- Memory::new(vram, MemoryKind::Private, pages),
                 engine,
-                agents: Agents { all },
+                agents,
                 bar,
                 tables,
                 running <- kernel::new_mutex!(Some(running), "qemu_gpu::running"),

@@ -286,7 +286,7 @@ mod tests {
         }
         assert!(seen >= 34, "{seen} ioctls");
         // The numbers of the kernel's `test_hmm` interface.
-        let source = file("samples/dmirror/uapi.rs");
+        let source = file("samples/common/uapi.rs");
         let mut seen = 0;
         for line in source.lines().filter(|line| line.contains("u32 = command(0x")) {
             let name = line.split([' ', ':']).nth(2).expect("a name");
@@ -305,7 +305,7 @@ mod tests {
         let list = &source[start..];
         let commands = list[..list.find('}').expect("an end")].split(',').count();
         assert_eq!(commands, usize::from(super::SAMPLE_COMMANDS));
-        for name in ["samples/mirror_only/sum.rs", "samples/lpae/lpae.rs"] {
+        for name in ["samples/common/sum.rs", "samples/lpae/lpae.rs"] {
             let source = file(name);
             let numbers = source.lines().filter_map(|line| {
                 let rest = line.split_once(": u32 = ")?.1;

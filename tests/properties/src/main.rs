@@ -30,7 +30,7 @@ mod hardware {
     pub(crate) mod mmu;
     #[path = "../samples/dmirror/hardware/tlb.rs"]
     pub(crate) mod tlb;
-    #[path = "../samples/dmirror/hardware/walk.rs"]
+    #[path = "../samples/common/walk.rs"]
     pub(crate) mod walk;
 
     #[path = "properties/hardware.rs"]

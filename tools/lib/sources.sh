@@ -29,8 +29,10 @@ hash_paths() {
 # sources or judge results.
 sources_of() {
 	case $1 in
-	# shellcheck disable=SC2046 # Names without spaces.
-	modules) hash_paths Kbuild rust $(driver_sources) tests/modules include tools/coverage ;;
+	modules)
+		# shellcheck disable=SC2046 # Names without spaces.
+		hash_paths Kbuild rust $(driver_sources) tests/modules include tools/coverage
+		;;
 	programs) hash_paths "${program_sources[@]}" ;;
 	all) hash_paths Kbuild Kconfig Makefile dkms.conf debian rust samples include tools tests/{bench,modules,mutations,run} "${program_sources[@]}" ;;
 	tested)

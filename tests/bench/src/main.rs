@@ -10,21 +10,26 @@ mod crowd;
 mod hardware;
 mod later;
 mod memory;
+mod overlap;
 mod own;
 mod phases;
 mod rows;
+mod scaling;
 mod space;
 mod storm;
 mod tax;
 
 use anyhow::Result;
 use bench::Bench;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use serde_json::json;
 
 /// Measures a mock device.
 #[derive(Parser)]
+#[command(name = "hmm-bench", args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// Name of the driver in the report.
     #[arg(long, default_value = "rust_dmirror")]
     driver: String,
@@ -56,8 +61,20 @@ struct Args {
     json: bool,
 }
 
+/// Measurements with results of another form than the cost of a page.
+#[derive(Subcommand)]
+enum Other {
+    Overlap(overlap::Args),
+    Scaling(scaling::Args),
+}
+
 fn main() -> Result<()> {
     let mut args = Args::parse();
+    match &args.other {
+        Some(Other::Overlap(args)) => return overlap::main(args),
+        Some(Other::Scaling(args)) => return scaling::main(args),
+        None => {}
+    }
     if !args.space.is_empty() {
         let rows = args.space.iter().map(|mib| space::measure(*mib)).collect::<Result<Vec<_>>>()?;
         println!("{}", json!({ "driver": args.driver, "space": rows }));

@@ -104,12 +104,12 @@ enum What {
         /// Its result.
         run: PathBuf,
     },
-    /// Prints the results of `hmm-bench-scaling`.
+    /// Prints the results of `hmm-bench scaling`.
     Scaling {
         /// Its result.
         run: PathBuf,
     },
-    /// Plots the results of `hmm-bench-scaling`.
+    /// Plots the results of `hmm-bench scaling`.
     PlotScaling {
         /// Its result.
         run: PathBuf,

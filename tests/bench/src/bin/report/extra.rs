@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Tables of the results of `hmm-bench --space` and `hmm-bench-scaling`, and tables for the
+//! Tables of the results of `hmm-bench --space` and `hmm-bench scaling`, and tables for the
 //! documents.
 
 use anyhow::{Context, Result};

@@ -7,7 +7,6 @@
 //! times of the lock. Otherwise the driver's counters give the acquisitions.
 
 use anyhow::{Context, Result};
-use clap::Parser;
 use hmm::engine::{Command, EngineOp};
 use hmm::mapping::Mapping;
 use hmm::{pattern, Device};
@@ -17,9 +16,9 @@ use std::time::Instant;
 const LOCK_STAT: &str = "/proc/lock_stat";
 const SWITCH: &str = "/proc/sys/kernel/lock_stat";
 
-/// Measures how faults scale.
-#[derive(Parser)]
-struct Args {
+/// Measures how device faults scale with the number of engines
+#[derive(clap::Args)]
+pub struct Args {
     /// Numbers of engines, ascending.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4")]
     engines: Vec<u32>,
@@ -132,11 +131,11 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+/// Measures each number of engines, and fails if one is below the limit.
+pub fn main(args: &Args) -> Result<()> {
     let mut rounds: Vec<Vec<Point>> = Vec::new();
     for _ in 0..args.rounds.max(1) {
-        let points = args.engines.iter().map(|engines| measure(&args, *engines));
+        let points = args.engines.iter().map(|engines| measure(args, *engines));
         rounds.push(points.collect::<Result<_>>()?);
     }
     let mut rows = [

@@ -7,10 +7,7 @@
 //! - the delays of all copies.
 
 use anyhow::{bail, ensure, Context, Result};
-use clap::Parser;
-use hmm::engine::Way;
-use hmm::{Device, Mapping, QueueOp, Setting, HUGE_PAGES, HUGE_SIZE};
-use std::process::ExitCode;
+use hmm::{engine::Way, Device, Mapping, QueueOp, Setting, HUGE_PAGES, HUGE_SIZE};
 use std::time::{Duration, Instant};
 
 /// The bound in per cent.
@@ -19,12 +16,9 @@ const BOUND: u128 = 125;
 /// Copy delays, in quarters of the CPU's work on a block.
 const QUARTERS: [u32; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
 
-#[derive(Parser)]
-#[command(
-    name = "hmm-overlap",
-    about = "How copies overlap with each other and with the CPU's work"
-)]
-struct Args {
+/// Measures how copies overlap with each other and with the CPU's work
+#[derive(clap::Args)]
+pub struct Args {
     /// Index of the device
     #[arg(long, default_value_t = 0)]
     device: u32,
@@ -111,13 +105,15 @@ impl Bench {
     }
 }
 
-fn measure(args: &Args) -> Result<bool> {
+/// Measures each method, and fails if the bound is not met.
+pub fn main(args: &Args) -> Result<()> {
     let all = if args.serial { &[How::Serial][..] } else { &[How::Queue, How::Call] };
     let mut good = true;
     for how in all {
         good &= measure_how(args, *how)?;
     }
-    Ok(good)
+    ensure!(good, "the bound is not met");
+    Ok(())
 }
 
 fn measure_how(args: &Args, how: How) -> Result<bool> {
@@ -160,18 +156,4 @@ fn measure_how(args: &Args, how: How) -> Result<bool> {
     }
     bench.map.check(1).context("contents")?;
     Ok(good)
-}
-
-fn main() -> ExitCode {
-    match measure(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => {
-            println!("the bound is not met");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("hmm-overlap: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
 }

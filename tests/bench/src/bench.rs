@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The rows of one memory size, and the memory that they work on.
 
-use crate::debug::timing;
+use crate::phases;
 use anyhow::{Context, Result};
 use hmm::{
     abi::PAGE_SIZE,

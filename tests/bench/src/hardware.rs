@@ -4,7 +4,7 @@
 
 use crate::{
     bench::{Bench, Buffer},
-    debug::timing,
+    phases,
 };
 use anyhow::Result;
 use hmm::{Device, PAGE_SIZE};

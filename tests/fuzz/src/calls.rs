@@ -4,7 +4,7 @@
 use crate::{
     arena::{self, BUFFER, BUFFER_LEN},
     args::{self, Argument},
-    debug::stats::{Shared, WORDS},
+    stats::{Shared, WORDS},
     sys,
 };
 use hmm::{rng::Rng, PAGE_SIZE};

@@ -4,8 +4,9 @@
 use crate::{
     arena::{self, Kind},
     calls::{self, Caller, Op},
-    debug::stats::Shared,
-    extended, mutate, sys,
+    extended, mutate,
+    stats::Shared,
+    sys,
 };
 use hmm::{rng::Rng, PAGE_SIZE};
 use std::sync::atomic::Ordering::Relaxed;

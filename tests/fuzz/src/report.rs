@@ -3,7 +3,7 @@
 
 use crate::{
     calls::{Op, NAMES, OPS},
-    debug::stats::{Shared, WORDS},
+    stats::{Shared, WORDS},
 };
 use hmm::Errno;
 use serde::Serialize;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Another process with memory on the same devices, which no other process may read or change.
 
-use crate::{calls::CANARY, debug::stats::Shared, sys};
+use crate::{calls::CANARY, stats::Shared, sys};
 use hmm::{engine::Way, Device, Mapping, PAGE_SIZE};
 use std::sync::atomic::Ordering::Relaxed;
 

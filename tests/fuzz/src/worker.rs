@@ -5,7 +5,7 @@ use crate::{
     arena,
     calls::{self, Caller, Drawn, FDS},
     chaos::{self, Chaos},
-    debug::stats::Shared,
+    stats::Shared,
     sys,
 };
 use hmm::rng::Rng;

@@ -5,7 +5,7 @@
 //! they were read.
 
 use crate::{
-    debug::events::{self, Known},
+    events::{self, Known},
     instance::Instance,
     problem::{Problem, Result},
     sample::Sample,

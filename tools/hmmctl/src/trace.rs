@@ -2,7 +2,7 @@
 //! `hmmctl trace`: prints events as they occur.
 
 use crate::{
-    debug::events::{self, Filter, Known},
+    events::{self, Filter, Known},
     instance::Instance,
     problem::{Problem, Result},
     stop::Stop,

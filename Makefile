@@ -10,83 +10,94 @@ override KERNEL := kcsan
 endif
 SERIES ?= default
 export HMM_CACHE
+# Not empty if a kernel is named.
+named := $(filter command line environment override,$(origin KERNEL))
+KDIR ?= /lib/modules/$(shell uname -r)/build
+# Options of the modules that the command line sets, see Kbuild.
+options = $(foreach v,$(filter CONFIG_RUST_%,$(.VARIABLES)),$(if $(filter command line,$(origin $v)),$v=$($v)))
 
-.DEFAULT_GOAL := help
-.PHONY: help help-all setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation model interleavings properties litmus conformance real release check prose unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
+.DEFAULT_GOAL := modules
+.PHONY: help modules programs setup run test hmm-tests kunit e2e lifecycle faultless test-qemu-gpu \
+	torture torture-long oversubscribe inject coverage fuzz bench-lookup mutation model \
+	interleavings properties litmus conformance real release check prose unsafe-report \
+	compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate \
+	bench-baseline bench-overlap pictures doc install uninstall deb test-install test-tracing \
+	test-in-tree patches rust-analyzer clean
 
 help:
-	@echo 'make run        set everything up, boot the stock kernel and show the demo'
-	@echo 'make test       everything that CI runs; ends with "N passed, N failed, N skipped"'
-	@echo 'make user       the programs, among them build/user/bin/hmmctl: top, map, trace, record, report'
-	@echo 'make e2e        own end-to-end tests (KERNEL=debian|test FILTER=GROUP)'
-	@echo 'make check      format, lints, documents, compile-fail tests'
-	@echo 'make doc        the book and the reference of the library, as HTML in build/doc'
-	@echo 'make install    modules and SDK for the running kernel; make deb: Debian packages'
-	@echo 'make help-all   all commands'
-	@echo
-	@echo 'A driver of your own: tools/driver --new NAME DIRECTORY (Documentation/first-device.rst)'
-	@echo 'A command in a VM:    tools/vm/run -- COMMAND; with a terminal: tools/vm/run --shell'
+	$(info $(help_text))@:
 
-help-all:
-	@echo 'make run        set everything up, boot the stock kernel and show the demo'
-	@echo 'make test       everything that CI runs; ends with "N passed, N failed, N skipped"'
-	@echo
-	@echo 'make setup      hermetic root and kernel (KERNEL) into the cache'
-	@echo 'make kernel     the same, for KERNEL=debian|test|debug|kcsan|rt'
-	@echo 'make modules    rust_hmm.ko and rust_dmirror.ko for KERNEL into build/'
-	@echo 'make hmm-tests  the kernel'"'"'s own hmm-tests, on debian and test'
-	@echo 'make kunit      KUnit suites of the modules'
-	@echo 'make e2e        own end-to-end tests, on debian and test (KERNEL=, FILTER="mirror. thp.split")'
-	@echo 'make lifecycle  1,000 loads, kills, OOM, suspend, CPU hotplug (long)'
-	@echo 'make hw-test    QEMU'"'"'s own hardware behind an IOMMU, on debian and debug; counts IOMMU faults'
-	@echo 'make faultless  engines that read and write during migrations, also while other things happen (FORMAT=)'
-	@echo 'make fuzz       hostile calls on the device nodes (CALLS=, SEED=)'
-	@echo 'make torture    random operations, compared with a model'
-	@echo 'make torture-long  the same for hours, on all kernels (PLAN=debian|debug|test-new)'
-	@echo 'make oversubscribe  working sets larger than device memory: table and bounds (VRAM=)'
-	@echo 'make inject     fail each step of each operation once, then all mixed (KERNEL)'
-	@echo 'make coverage   what the tests do not execute, and why'
-	@echo 'make lookup     compare structures that find the region of an address'
-	@echo 'make model      all interleavings of a model of the protocol, each rule kept and broken'
-	@echo 'make interleavings  lock-free code in all interleavings, each ordering kept and broken'
-	@echo 'make properties data structures beside models, with random operations, kept and broken'
-	@echo 'make litmus     lock-free protocols in the memory model of the kernel'
-	@echo 'make conformance  whether what the modules do is a path of the model (KERNEL)'
-	@echo 'make real       gcc, Python, Java, databases ... under constant migration (KERNEL= NAME=)'
-	@echo 'make mutation   break each rule on purpose: a test must notice'
-	@echo 'make release    all long forms on one commit, in any number of sittings (SECONDS=, STEPS=); writes all tables'
-	@echo 'make check      format, lints, documents, compile-fail tests'
-	@echo 'make prose      share of comment and document lines that are not in standard terms, by folder (LIST=1)'
-	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
-	@echo 'make bench      instructions per page, against the C drivers (KERNEL=test|debian, SIZES="1 32 1024 4096")'
-	@echo 'make bench-wall the same in wall time, as ratios of paired runs (PAIRS=)'
-	@echo 'make bench-scaling  device faults with 1, 2 and 4 engines; lock_stat with KERNEL=debug'
-	@echo 'make bench-space  cost and memory of 64 MiB and 16 GiB of mirrored address space'
-	@echo 'make bench-compare  against the modules of another revision (BASE=)'
-	@echo 'make bench-gate fails if a row is 5 % dearer than in tests/bench/baseline (bench-baseline writes that)'
-	@echo 'make overlap    how copies overlap with the work of the CPU'
-	@echo 'make user       the programs, among them build/user/bin/hmmctl: top, map, trace, record, report'
-	@echo 'make pictures   the pictures of hmmctl in the README'
-	@echo 'make doc        the book and the reference of the library, as HTML in build/doc'
-	@echo 'make install    modules and SDK for the running kernel (RELEASE=, DESTDIR=); make uninstall'
-	@echo 'make deb        Debian packages, with DKMS, into build/deb'
-	@echo 'make install-test  install, use and remove them in a stock Debian system (more than an hour)'
-	@echo 'make observe-test  trace-cmd, perf and bpftrace as the documents show them (5 minutes)'
-	@echo 'make in-tree-test  as a part of a kernel tree (tools/into-tree), KUnit by kunit.py (15 minutes)'
-	@echo 'make patches    rust/mm as patches for the kernel crate, into build/patches'
-	@echo 'make rust-analyzer rust-project.json for editors'
-	@echo 'make clean      remove build/ (the cache stays)'
-	@echo
-	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE HW=1'
-	@echo 'Variables: KERNEL=debian|test|debug|kcsan|rt (or KCSAN=1)  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
+define help_text
+usage: make [TARGET]... [KERNEL=debian|#tests|debug|kcsan|rt] [SERIES=7.2|7.3] [V=1] [W=1]
 
-setup kernel:
+Build
+  modules          the modules (default): for the running kernel, with KDIR= for that of another
+                   tree, with KERNEL= for a kernel that make setup has prepared
+  programs         the programs, among them build/user/bin/hmmctl: top, map, trace, record, report
+  setup            compilers, QEMU and the kernel KERNEL= in a root of their own, in the cache
+  rust-analyzer    rust-project.json for editors
+  clean            remove build/ (the cache stays)
+Run
+  run              set everything up, boot the stock kernel and show the demo
+  pictures         the pictures of hmmctl in the README
+Check, without a VM
+  check            format, lints, documents, compile-fail #testss
+  prose            share of comment and document lines in unusual terms, by folder (LIST=1)
+  unsafe-report    every unsafe block of the modules, with the fact it relies on
+  compile-fail     programs that must not compile
+  model            all interleavings of a model of the protocol, each rule kept and broken
+  interleavings    lock-free code in all interleavings, each ordering kept and broken
+  properties       data structures beside models, with random operations, kept and broken
+  litmus           lock-free protocols in the memory model of the kernel
+Test
+  #tests             everything that CI runs; ends with "N passed, N failed, N skipped"
+  hmm-#testss        the hmm-#testss of the kernel, on debian and #tests
+  kunit            KUnit suites of the modules
+  e2e              own end-to-end #testss, on debian and #tests (FILTER="mirror. thp.split")
+  lifecycle        1,000 loads, kills, OOM, suspend, CPU hotplug (long)
+  faultless        engines that read and write during migrations (FORMAT=)
+  fuzz             hostile calls on the device nodes (CALLS=, SEED=)
+  torture          random operations, compared with a model (SEED= OPS= DEVICES= PROCS= THREADS=
+                   VRAM= SECONDS= REPLAY=FILE HW=1); torture-long: for hours, all kernels (PLAN=)
+  oversubscribe    working sets larger than device memory: table and bounds (VRAM=)
+  inject           fail each step of each operation once, then all mixed
+  conformance      whether traces of the modules are paths of the model
+  real             gcc, Python, Java, databases ... under constant migration (NAME=)
+  mutation         break each rule on purpose: a #tests must fail
+  coverage         lines that the #testss do not execute, with the reasons
+  #tests-qemu-gpu    hardware that QEMU models, behind an IOMMU, on debian and debug
+  #tests-tracing     trace-cmd, perf and bpftrace as the documents show them (5 minutes)
+  #tests-in-tree     as a part of a kernel tree, KUnit by kunit.py (15 minutes)
+  #tests-install     install, use and remove the packages in a stock Debian system (over an hour)
+Measure
+  baseline##testss            instructions per page, against the C drivers (SIZES="1 32 1024 4096", WRITE=1)
+  baseline##testss-wall       the same in wall time, as ratios of paired runs (PAIRS=)
+  baseline##testss-scaling    device faults with 1, 2 and 4 engines; lock_stat with KERNEL=debug
+  baseline##testss-space      cost and memory of 64 MiB and 16 GiB of mirrored address space
+  baseline##testss-compare    against the modules of another revision (BASE=)
+  baseline##testss-gate       fails if a row is 5 % more expensive than the baseline (written by baseline##testss-baseline)
+  baseline##testss-lookup     structures that find the region of an address
+  baseline##testss-overlap    overlap of copies with the work of the CPU
+Document, install, release
+  doc              the book and the reference of the library, as HTML in build/doc
+  install          modules and SDK for the running kernel (RELEASE=, DESTDIR=); uninstall
+  deb              Debian packages, with DKMS, into build/deb
+  patches          rust/mm as patches for the kernel crate, into build/patches
+  release          all long forms on one commit, in any number of sittings (SECONDS=, STEPS=)
+
+The cache is ~/.cache/rust-hmm, or HMM_CACHE=DIR. Parts of the library can be left out of
+the modules: CONFIG_RUST_HMM_QUEUE=n and others (Documentation/install.rst).
+A driver of your own: tools/driver --new NAME DIRECTORY (Documentation/first-device.rst)
+A command in a VM:    tools/vm/run -- COMMAND; with a terminal: tools/vm/run --shell
+endef
+
+setup:
 	tools/kernel/prepare --kernel $(KERNEL) --series $(SERIES)
 
 modules:
-	tools/build --kernel $(KERNEL) --series $(SERIES)
+	$(if $(named),tools/build --kernel $(KERNEL) --series $(SERIES),tools/kbuild '$(KDIR)') $(options)
 
-user:
+programs:
 	tools/build --user
 
 run:
@@ -97,7 +108,6 @@ test:
 	@tests/run/all
 
 # Without KERNEL=, run the kernel "test" if the series has no bootable Debian image.
-named := $(filter command line environment override,$(origin KERNEL))
 bootable = $(or $(named),$(filter default,$(SERIES)),$(word 4,$(shell tools/kernel/prepare --series $(SERIES) --show)))
 run_kernel = $(if $(bootable),$(KERNEL),test)
 # Only the kernel of KERNEL= on the command line, otherwise both.
@@ -129,7 +139,7 @@ lifecycle:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
 	tests/run/lifecycle --kernel $(run_kernel) --series $(SERIES)
 
-hw-test:
+test-qemu-gpu:
 	tools/build --user
 	tools/build --kernel debian --series $(SERIES)
 	tools/build --kernel debug --series $(SERIES)
@@ -168,7 +178,7 @@ inject:
 coverage:
 	tests/run/coverage --series $(SERIES)
 
-lookup:
+bench-lookup:
 	tests/run/lookup --series $(SERIES) --write
 
 mutation:
@@ -250,14 +260,14 @@ install uninstall:
 deb:
 	tools/install/deb
 
-install-test:
+test-install:
 	tests/run/install --series $(SERIES)
 
-observe-test:
+test-tracing:
 	tools/build --all --kernel debian --series $(SERIES)
 	tests/run/observe --series $(SERIES)
 
-in-tree-test:
+test-in-tree:
 	tests/run/in-tree --series $(SERIES)
 
 patches:
@@ -266,7 +276,7 @@ patches:
 rust-analyzer:
 	tools/rust-analyzer --kernel $(KERNEL) --series $(SERIES)
 
-overlap:
+bench-overlap:
 	tests/run/overlap --series $(SERIES)
 
 clean:

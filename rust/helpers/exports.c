@@ -4,6 +4,10 @@
  * in drivers links against it. The list is generated from the object file.
  */
 #include <linux/export.h>
+#include <linux/module.h>
+
+/* The macro module! of the kernel crate has no key for it. */
+MODULE_VERSION("0.2.0");
 
 #define EXPORT_SYMBOL_RUST_GPL(sym) extern int sym; EXPORT_SYMBOL_GPL(sym)
 

@@ -19,7 +19,7 @@ options = $(foreach v,$(filter CONFIG_RUST_%,$(.VARIABLES)),$(if $(filter comman
 .DEFAULT_GOAL := modules
 .PHONY: help modules programs setup run test hmm-tests kunit e2e lifecycle faultless test-qemu-gpu \
 	torture torture-long oversubscribe inject coverage fuzz bench-lookup mutation model \
-	interleavings properties litmus conformance real release check prose unsafe-report \
+	interleavings properties litmus conformance real release check host-tests prose unsafe-report \
 	compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate \
 	bench-baseline bench-overlap pictures doc install uninstall deb test-install test-tracing \
 	test-in-tree patches rust-analyzer clean
@@ -28,7 +28,7 @@ help:
 	$(info $(help_text))@:
 
 define help_text
-usage: make [TARGET]... [KERNEL=debian|#tests|debug|kcsan|rt] [SERIES=7.2|7.3] [V=1] [W=1]
+usage: make [TARGET]... [KERNEL=debian|test|debug|kcsan|rt] [SERIES=7.2|7.3] [V=1] [W=1]
 
 Build
   modules          the modules (default): for the running kernel, with KDIR= for that of another
@@ -41,7 +41,8 @@ Run
   run              set everything up, boot the stock kernel and show the demo
   pictures         the pictures of hmmctl in the README
 Check, without a VM
-  check            format, lints, documents, compile-fail #testss
+  check            format, lints, documents, compile-fail tests
+  host-tests       KUnit suites of pure code, as ordinary tests on this machine (T=)
   prose            share of comment and document lines in unusual terms, by folder (LIST=1)
   unsafe-report    every unsafe block of the modules, with the fact it relies on
   compile-fail     programs that must not compile
@@ -50,10 +51,10 @@ Check, without a VM
   properties       data structures beside models, with random operations, kept and broken
   litmus           lock-free protocols in the memory model of the kernel
 Test
-  #tests             everything that CI runs; ends with "N passed, N failed, N skipped"
-  hmm-#testss        the hmm-#testss of the kernel, on debian and #tests
+  test             everything that CI runs; ends with "N passed, N failed, N skipped"
+  hmm-tests        the hmm-tests of the kernel, on debian and test
   kunit            KUnit suites of the modules
-  e2e              own end-to-end #testss, on debian and #tests (FILTER="mirror. thp.split")
+  e2e              own end-to-end tests, on debian and test (FILTER="mirror. thp.split")
   lifecycle        1,000 loads, kills, OOM, suspend, CPU hotplug (long)
   faultless        engines that read and write during migrations (FORMAT=)
   fuzz             hostile calls on the device nodes (CALLS=, SEED=)
@@ -63,21 +64,21 @@ Test
   inject           fail each step of each operation once, then all mixed
   conformance      whether traces of the modules are paths of the model
   real             gcc, Python, Java, databases ... under constant migration (NAME=)
-  mutation         break each rule on purpose: a #tests must fail
-  coverage         lines that the #testss do not execute, with the reasons
-  #tests-qemu-gpu    hardware that QEMU models, behind an IOMMU, on debian and debug
-  #tests-tracing     trace-cmd, perf and bpftrace as the documents show them (5 minutes)
-  #tests-in-tree     as a part of a kernel tree, KUnit by kunit.py (15 minutes)
-  #tests-install     install, use and remove the packages in a stock Debian system (over an hour)
+  mutation         break each rule on purpose: a test must fail
+  coverage         lines that the tests do not execute, with the reasons
+  test-qemu-gpu    hardware that QEMU models, behind an IOMMU, on debian and debug
+  test-tracing     trace-cmd, perf and bpftrace as the documents show them (5 minutes)
+  test-in-tree     as a part of a kernel tree, KUnit by kunit.py (15 minutes)
+  test-install     install, use and remove the packages in a stock Debian system (over an hour)
 Measure
-  baseline##testss            instructions per page, against the C drivers (SIZES="1 32 1024 4096", WRITE=1)
-  baseline##testss-wall       the same in wall time, as ratios of paired runs (PAIRS=)
-  baseline##testss-scaling    device faults with 1, 2 and 4 engines; lock_stat with KERNEL=debug
-  baseline##testss-space      cost and memory of 64 MiB and 16 GiB of mirrored address space
-  baseline##testss-compare    against the modules of another revision (BASE=)
-  baseline##testss-gate       fails if a row is 5 % more expensive than the baseline (written by baseline##testss-baseline)
-  baseline##testss-lookup     structures that find the region of an address
-  baseline##testss-overlap    overlap of copies with the work of the CPU
+  bench            instructions per page, against the C drivers (SIZES="1 32 1024 4096", WRITE=1)
+  bench-wall       the same in wall time, as ratios of paired runs (PAIRS=)
+  bench-scaling    device faults with 1, 2 and 4 engines; lock_stat with KERNEL=debug
+  bench-space      cost and memory of 64 MiB and 16 GiB of mirrored address space
+  bench-compare    against the modules of another revision (BASE=)
+  bench-gate       fails if a row is 5 % more expensive than the baseline (written by bench-baseline)
+  bench-lookup     structures that find the region of an address
+  bench-overlap    overlap of copies with the work of the CPU
 Document, install, release
   doc              the book and the reference of the library, as HTML in build/doc
   install          modules and SDK for the running kernel (RELEASE=, DESTDIR=); uninstall
@@ -213,6 +214,10 @@ check:
 	tools/check/all
 
 # LIST=1 prints the lines
+# T=PART of the names of KUnit tests
+host-tests:
+	tests/properties/run --kunit $(T)
+
 prose:
 	tools/check/prose $(if $(LIST),--list)
 

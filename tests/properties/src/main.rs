@@ -57,6 +57,12 @@ mod memory {
     pub(crate) mod properties;
 }
 
+mod mirror {
+    mod in_flight;
+
+    pub(crate) use crate::stand_ins::mirror::*;
+}
+
 mod mm {
     pub(crate) mod addr;
     pub(crate) mod device_alloc;
@@ -72,11 +78,17 @@ mod mm {
     #[path = "../properties/range_map.rs"]
     pub(crate) mod range_map_properties;
 
-    pub(crate) use crate::stand_ins::{device_pages, folio, location, pin, table_memory};
+    pub(crate) use crate::stand_ins::{device_pages, folio, location, notifier, pin, table_memory};
 }
 
 mod pgtable;
 mod policy;
+
+mod space {
+    mod request;
+
+    pub(crate) use request::{Destination, EventMatch, MigrationDesc};
+}
 
 use stand_ins::{alarm, inject};
 

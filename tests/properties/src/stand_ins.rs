@@ -19,40 +19,133 @@ pub(crate) mod inject {
         Dma,
         Install,
         TablePage,
+        Transaction,
     }
 
     thread_local! {
-        static ARMED: Cell<Option<FailPoint>> = const { Cell::new(None) };
+        /// The point that fails, at which of its next uses, and whether it does so again.
+        static ARMED: Cell<Option<(FailPoint, u64, u64, bool)>> = const { Cell::new(None) };
     }
 
     /// Makes the next use of `point` fail.
     pub(crate) fn arm(point: Option<FailPoint>) {
-        ARMED.set(point);
+        ARMED.set(point.map(|point| (point, 1, 1, false)));
     }
 
     pub(crate) fn fails(point: FailPoint) -> bool {
-        let fails = ARMED.get() == Some(point);
-        if fails {
-            ARMED.set(None);
+        match ARMED.get() {
+            Some((armed, 1, period, again)) if armed == point => {
+                ARMED.set(again.then_some((armed, period, period, again)));
+                true
+            }
+            Some((armed, left, period, again)) if armed == point => {
+                ARMED.set(Some((armed, left - 1, period, again)));
+                false
+            }
+            _ => false,
         }
-        fails
     }
 
-    /// Only for the text of KUnit suites, which is not run.
+    /// As that of KUnit suites, in the current thread.
     pub(crate) struct ArmedPoint;
+
+    impl ArmedPoint {
+        pub(crate) fn new(point: Point, left: u64, again: bool) -> kernel::error::Result<Self> {
+            ARMED.set(Some((point, left, left, again)));
+            Ok(Self)
+        }
+
+        pub(crate) fn is_left(&self) -> bool {
+            ARMED.get().is_some()
+        }
+    }
+
+    impl Drop for ArmedPoint {
+        fn drop(&mut self) {
+            ARMED.set(None);
+        }
+    }
 }
 
 /// Identities.
 pub(crate) mod identity {
+    macro_rules! identities {
+        ($($name:ident),*) => {$(
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub(crate) struct $name(pub(crate) usize);
+
+            #[allow(dead_code)]
+            impl $name {
+                pub(crate) const NONE: Self = Self(0);
+
+                pub(crate) fn of<T>(place: &T) -> Self {
+                    Self(core::ptr::from_ref(place) as usize)
+                }
+
+                pub(crate) fn for_test(number: usize) -> Self {
+                    Self(number)
+                }
+
+                pub(crate) fn number(self) -> usize {
+                    self.0
+                }
+            }
+        )*};
+    }
+
+    identities!(DeviceId, EventOwner, MigrationId, PgmapOwner);
+
+    impl From<MigrationId> for EventOwner {
+        fn from(migration: MigrationId) -> Self {
+            Self(migration.0)
+        }
+    }
+
+    impl From<PgmapOwner> for EventOwner {
+        fn from(owner: PgmapOwner) -> Self {
+            Self(owner.0)
+        }
+    }
+}
+
+/// Notifier events.
+pub(crate) mod notifier {
+    use super::identity::EventOwner;
+    use crate::mm::addr::PageRange;
+    use core::marker::PhantomData;
+
+    /// Types of events.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct DeviceId(pub(crate) usize);
+    pub(crate) enum NotifierEvent {
+        Unmap,
+        Clear,
+        ProtectionVma,
+        ProtectionPage,
+        SoftDirty,
+        Release,
+        Migrate,
+        Exclusive,
+    }
 
-    impl DeviceId {
-        pub(crate) const NONE: Self = Self(0);
+    pub(crate) struct NotifierRange<'a> {
+        pub(crate) reason: NotifierEvent,
+        pub(crate) range: PageRange,
+        owner: EventOwner,
+        _borrow: PhantomData<&'a ()>,
+    }
 
-        /// Only for the text of KUnit suites, which is not run.
-        pub(crate) fn for_test(number: usize) -> Self {
-            Self(number)
+    impl NotifierRange<'_> {
+        pub(crate) fn is_from(&self, owner: impl Into<EventOwner>) -> bool {
+            matches!(self.reason, NotifierEvent::Migrate | NotifierEvent::Exclusive)
+                && self.owner == owner.into()
+        }
+
+        pub(crate) fn for_test(
+            reason: NotifierEvent,
+            range: PageRange,
+            owner: impl Into<EventOwner>,
+        ) -> Self {
+            Self { reason, range, owner: owner.into(), _borrow: PhantomData }
         }
     }
 }
@@ -79,6 +172,10 @@ pub(crate) mod within {
 /// Pages of the CPU, which are not used here.
 pub(crate) mod folio {
     use core::marker::PhantomData;
+
+    pub(crate) fn is_zero_pfn(pfn: usize) -> bool {
+        pfn == 1
+    }
 
     pub struct CpuPages<'a>(PhantomData<&'a ()>);
 

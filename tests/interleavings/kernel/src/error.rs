@@ -31,6 +31,7 @@ macro_rules! codes {
 }
 
 codes! {
+    ENOENT = 2,
     EINTR = 4,
     EIO = 5,
     ENXIO = 6,

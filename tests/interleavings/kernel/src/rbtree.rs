@@ -20,6 +20,36 @@ impl<K, V> RBTreeNode<K, V> {
     }
 }
 
+/// Memory of an element.
+pub struct RBTreeNodeReservation<K, V>(core::marker::PhantomData<(K, V)>);
+
+impl<K, V> RBTreeNodeReservation<K, V> {
+    pub fn new(_flags: Flags) -> Result<Self, AllocError> {
+        Ok(Self(core::marker::PhantomData))
+    }
+
+    pub fn into_node(self, key: K, value: V) -> RBTreeNode<K, V> {
+        RBTreeNode(key, value)
+    }
+}
+
+/// A position in a tree whose elements can be changed.
+pub struct CursorMut<'a, K, V>(&'a mut BTreeMap<K, V>, K);
+
+impl<K: Ord + Clone, V> CursorMut<'_, K, V> {
+    pub fn current_mut(&mut self) -> (&K, &mut V) {
+        (&self.1, self.0.get_mut(&self.1).expect("an element"))
+    }
+
+    pub fn move_next(self) -> Option<Self> {
+        use core::ops::Bound::{Excluded, Unbounded};
+
+        let after = (Excluded(&self.1), Unbounded);
+        let key = self.0.range(after).next()?.0.clone();
+        Some(Self(self.0, key))
+    }
+}
+
 /// A position in a tree.
 pub struct Cursor<'a, K, V>((&'a K, &'a V));
 
@@ -66,6 +96,14 @@ impl<K: Ord, V> RBTree<K, V> {
 
     pub fn cursor_lower_bound(&self, key: &K) -> Option<Cursor<'_, K, V>> {
         self.0.range(key..).next().map(Cursor)
+    }
+
+    pub fn cursor_lower_bound_mut(&mut self, key: &K) -> Option<CursorMut<'_, K, V>>
+    where
+        K: Clone,
+    {
+        let key = self.0.range(key..).next()?.0.clone();
+        Some(CursorMut(&mut self.0, key))
     }
 
     pub fn values(&self) -> impl Iterator<Item = &V> {

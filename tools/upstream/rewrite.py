@@ -142,15 +142,29 @@ def rust(text, series, private):
 
 
 def aligned(text):
-    """Parameters below the first one, as they were."""
-    lines, column = [], 0
+    """Each continuation line below the parenthesis that is open. Macros and lines below a final "(" stay."""
+    lines, opened, comment = [], [], False
     for line in text.split("\n"):
-        if line.startswith("__rust_helper "):
-            column = line.index("(") + 1 if ")" not in line else 0
-        elif column and line.startswith("\t"):
-            line = "\t" * (column // 8) + " " * (column % 8) + line.lstrip()
-            column = 0 if ")" in line else column
+        if opened and opened[-1] and line.strip() and not comment and not line.endswith("\\"):
+            line = "\t" * (opened[-1] // 8) + " " * (opened[-1] % 8) + line.lstrip()
         lines.append(line)
+        if line.startswith("#") or line.endswith("\\"):
+            continue
+        if not opened and re.match(r"\s*/\*", line):
+            comment = "*/" not in line
+            continue
+        if comment:
+            comment = "*/" not in line
+            continue
+        # Without strings, characters and comments, in the same columns.
+        code = re.sub(r'"(?:\\.|[^"])*"|\'(?:\\.|[^\'])+\'|/\*.*?\*/', lambda match: "x" * len(match.group(0)), line)
+        column = 0
+        for index, char in enumerate(code):
+            column += 8 - column % 8 if char == "\t" else 1
+            if char == "(":
+                opened.append(0 if index + 1 == len(code) else column)
+            elif char == ")" and opened:
+                opened.pop()
     return "\n".join(lines)
 
 

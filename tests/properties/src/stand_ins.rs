@@ -50,7 +50,7 @@ pub(crate) mod inject {
     pub(crate) struct ArmedPoint;
 
     impl ArmedPoint {
-        pub(crate) fn new(point: Point, left: u64, again: bool) -> kernel::error::Result<Self> {
+        pub(crate) fn new(point: FailPoint, left: u64, again: bool) -> kernel::error::Result<Self> {
             ARMED.set(Some((point, left, left, again)));
             Ok(Self)
         }

@@ -19,7 +19,7 @@ options = $(foreach v,$(filter CONFIG_RUST_%,$(.VARIABLES)),$(if $(filter comman
 .DEFAULT_GOAL := modules
 .PHONY: help modules programs setup run test hmm-tests kunit e2e lifecycle faultless test-qemu-gpu \
 	torture torture-long oversubscribe inject coverage fuzz bench-lookup mutation model \
-	interleavings properties litmus conformance real release check host-tests prose unsafe-report \
+	interleavings properties litmus conformance real release check lint host-tests prose unsafe-report \
 	compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate \
 	bench-baseline bench-overlap pictures doc install uninstall deb test-install test-tracing \
 	test-in-tree patches rust-analyzer clean
@@ -42,6 +42,7 @@ Run
   pictures         the pictures of hmmctl in the README
 Check, without a VM
   check            format, lints, documents, compile-fail tests
+  lint             types of the library and the sample drivers, in seconds
   host-tests       KUnit suites of pure code, as ordinary tests on this machine (T=)
   prose            share of comment and document lines in unusual terms, by folder (LIST=1)
   unsafe-report    every unsafe block of the modules, with the fact it relies on
@@ -214,6 +215,10 @@ check:
 	tools/check/all
 
 # LIST=1 prints the lines
+lint_kernel = $(if $(named),$(KERNEL),test)
+lint:
+	tools/check/types --kernel $(lint_kernel) --series $(SERIES)
+
 # T=PART of the names of KUnit tests
 host-tests:
 	tests/properties/run --kunit $(T)

@@ -19,7 +19,7 @@ options = $(foreach v,$(filter CONFIG_RUST_%,$(.VARIABLES)),$(if $(filter comman
 .DEFAULT_GOAL := modules
 .PHONY: help modules programs setup run test hmm-tests kunit e2e lifecycle faultless test-qemu-gpu \
 	torture torture-long oversubscribe inject coverage fuzz bench-lookup mutation model \
-	interleavings properties litmus conformance real release check lint host-tests prose unsafe-report \
+	interleavings properties litmus conformance real release check lint quick host-tests prose unsafe-report \
 	compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate \
 	bench-baseline bench-overlap pictures doc install uninstall deb test-install test-tracing \
 	test-in-tree patches rust-analyzer clean
@@ -54,6 +54,7 @@ Check, without a VM
 Test
   test             everything that CI runs; ends with "N passed, N failed, N skipped"
   hmm-tests        the hmm-tests of the kernel, on debian and test
+  quick            build, boot and run tests with T= in their names, within a minute
   kunit            KUnit suites of the modules
   e2e              own end-to-end tests, on debian and test (FILTER="mirror. thp.split")
   lifecycle        1,000 loads, kills, OOM, suspend, CPU hotplug (long)
@@ -218,6 +219,10 @@ check:
 lint_kernel = $(if $(named),$(KERNEL),test)
 lint:
 	tools/check/types --kernel $(lint_kernel) --series $(SERIES)
+
+# T=PART of the names of KUnit and end-to-end tests
+quick:
+	@tests/run/quick --kernel $(lint_kernel) --series $(SERIES) $(T)
 
 # T=PART of the names of KUnit tests
 host-tests:

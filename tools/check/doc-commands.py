@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Checks the commands, paths and tests that the README and Documentation/ name; see tools/check/doc-commands.
+"""Checks the commands, paths and tests that the README, CONTRIBUTING.md, CHANGELOG.md and Documentation/ name; see tools/check/doc-commands.
 
 usage: doc-commands.py [--list | --print CHAPTER] TOP KERNEL-SOURCE
 """
@@ -90,7 +90,7 @@ class Checker:
         suites = [path for path in paths if self.scripts.is_script(path)]
         self.suites = {suite: self.scripts.reached(suite) for suite in suites}
         with open(f"{top}/Makefile", encoding="utf-8") as file:
-            self.variables = set(re.findall(r"\b([A-Z_]{2,})\b", file.read()))
+            self.variables = set(re.findall(r"\b([A-Z_]{2,}|T)\b", file.read()))
         self.listed = self.read_list()
         self.used = set()
         self.made = {}
@@ -346,7 +346,7 @@ def main():
     checker = Checker(args.top, args.kernel)
     tests = Tests(args.top)
     folder = f"{args.top}/Documentation"
-    files = [f"{args.top}/README.md"] + sorted(f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(".rst"))
+    files = [f"{args.top}/{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")] + sorted(f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(".rst"))
     bad = 0
     runners = {}
 

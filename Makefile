@@ -45,7 +45,7 @@ Check, without a VM
   lint             types of the library and the sample drivers, in seconds
   host-tests       KUnit suites of pure code, as ordinary tests on this machine (T=)
   prose            share of comment and document lines in unusual terms, by folder (LIST=1)
-  unsafe-report    every unsafe block of the modules, with the fact it relies on
+  unsafe-report    every unsafe block with its SAFETY comment, in build/unsafe-report.rst
   compile-fail     programs that must not compile
   model            all interleavings of a model of the protocol, each rule kept and broken
   interleavings    lock-free code in all interleavings, each ordering kept and broken
@@ -232,7 +232,7 @@ prose:
 	tools/check/prose $(if $(LIST),--list)
 
 unsafe-report:
-	tools/check/unsafe-report
+	tools/check/unsafe-report --write
 
 compile-fail:
 	tools/build

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """Sphinx's settings for the book; tools/doc builds it."""
 
+import os
+import re
+
 project = "rust_hmm"
 author = "The rust_hmm authors"
 project_copyright = author
@@ -18,3 +21,22 @@ html_theme_options = {
 html_show_sphinx = False
 html_copy_source = False
 html_show_sourcelink = False
+
+build = os.environ.get("HMM_BUILD", os.path.join(os.path.dirname(__file__), "..", "build"))
+
+
+def include_generated(_app, _docname, source):
+    """Replaces the comment ".. generated FILE" by build/FILE, if a command has written it."""
+    def contents(match):
+        try:
+            with open(os.path.join(build, match[1]), encoding="utf-8") as file:
+                return file.read()
+        except FileNotFoundError:
+            return match[0]
+
+    source[0] = re.sub(r"^\.\. generated (\S+)$", contents, source[0], flags=re.MULTILINE)
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("source-read", include_generated)

@@ -37,6 +37,21 @@ def include_generated(_app, _docname, source):
     source[0] = re.sub(r"^\.\. generated (\S+)$", contents, source[0], flags=re.MULTILINE)
 
 
+def include_doc_comment(app, _docname, source):
+    """Replaces ".. doc-comment FILE: HEADING" by that section of the comment at the head of a Rust file."""
+    def contents(match):
+        with open(os.path.join(app.srcdir, match[1]), encoding="utf-8") as file:
+            lines = [line[4:].rstrip() for line in file if line.startswith("//!")]
+        begin = lines.index(f"# {match[2]}") + 1
+        end = next((i for i in range(begin, len(lines)) if lines[i].startswith("# ")), len(lines))
+        text = "\n".join(lines[begin:end])
+        # Code and links to items, from Markdown.
+        return re.sub(r"\[`([^`]+)`\](\([^)]*\))?|`([^`]+)`", lambda item: f"``{item[1] or item[3]}``", text)
+
+    source[0] = re.sub(r"^\.\. doc-comment (\S+): (.+)$", contents, source[0], flags=re.MULTILINE)
+
+
 def setup(app):
     """Called by Sphinx."""
     app.connect("source-read", include_generated)
+    app.connect("source-read", include_doc_comment)

@@ -2,9 +2,9 @@
 
 //! Overlapping steps: while one block is copied, the next one is announced and isolated.
 //!
-//! `Documentation/engine-design.rst`, "Overlapping steps", lists the operations that must not block
-//! meanwhile, with the reasons. In short: nothing here waits for an invalidation, a folio lock or
-//! the mmap lock, and nothing is evicted.
+//! `Documentation/overlap.rst` lists the operations that must not block meanwhile, with the reasons.
+//! In short: nothing here waits for an invalidation, a folio lock or the mmap lock, and nothing is
+//! evicted.
 
 use super::{
     ahead::{AheadBuffers, BlockOutcomes, PartialBlock, SequencedBlock},

@@ -17,10 +17,10 @@ pub fn forge(range: PageRange) -> NotifierRange<'static> {
         range,
         blockable: true,
         owner: EventOwner::NONE,
-        //~^ ERROR E0451: field `owner` of struct `rust_hmm::mm::notifier::NotifierRange` is private:
+        //~^ ERROR E0451: field `owner` of struct `NotifierRange` is private:
         call: (0, 0),
-        //~^ ERROR E0451: field `call` of struct `rust_hmm::mm::notifier::NotifierRange` is private:
+        //~^ ERROR E0451: field `call` of struct `NotifierRange` is private:
         _borrow: PhantomData,
-        //~^ ERROR E0451: field `_borrow` of struct `rust_hmm::mm::notifier::NotifierRange` is private:
+        //~^ ERROR E0451: field `_borrow` of struct `NotifierRange` is private:
     }
 }

@@ -175,6 +175,7 @@ impl DmaFence {
         Self::clone(&theirs)
     }
 
+    /// Returns the C object.
     pub(crate) fn as_raw(&self) -> *mut bindings::dma_fence {
         self.0.as_ptr()
     }

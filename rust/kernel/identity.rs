@@ -40,6 +40,7 @@ impl PgmapOwner {
         Self(number)
     }
 
+    /// Returns the address as the argument of a C function, which does not dereference it.
     pub(crate) fn as_ptr(self) -> *mut ffi::c_void {
         ptr::without_provenance_mut(self.0)
     }

@@ -23,6 +23,7 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
+    /// Creates a limit of `burst` messages.
     pub(crate) const fn new(burst: u32) -> Self {
         Self {
             burst,

@@ -16,6 +16,8 @@ linux = pathlib.Path(linux)
 repository = pathlib.Path(repository)
 KCONFIG = ("HMM_MIRROR", "DEVICE_PRIVATE", "DMA_SHARED_BUFFER")
 INCLUDES = ("dma-fence", "hmm", "memremap", "migrate", "mmu_notifier", "rmap", "shrinker")
+# Headers of the types in those of the helpers.
+TYPES = ("hmm-dma", "mm_types", "refcount", "spinlock", "task_work", "types", "workqueue")
 CHANGED = ("MAINTAINERS", "rust/bindings/bindings_helper.h", "rust/helpers/helpers.c", "rust/kernel/lib.rs")
 
 
@@ -69,10 +71,33 @@ def add_rust(file):
         to.write_text(rewrite.rust(one.read_text(), series, private=file == "compat.rs"))
 
 
+def add_types(types):
+    """Types that Rust and helpers share, in the header from which the kernel generates bindings."""
+    header = repository / "rust/helpers/hmm.h"
+    if not header.exists():
+        header.write_text("/* SPDX-License-Identifier: GPL-2.0 */\n/* Types of the helpers for heterogeneous memory. */\n"
+                          "#ifndef __RUST_HELPERS_HMM_H\n#define __RUST_HELPERS_HMM_H\n\n"
+                          + "".join(f"#include <linux/{name}.h>\n" for name in TYPES) + "\n#endif\n")
+        change("rust/bindings/bindings_helper.h", r"^/\* `bindgen` gets", '#include "../helpers/hmm.h"\n\n')
+    text = header.read_text()
+    header.write_text(text.removesuffix("#endif\n") + "\n\n".join(types) + "\n\n#endif\n")
+
+
 def add_c(file):
     """A file of C."""
     name = f"hmm_{file}"
-    (repository / "rust/helpers" / name).write_text(rewrite.c(source_of(file).read_text()))
+    functions = set().union(*(rewrite.functions_of(path.read_text()) for path in (rust / "helpers").glob("*.c")))
+    types, text = rewrite.types(rewrite.c(source_of(file).read_text(), functions))
+    if file == "fence.c":
+        # The interface for drivers in C has this type.
+        interface = rewrite.c((rust.parent / "include/rust_hmm.h").read_text(), functions)
+        types = [one for one in rewrite.types(interface)[0] if "struct hmm_fence_watch {" in one] + types
+    types += rewrite.prototypes(text)
+    if types:
+        add_types(types)
+        last = [match.end() for match in re.finditer(r"^#include <.*>\n", text, flags=re.M)][-1]
+        text = text[:last] + '\n#include "hmm.h"\n' + text[last:]
+    (repository / "rust/helpers" / name).write_text(text)
     condition = " && \\\n\t".join(f"defined(CONFIG_{option})" for option in KCONFIG)
     helpers = (repository / "rust/helpers/helpers.c").read_text()
     if "#endif /* hmm */" not in helpers:

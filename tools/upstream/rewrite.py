@@ -55,7 +55,7 @@ def imports(text):
         paths = [path for whole in paths_of(names) for path in paths_of(whole)]
         if crate == "crate":
             paths = [path for path in map(moved, paths) if path]
-        if indent:
+        if indent or "kunit_tests" in text:
             # Drop imports that only the removed tests used.
             paths = [path for path in paths if path.endswith("*") or path.rpartition("::")[2] in rest]
         found.setdefault(indent, []).extend(paths)
@@ -64,7 +64,18 @@ def imports(text):
         paths = found.pop(match.group(1), [])
         return f"{match.group(1)}use crate::{{{braces(paths)}}};\n" if paths else ""
 
-    return pattern.sub(once, text)
+    text = pattern.sub(once, text)
+    if "kunit_tests" not in text:
+        return text
+
+    # The same for other imports of a file of tests.
+    def used(match):
+        words = set(re.findall(r"\w+", re.sub(r"//.*", "", text.replace(match.group(0), "", 1))))
+        paths = [path for path in paths_of(match.group(2)) for path in paths_of(path)]
+        paths = [path for path in paths if path.endswith("*") or path.rpartition("::")[2] in words]
+        return f"{match.group(1)}{{{braces(paths)}}};\n" if paths else ""
+
+    return re.sub(r"^(use super::)(\{.*?\});\n", used, text, flags=re.M | re.S)
 
 
 def without_blocks(text, begin):
@@ -133,6 +144,17 @@ def rust(text, series, private):
     text = re.sub(r"fails\(Point::\w+\)", "false", text)
     text = re.sub(r"lock_classes::(\w+)\(\)", r'(c"hmm::\1", crate::static_lock_class!())', text)
     text = without_tests(text, "Thread::")
+    text = re.sub(r"\bfalse \|\| ", "", text)
+    text = without_tests(text, "Armed::")
+    # KUnit's macros warn in an unsafe block.
+    text = without_tests(text, "hmm-kunit-narrow")
+    # Tests that compare constants of macros with C.
+    text = without_tests(text, "rust_hmm_kunit_")
+    # Without the counts of alarms.
+    text = re.sub(r"\bcrate::alarm!\(\s*\w+,\s*", "pr_err!(", text)
+    # Suites without tests.
+    text = re.sub(r"^#\[kunit_tests\(\w+\)\]\nmod \w+ \{\n((?:.*\n)*?)\}\n", lambda suite: suite.group(0) if "#[test]" in suite.group(1) else "",
+                  text, flags=re.M)
     text = imports(text)
     text = re.sub(r"\bcrate::(?:mm|kernel)\b(?=::|\))", "crate::hmm", text)
     text = re.sub(r"\bkernel::", "crate::", text)
@@ -168,15 +190,53 @@ def aligned(text):
     return "\n".join(lines)
 
 
-def c(text):
+def types(text):
+    """The definitions of types, with their comments, and the rest."""
+    pattern = re.compile(r"^(?:/\*(?:(?!\*/)[\s\S])*?\*/\n)?(?:struct|enum) hmm_\w+ \{\n[\s\S]*?^\};\n\n?", flags=re.M)
+    found = [match.strip() for match in pattern.findall(text)]
+    text = pattern.sub("", text)
+    # With the lengths of their arrays.
+    for name in re.findall(r"\[([A-Z]\w+)\]", "\n".join(found)):
+        define = re.search(rf"^(?:/\*(?:(?!\*/)[\s\S])*?\*/\n)?#define {name} .*\n\n?", text, flags=re.M)
+        if define:
+            found.insert(0, define.group(0).strip())
+            text = text.replace(define.group(0), "", 1)
+    return found, text
+
+
+def inlined(text):
+    """Functions that use static objects or functions of the file are not inlined into Rust."""
+    statics = set(re.findall(r"^static [^;={(]*?\b(\w+)(?:\(|\[| =|;)", text, flags=re.M))
+    statics |= set(re.findall(r"^static (?:DEFINE|LIST|DECLARE)_\w+\((\w+)", text, flags=re.M))
+    statics |= set(re.findall(r"^(\w+)\([^;]*?\)\n\{", text, flags=re.M))
+
+    def kept(match):
+        body = set(re.findall(r"\w+", match.group(2)))
+        return match.group(2) if body & statics else match.group(0)
+
+    return re.sub(r"^(__rust_helper )((?:.*\n)*?\}\n)", kept, text, flags=re.M)
+
+
+def functions_of(text):
+    """The names of the helpers in a file of C."""
+    return set(re.findall(r"^(?!static).*?\b(rust_hmm_\w+)\(.*(?:\n\t.*)*\n\{", text, flags=re.M))
+
+
+def prototypes(text):
+    """A prototype for each helper in a file, because other helpers may come before it."""
+    found = re.findall(r"^(?:__rust_helper )?((?!static)[a-z][^;{}]*?\brust_helper_hmm_\w+\([^;{}]*\))\n\{", text, flags=re.M)
+    return [aligned(one + ";") for one in found]
+
+
+def c(text, functions):
     """A file of C, as one of rust/helpers: exported by the kernel's build, declared for Rust only."""
     text = re.sub(r'^(EXPORT_SYMBOL.*|#include (".*"|<linux/export.h>))\n', "", text, flags=re.M)
-    functions = set(re.findall(r"^(?!static).*?\b(rust_hmm_\w+)\(.*(?:\n\t.*)*\n\{", text, flags=re.M))
     text = re.sub(r"^(?=(?!static)[a-z].*?\b(?:rust_hmm_\w+)\([^;]*(?:\n\t[^;]*)*\n\{)", "__rust_helper ", text,
                   flags=re.M)
 
     def kernels(match):
-        word = match.group(0)
-        return word.replace("rust_", "rust_helper_" if word in functions else "", 1)
+        kind, word = match.groups()
+        return (kind or "") + word.replace("rust_", "rust_helper_" if word in functions and not kind else "", 1)
 
-    return re.sub(r"\n{3,}", "\n\n", aligned(re.sub(r"\brust_hmm_\w+", kernels, text)))
+    text = inlined(re.sub(r"\b(struct |enum )?(rust_hmm_\w+)", kernels, text))
+    return re.sub(r"\n{3,}", "\n\n", aligned(text))

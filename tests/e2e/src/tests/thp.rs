@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Huge pages migrate as a whole, and in parts if they must.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::support::*;
-use crate::{check, check_eq};
-use hmm::abi::{PageState, FLAG_FAIL_ALLOC, HUGE_PAGES};
-use hmm::procfs::SHRINK_UNDERUSED;
-use hmm::{
-    mapping, pagemap, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting, Settings,
-    PAGE_SIZE,
+use crate::{
+    check, check_eq,
+    harness::{Ctx, Outcome, Stop, Test, What},
+    support::*,
 };
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use hmm::{
+    abi::{PageState, FLAG_FAIL_ALLOC, HUGE_PAGES},
+    mapping, pagemap, pattern,
+    procfs::SHRINK_UNDERUSED,
+    Child, Device, Errno, Gate, Mapping, Prot, Setting, Settings, PAGE_SIZE,
+};
+use std::{
+    os::unix::fs::FileExt,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 const SHARED_SPLIT: &str = "gives small pages for a shared huge page: oops in the kernel";
 
@@ -545,9 +549,13 @@ fn page_held_by_the_shrinker_migrates_later(ctx: &Ctx) -> Outcome {
     })
 }
 
-/// Number of consecutive attempts that may fail while the shrinker rests. The queue that holds the
-/// scanned pages is freed a little later.
-const ATTEMPTS_AT_REST: u32 = 3;
+/// Time in which the page must migrate while the shrinker rests. Others may hold it for a moment:
+/// the queue of scanned pages is freed a little later, and khugepaged isolates small pages that it
+/// collapses.
+const TIME_AT_REST: Duration = Duration::from_secs(10);
+
+/// Time between two attempts while the shrinker rests.
+const PAUSE_AT_REST: Duration = Duration::from_millis(1);
 
 /// Numbers of attempts and time after which the shrinker rests. On a slow kernel it may hold the
 /// page at each attempt and delay the attempts.
@@ -564,6 +572,7 @@ fn migrates_when_released(device: &Device, round: u64, shrinker: &Shrinker) -> O
     let begin = Instant::now();
     let mut attempts = 0;
     let mut at_rest = 0;
+    let mut rests_since = None;
     loop {
         let rests = shrinker.rest.load(Relaxed) && shrinker.rests.load(Relaxed);
         match try_migrate(device, &map) {
@@ -572,8 +581,15 @@ fn migrates_when_released(device: &Device, round: u64, shrinker: &Shrinker) -> O
             Err(error) => return Err(error).what("migrate to the device"),
         }
         attempts += 1;
-        at_rest += u32::from(rests);
-        check!(at_rest < ATTEMPTS_AT_REST, "it does not move, although nothing holds it");
+        if rests {
+            at_rest += 1;
+            let rested = rests_since.get_or_insert_with(Instant::now).elapsed();
+            check!(
+                rested < TIME_AT_REST,
+                "not migrated in {at_rest} attempts without the shrinker"
+            );
+            std::thread::sleep(PAUSE_AT_REST);
+        }
         let enough = attempts >= ATTEMPTS || begin.elapsed() >= TIME;
         shrinker.rest.fetch_or(enough, Relaxed);
     }

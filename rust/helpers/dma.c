@@ -143,7 +143,7 @@ int rust_hmm_dma_adopt(struct device *dev, unsigned int bits)
 		return err;
 	}
 	if (!dev_is_dma_coherent(dev)) {
-		dev_err(dev, "rust_hmm: refused: the device is not DMA-coherent: it would not see what the CPU writes\n");
+		dev_err(dev, "rust_hmm: refused: the device is not DMA-coherent, so it would not see CPU writes\n");
 		return -EOPNOTSUPP;
 	}
 	if (rust_hmm_dma_bounces(dev)) {

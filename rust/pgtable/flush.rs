@@ -18,7 +18,7 @@ struct FlushSpan(Option<PageRange>);
 ///
 /// Dropping a batch that was not started is memory safe, because its table pages are not reused.
 /// However, the device may continue to use stale translations, so that an alarm is raised.
-#[must_use = "the device may still use what was removed"]
+#[must_use = "the device may still use removed entries"]
 pub struct FlushBatch<F: Format> {
     /// Address of the pool of the table, for comparison. It is never dereferenced.
     name: usize,
@@ -128,7 +128,7 @@ impl Drop for FlushSpan {
 }
 
 /// A flush that was started and has to be waited for.
-#[must_use = "the device may still use what was removed"]
+#[must_use = "the device may still use removed entries"]
 pub struct Flushing<P, F: Format> {
     pending: Option<P>,
     pool: Option<Arc<Pool<F>>>,

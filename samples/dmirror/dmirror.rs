@@ -116,7 +116,7 @@ module! {
         },
         policy: u64 {
             default: 0,
-            description: "Who decides about faults of engines: 0 nobody, nothing moves; 1 the default policy; 2 one page per fault",
+            description: "Fault policy of engines: 0 none, no page migrates; 1 the default policy; 2 one page per fault",
         },
         format: u64 {
             default: 0,

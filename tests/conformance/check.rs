@@ -238,7 +238,7 @@ impl Log {
             self.count("event while others flush");
         }
         need(serving.has_flushed || !left, || {
-            "an event is over while what others have removed is not flushed".to_string()
+            "an event ends before entries removed by others are flushed".to_string()
         })
     }
 
@@ -362,7 +362,7 @@ impl Log {
         let moved = migration.moved.as_ref().is_some_and(|moved| !moved.is_empty());
         let left = migration.mirrors.difference(&migration.switched).next();
         need(!moved || left.is_none(), || {
-            format!("sources are freed before mirror {} was told", left.unwrap_or(&0))
+            format!("sources are freed before mirror {} was notified", left.unwrap_or(&0))
         })?;
         migration.is_final = true;
         Ok(())
@@ -371,7 +371,7 @@ impl Log {
     fn end(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
         let mirror = self.mirrors.entry(number).or_default();
         need(mirror.announced.remove(&line.name), || {
-            "the end of what was not announced".to_string()
+            "the end of a migration that was not announced".to_string()
         })?;
         mirror.marks.retain(|_, name| *name != line.name);
         let migration = self.migrations.entry(line.name).or_default();
@@ -522,7 +522,7 @@ mod tests {
         fails(&migration("announce"), "not announced");
         fails(&migration("isolate"), "not isolated");
         fails(&migration("move"), "before anything has moved");
-        fails(&migration("switch"), "before mirror 0 was told");
+        fails(&migration("switch"), "before mirror 0 was notified");
         fails(&migration("finalize"), "before its sources were freed");
         fails(
             "1 0 announce a 8 2 3\n1 0 flush 0 8 2 0\n1 - isolate a 8 2 0",
@@ -584,7 +584,7 @@ mod tests {
             "before its flush is",
         );
         let others = "2 0 flush 0 8 1 0\n1 0 event 0 8 1 0\n1 0 event-over 0 0 0 0";
-        fails(others, "what others have removed is not flushed");
+        fails(others, "entries removed by others are not flushed");
         let own = "2 0 flush 0 8 1 0\n1 0 event 0 8 1 0\n1 0 flush 0 8 1 0\n1 0 flush-over 0 8 1 0\n1 0 event-over 0 0 0 0";
         replay(own).expect("flushed");
     }
@@ -603,8 +603,8 @@ mod tests {
         replay(event).expect("flushed");
         fails(&event.replace("1 0 flush-over 0 8 1000 0", ""), "before its flush is");
         let other = ["2 0 flush 0 8 1 0", event].concat();
-        fails(&other, "what others have removed is not flushed");
+        fails(&other, "entries removed by others are not flushed");
         let late = event.replace("1 0 event 0 512", "2 0 flush 0 8 1 0\n1 0 event 0 512");
-        fails(&late, "what others have removed is not flushed");
+        fails(&late, "entries removed by others are not flushed");
     }
 }

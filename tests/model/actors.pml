@@ -173,7 +173,7 @@ inline exit_mmap(m, a) {
 		:: f < NP -> assert(pte[V(m, f)] == NONE); vm[V(m, f)] = 0; vm_w[V(m, f)] = 0; f++
 		:: else -> break
 		od;
-		printf("%d: address space %d is gone\n", a, m)
+		printf("%d: address space %d was torn down\n", a, m)
 	};
 	mmap_write_unlock(m)
 }

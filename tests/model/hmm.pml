@@ -547,7 +547,7 @@ proctype unplug(byte a, d) {
 	forget(d);
 	d_step {
 		dead[d] = 1;
-		printf("%d: device %d is gone\n", a, d);
+		printf("%d: device %d was removed\n", a, d);
 		f = NSYS + 1 + d * NDEV;
 		do
 		:: f < NSYS + 1 + (d + 1) * NDEV -> assert(!used[f] || lost[d]); f++

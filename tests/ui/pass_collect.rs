@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! A collection that is validated under the lock before it is read, with one buffer for one collection at a time.
+//! A collection is validated under the lock before it is read. Collections share one buffer, one at
+//! a time.
 
 use kernel::prelude::*;
 use rust_hmm::{

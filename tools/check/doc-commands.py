@@ -147,7 +147,7 @@ class Checker:
                 if name not in self.variables:
                     raise Problem(f"the Makefile has no variable {name}")
             elif word.isupper():
-                raise Problem(f"what is {word}?")
+                raise Problem(f"unknown command: {word}")
             else:
                 targets.append(word)
         scripts = []

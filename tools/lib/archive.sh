@@ -10,7 +10,7 @@ unpack() {
 	rm -rf "$2.part"
 	mkdir -p "$2.part"
 	if ! in_root tar -C "$2.part" -I zstd -xf "$1"; then
-		say "an archive of the cache is damaged; what it had is built again: $1"
+		say "an archive of the cache is damaged; its contents are built again: $1"
 		rm -rf "$2.part" "$1"
 		return 1
 	fi

@@ -17,6 +17,8 @@ use kernel::{page::PAGE_SHIFT, prelude::*};
 ///
 /// Pages of device memory need the address at which the GPU accesses its memory
 /// ([`TableMemory::with_device_pages_at`](crate::mm::table_memory::TableMemory::with_device_pages_at)).
+///
+///
 pub enum Gfx9 {}
 
 impl Gfx9 {

@@ -56,7 +56,8 @@ struct Args {
     /// Stay root
     #[arg(long)]
     root: bool,
-    /// The devices are those of qemu_gpu, which take 200 ms for a page: ioctls that it has, and few pages
+    /// The devices are those of qemu_gpu, which take 200 ms for a page: ioctls that it has, and few
+    /// pages
     #[arg(long)]
     hardware: bool,
     /// Instead: kill a process in each kind of long call, so often

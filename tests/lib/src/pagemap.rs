@@ -74,7 +74,8 @@ pub fn pfns(addr: usize, npages: usize) -> io::Result<Vec<u64>> {
     entries.map(|(page, entry)| entry.pfn().ok_or_else(|| unknown(page, entry))).collect()
 }
 
-/// The flags of page frame `pfn` in `/proc/kpageflags`, see the kernel's `linux/kernel-page-flags.h`.
+/// The flags of page frame `pfn` in `/proc/kpageflags`, see the kernel's
+/// `linux/kernel-page-flags.h`.
 pub fn flags(pfn: u64) -> io::Result<u64> {
     let mut word = [0; 8];
     File::open("/proc/kpageflags")?.read_exact_at(&mut word, pfn * 8)?;

@@ -51,7 +51,8 @@ pub fn parse_syscall(text: &str) -> Option<libc::c_long> {
     text.split_whitespace().next()?.parse().ok().filter(|number| *number >= 0)
 }
 
-/// Waits until thread `thread` of process `pid` sleeps in the system call `number`. An error after 20 s.
+/// Waits until thread `thread` of process `pid` sleeps in the system call `number`. An error after
+/// 20 s.
 pub fn wait_for_call(pid: i32, thread: i32, number: libc::c_long) -> io::Result<()> {
     let path = format!("/proc/{pid}/task/{thread}/syscall");
     let since = Instant::now();

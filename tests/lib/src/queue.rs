@@ -222,7 +222,8 @@ impl Device {
         Ok(Fence { device: self, id: raw.fence })
     }
 
-    /// Copies `bytes` of locked memory, from one device address to another. Its fence is a DMA fence.
+    /// Copies `bytes` of locked memory, from one device address to another. Its fence is a DMA
+    /// fence.
     pub fn blit(
         &self,
         to: usize,

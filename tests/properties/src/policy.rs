@@ -178,7 +178,7 @@ fn ends(trial: &Trial<'_>) {
                     assert!(now >= *stays, "it moves, and stays until {stays}");
                     assert!(now >= *rests, "it moves, and rests until {rests}");
                     assert!(!again || parameters.thrash_nap == 0, "it bounces without a nap");
-                    assert!(!again || !fault.full, "it comes at the cost of others");
+                    assert!(!again || !fault.full, "other ranges lose pages for it");
                     has_moved[first..first + fault.count].fill(fault.moves);
                     if fault.moves {
                         detector.moved(range, now);

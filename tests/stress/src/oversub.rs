@@ -122,7 +122,7 @@ pub fn main(args: &Args) -> Result<bool> {
     println!("bounds: default policy, 2x in order: at most {MOVED} bytes moved (there and back, first pass");
     println!("included) per byte used, {MOVED_WITH_CPUS} with CPU threads; at most {FAULTS} faults per MiB. With CPU");
     println!(
-        "threads without what CPU faults bring back. Up to 1x: no faults after the first pass"
+        "threads, pages that CPU faults migrate back do not count. Up to 1x: no faults after the first pass"
     );
     if !broken.is_empty() {
         for line in &broken {

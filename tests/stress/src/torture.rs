@@ -46,10 +46,10 @@ pub struct Args {
     /// Seconds without progress of a lane after which it hangs.
     #[arg(long, default_value_t = 120)]
     patience: u64,
-    /// Seconds after which a run that goes well ends early.
+    /// Seconds after which a run without failures ends early.
     #[arg(long)]
     seconds: Option<u64>,
-    /// The devices are qemu_gpu: only what they can do, and no visitors.
+    /// The devices are qemu_gpu: only operations that they support, and no visitors.
     #[arg(long)]
     hardware: bool,
     /// No process that is killed again and again, and none that merges pages.

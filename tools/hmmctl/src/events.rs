@@ -25,7 +25,7 @@ pub struct Filter {
     /// Only these events (several: repeat it, or with commas)
     #[arg(long, short, value_name = "EVENT", value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(NAMES))]
     pub event: Vec<String>,
-    /// Only what is about the memory of this process
+    /// Only events of the memory of this process
     #[arg(long, short, value_name = "PID")]
     pub pid: Option<u32>,
     /// Only this device and its mirrors

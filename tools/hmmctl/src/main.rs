@@ -55,7 +55,7 @@ enum What {
     Trace(trace::Args),
     /// Writes down what happens, for `hmmctl report`
     Record(record::Args),
-    /// Makes a page with plots of what was recorded
+    /// Makes a page with plots of a record
     Report(report::Args),
 }
 

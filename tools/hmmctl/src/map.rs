@@ -28,7 +28,7 @@ pub struct Args {
     /// Also private memory that no device knows
     #[arg(long)]
     all: bool,
-    /// Only what this device knows
+    /// Only pages of this device
     #[arg(long, short, value_name = "NUMBER")]
     device: Option<u32>,
     /// Blocks in a line

@@ -120,7 +120,7 @@ impl Display for Problem {
                 "there is no mirror {number}\n`hmmctl top --once` shows the mirrors that there are"
             ),
             Problem::Command(how) => {
-                write!(f, "the recorded command {how}; what it did was recorded")
+                write!(f, "the recorded command {how}; its events were recorded")
             }
             Problem::Format(what) => f.write_str(what),
             Problem::Io { what, error } => write!(f, "cannot {what}: {error}"),

@@ -19,10 +19,10 @@ use std::path::PathBuf;
 pub struct Args {
     /// What `hmmctl record` has written
     file: PathBuf,
-    /// Where the page goes
+    /// File that the page is written to
     #[arg(long, short, value_name = "FILE", required_unless_present = "json")]
     output: Option<PathBuf>,
-    /// Print what is plotted, as JSON
+    /// Print the plotted values as JSON
     #[arg(long)]
     json: bool,
 }

@@ -150,8 +150,8 @@ fn errors(ctx: &Ctx) -> Outcome {
     map.unmap_pages(4, 1)?;
     let hole = device.set_attributes(map.addr(), 8, DEVICE);
     fails(hole, Errno::EFAULT, "a range with a hole")?;
-    has_device(&device, &map, 0, 4, "of what comes before the hole")?;
-    has_none(&device, &map, 4, 4, "of the hole and what comes after it")
+    has_device(&device, &map, 0, 4, "of the part before the hole")?;
+    has_none(&device, &map, 4, 4, "of the hole and the part after it")
 }
 
 fn unmapped(ctx: &Ctx) -> Outcome {
@@ -163,11 +163,11 @@ fn unmapped(ctx: &Ctx) -> Outcome {
         }
         set(&device, &map, 0, 64, DEVICE)?;
         map.unmap_pages(16, 16)?;
-        has_device(&device, &map, 0, 16, "before what was unmapped")?;
-        has_none(&device, &map, 16, 16, "of what was unmapped")?;
-        has_device(&device, &map, 32, 32, "behind what was unmapped")?;
+        has_device(&device, &map, 0, 16, "before the unmapped range")?;
+        has_none(&device, &map, 16, 16, "of the unmapped range")?;
+        has_device(&device, &map, 32, 32, "behind the unmapped range")?;
         map.map_again(16, 16, None)?;
-        has_none(&device, &map, 16, 16, "of what is mapped again")?;
+        has_none(&device, &map, 16, 16, "of the range mapped again")?;
     }
     // Unmap and map again immediately, with no query in between.
     set(&device, &map, 0, 64, DEVICE)?;
@@ -195,7 +195,7 @@ fn moved(ctx: &Ctx) -> Outcome {
         has_none(&device, &target, 32, 8, &when)?;
         has_device(&device, &target, 40, 24, &when)?;
         let system = get(&device, &target, 0, 32)?;
-        check_eq!(system.preferred, Preferred::System as u32, "what was not replaced {when}");
+        check_eq!(system.preferred, Preferred::System as u32, "of the ranges not replaced {when}");
         // Move a part of it again.
         let third = Mapping::anon(16)?;
         target.move_pages(44, 8, &third, 4)?;
@@ -224,9 +224,9 @@ fn moved_far(ctx: &Ctx) -> Outcome {
     for first in (0..6).map(at) {
         has_device(&device, &to, first, 16, "where it was moved")?;
         to.unmap_pages(first, 16)?;
-        has_none(&device, &to, first, 16, "of what was unmapped there")?;
+        has_none(&device, &to, first, 16, "of the unmapped range")?;
         to.map_again(first, 16, None)?;
-        has_none(&device, &to, first, 16, "of what is mapped there again")?;
+        has_none(&device, &to, first, 16, "of the range mapped again")?;
     }
     Ok(())
 }
@@ -356,7 +356,7 @@ fn read_mostly(ctx: &Ctx) -> Outcome {
         reads_in_place(&device, &map, 2, "after the CPU has written")?;
         let faults = device.counters()?.engine_faults_read;
         reads_in_place(&device, &map, 2, "again")?;
-        check_eq!(device.counters()?.engine_faults_read, faults, "faults on what is mapped");
+        check_eq!(device.counters()?.engine_faults_read, faults, "faults on mapped pages");
         map.protect(Prot::Read)?;
         reads_in_place(&device, &map, 2, "of memory that is not writable")?;
         cpu_sees(&map, 2, "of memory that is not writable")?;

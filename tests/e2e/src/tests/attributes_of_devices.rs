@@ -107,7 +107,10 @@ fn by_another(ctx: &Ctx) -> Outcome {
         map.protect(Prot::Read)?;
         map.protect(Prot::ReadWrite)?;
         engine_reads(&other, &map, 3)?;
-        check!(resident(&other, &map, 0, 64)? > 0, "what the other device prefers did not move");
+        check!(
+            resident(&other, &map, 0, 64)? > 0,
+            "memory that prefers the other device did not migrate"
+        );
         set(&device, &map, 0, 64, none().prefer(Preferred::Anywhere))?;
         has_none(&other, &map, 0, 64, "when it was taken back")?;
         other.migrate(map.addr(), 64, Way::ToSystem)?;
@@ -145,7 +148,7 @@ fn two_opens(ctx: &Ctx) -> Outcome {
     map.fill(1);
     set(&device, &map, 0, 64, DEVICE)?;
     has_device(&again, &map, 0, 64, "that the second open sees")?;
-    check!(engine_reads(&again, &map, 3)? > 0, "what the device prefers did not move");
+    check!(engine_reads(&again, &map, 3)? > 0, "memory that prefers the device did not migrate");
     cpu_sees(&map, 1, "of it")?;
     let never = none().prefer(Preferred::System).flag(Attributes::NEVER_MIGRATE, true);
     set(&again, &map, 0, 64, never.flag(Attributes::ACCESSED_BY, true))?;
@@ -203,7 +206,7 @@ fn moved(ctx: &Ctx) -> Outcome {
     has_none(&device, &map, 0, 64, "of the old place")?;
     target.unmap_pages(0, 64)?;
     for device in [&device, &other] {
-        has_none(device, &target, 0, 64, "of what was unmapped")?;
+        has_none(device, &target, 0, 64, "of the unmapped range")?;
     }
     Ok(())
 }
@@ -256,6 +259,6 @@ fn at_once(ctx: &Ctx) -> Outcome {
             Err(_) => return Err(Stop::Fail("a thread panicked".into())),
         }
     }
-    check_eq!(lost, 0, "times that a page had not what both threads had set");
+    check_eq!(lost, 0, "times that a page lacked an attribute that both threads had set");
     Ok(())
 }

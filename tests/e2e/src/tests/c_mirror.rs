@@ -158,7 +158,7 @@ fn forks(ctx: &Ctx) -> Outcome {
     let seen = Gate::new()?;
     let child = Child::spawn(|| {
         go.wait().what("gate")?;
-        cpu_sees(&map, 5, "by the child, of what was there at the fork")?;
+        cpu_sees(&map, 5, "by the child, of memory from before the fork")?;
         seen.open().what("gate")
     })?;
     device.fill(map.addr(), PAGES, 7).what("device write after the fork")?;
@@ -186,7 +186,7 @@ fn closes(ctx: &Ctx) -> Outcome {
     // Unloading the module migrates the remaining pages back.
     drop(loaded);
     check!(!module::is_loaded(NAME), "the sample cannot be unloaded");
-    cpu_sees(&map, 6, "after the module has gone")
+    cpu_sees(&map, 6, "after the module was unloaded")
 }
 
 fn killed(ctx: &Ctx) -> Outcome {
@@ -243,7 +243,7 @@ fn attributes(ctx: &Ctx) -> Outcome {
     let wanted = Said { valid: Said::PREFERRED, preferred: 1, ..Said::default() };
     device.say(addr, half, wanted).what("prefer the device")?;
     let common = device.said(addr, PAGES).what("attributes")?;
-    check_eq!(common.valid, 31 & !Said::PREFERRED, "what is the same everywhere");
+    check_eq!(common.valid, 31 & !Said::PREFERRED, "fields that are the same for all devices");
     check_eq!(device.said(addr, half)?.preferred, 1, "of the first half");
     map.fill(9);
     device_reads(&device, &map, 9, "with attributes")?;
@@ -301,7 +301,7 @@ fn fences(ctx: &Ctx) -> Outcome {
         check!(event.poll(Duration::from_secs(20))?, "{which} does not end");
         check_eq!(event.take()?, 1, "signals of {which}");
     }
-    check_eq!(held.state()?, State::Done, "what the first depends on, at its end");
+    check_eq!(held.state()?, State::Done, "end of the first operation's dependency");
     device.sum(addr, 1).what("all of it")?;
     let words = (PAGES * pattern::WORDS) as u64;
     let sum =
@@ -324,7 +324,7 @@ fn failed_fence(ctx: &Ctx) -> Outcome {
     let held = slow_file(&from, to.address, true)?;
     let none: Option<&SyncFile> = None;
     let first = device.fill_after(map.addr(), PAGES, 1, Some(&held)).what("queue")?;
-    fails(device.sum(map.addr(), 1), Errno::EIO, "the end of what the fence fails")?;
+    fails(device.sum(map.addr(), 1), Errno::EIO, "end of the operation that the fence fails")?;
     // A fence reports the signalled state shortly before its eventfd is signalled.
     check!(first.poll(Duration::from_secs(20))?, "no signal of the first");
     check_eq!(first.take()?, 1, "signals of the first");
@@ -333,11 +333,11 @@ fn failed_fence(ctx: &Ctx) -> Outcome {
     device.sum(map.addr(), 1).what("the second")?;
     check!(second.poll(Duration::from_secs(20))?, "no signal of the second");
     check_eq!(second.take()?, 1, "signals of the second");
-    check_eq!(held.state()?, State::Failed(Errno::EIO), "what the first depends on");
+    check_eq!(held.state()?, State::Failed(Errno::EIO), "dependency of the first operation");
     let sum = device.simple().sum(map.addr(), PAGES, Some(&held));
-    fails(sum, Errno::EIO, "sum after what has failed")?;
-    map.check_pages(11, 0, PAGES - 1).what("what the first would have written")?;
-    check_eq!(map.get(PAGES - 1, 0), 5, "what the second has written");
+    fails(sum, Errno::EIO, "sum after the failed operation")?;
+    map.check_pages(11, 0, PAGES - 1).what("range that the first operation would have written")?;
+    check_eq!(map.get(PAGES - 1, 0), 5, "range that the second operation wrote");
     Ok(())
 }
 
@@ -356,7 +356,7 @@ fn cancels(ctx: &Ctx) -> Outcome {
     let queued = device.fill_after(map.addr(), PAGES, 1, Some(&held)).what("queue")?;
     drop(device);
     check!(queued.poll(Duration::from_secs(20))?, "closing signals no fence");
-    check_eq!(held.state()?, State::NotDone, "what it depended on");
+    check_eq!(held.state()?, State::NotDone, "dependency of the operation");
     drop(loaded);
     check!(!module::is_loaded(NAME), "the sample cannot be unloaded");
     check_eq!(queued.take()?, 1, "signals of the operation");
@@ -385,13 +385,13 @@ fn misuse(ctx: &Ctx) -> Outcome {
     let after = device.simple().sum(addr, 4, Some(&file));
     fails(after, Errno(libc::EBADF), "a file that is no sync file")?;
     map.protect(Prot::Read)?;
-    fails(device.fault(addr, 4, 1), Errno::EPERM, "a write to what is read-only")?;
+    fails(device.fault(addr, 4, 1), Errno::EPERM, "a write to a read-only mapping")?;
     device.fault(addr, 4, 0).what("a read of the same")?;
     fails(device.fill(addr, 4, 1), Errno::EPERM, "the device's write to it")?;
     map.protect(Prot::None)?;
-    fails(device.fault(addr, 4, 0), Errno::EFAULT, "what is not readable")?;
+    fails(device.fault(addr, 4, 0), Errno::EFAULT, "read of a mapping without read permission")?;
     map.protect(Prot::ReadWrite)?;
     map.unmap_pages(1, 1)?;
-    fails(device.sum(addr, 4), Errno::EFAULT, "what is not mapped")?;
-    map.check_pages(13, 0, 1).what("what is left")
+    fails(device.sum(addr, 4), Errno::EFAULT, "read of an unmapped address")?;
+    map.check_pages(13, 0, 1).what("read of the remaining mapping")
 }

@@ -116,7 +116,7 @@ fn operations_on_device(ctx: &Ctx) -> Outcome {
     check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the device");
     let sum = run(&device, Command::new(EngineOp::Read, map.addr(), map.len()), "READ")?;
     let words = (PAGES * WORDS) as u64;
-    check_eq!(sum.status.result, 3 * words + words * (words - 1) / 2, "sum of what was written");
+    check_eq!(sum.status.result, 3 * words + words * (words - 1) / 2, "sum of the written words");
     every_operation(&device, &map)
 }
 
@@ -216,7 +216,7 @@ fn another_runs(ctx: &Ctx) -> Outcome {
     let second = second.what("rounds")?;
     check!(second > first, "the reader stood still: {first} and {second} rounds");
     runs.finish().what("end of the reader")?;
-    check_eq!(map.get(0, 0), 99, "what was written during the migration");
+    check_eq!(map.get(0, 0), 99, "words written during the migration");
     let engine = device.engine_counters(0)?;
     check!(engine.set_aside >= 1 && engine.busy_ns > 0, "counters of the engine: {engine:?}");
     Ok(())
@@ -260,7 +260,7 @@ fn stale_detector(ctx: &Ctx) -> Outcome {
     device.set(Setting::SkipFlush, 1)?;
     map.advise_pages(libc::MADV_DONTNEED, 0, 1)?;
     let ended = run(&device, read, "READ after the skipped flush")?;
-    check_eq!(ended.status.result, 0, "what was read");
+    check_eq!(ended.status.result, 0, "words read by the engine");
     let counters = device.counters()?;
     check_eq!(counters.stale_hits, 1, "stale hits after one flush was skipped");
     check_eq!(device.set(Setting::SkipFlush, 0)?, 0, "flushes that are left to skip");

@@ -170,7 +170,7 @@ fn mask_chooses(ctx: &Ctx) -> Outcome {
     };
     round()?;
     let wanted = mask(&[Type::MigrateBegin, Type::FaultEnd]);
-    let then = device.events(wanted, false).what("ask for others")?;
+    let then = device.events(wanted, false).what("request events of other processes")?;
     check_eq!((then.old, then.waiting), (Type::MigrateEnd.bit(), 2), "mask and records");
     let all = records(&device)?;
     let kinds: Vec<Type> = all.iter().map(|record| record.kind).collect();
@@ -210,7 +210,7 @@ fn poll_wakes(ctx: &Ctx) -> Outcome {
     device.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
     let (events, waited) = poller.join().map_err(|_| Stop::Fail("a thread has panicked".into()))?;
     check_eq!(events.what("poll")?, libc::POLLIN, "what poll says");
-    check!(waited < Duration::from_secs(30), "nobody has woken it in {waited:?}");
+    check!(waited < Duration::from_secs(30), "not woken within {waited:?}");
     check_eq!(device.poll(Duration::ZERO).what("poll")?, libc::POLLIN, "until it is read");
     check_eq!(records(&device)?.len(), 1, "records");
     check_eq!(device.poll(Duration::ZERO).what("poll")?, 0, "when it is read");
@@ -328,7 +328,7 @@ fn own_only(ctx: &Ctx) -> Outcome {
     map.fill(1);
     device_sees(&device, &map, 1, "by one mirror")?;
     check!(!of(&records(&device)?, Type::FaultEnd).is_empty(), "nothing of its own");
-    check_eq!(of(&records(&again)?, Type::FaultEnd), [], "what the other mirror did");
+    check_eq!(of(&records(&again)?, Type::FaultEnd), [], "events of the other mirror");
     Ok(())
 }
 
@@ -363,7 +363,7 @@ fn privileged(ctx: &Ctx) -> Outcome {
     check_eq!(
         of(&records(&device)?, Type::MigrateEnd),
         [],
-        "events of others, now that only own ones are wanted"
+        "events of other processes while only own ones are requested"
     );
     Ok(())
 }

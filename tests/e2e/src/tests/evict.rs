@@ -61,7 +61,7 @@ fn munmap_waits_for_eviction(ctx: &Ctx) -> Outcome {
         done.what("release")?;
         check!(
             waited >= Duration::from_millis(700),
-            "it went after {waited:?}, before its pages came"
+            "ended after {waited:?}, before its pages were migrated"
         );
         Ok(())
     })?;

@@ -48,12 +48,15 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     bad(Command { bytes: 0, ..good }, "no bytes")?;
     bad(Command { bytes: 12, ..good }, "half a word")?;
     bad(Command { addr: u64::MAX - 7, bytes: 16, ..good }, "beyond the end of addresses")?;
-    bad(Command { stride: 8, ..good }, "a stride that nobody uses")?;
-    bad(Command { src: 8, ..good }, "a source that nobody uses")?;
+    bad(Command { stride: 8, ..good }, "a stride that no operation uses")?;
+    bad(Command { src: 8, ..good }, "a source that no operation uses")?;
     bad(Command { think_ns: 1_000_000_001, ..good }, "a long pause")?;
     bad(Command::new(EngineOp::Strided, map.addr(), 64), "no stride")?;
     bad(Command::new(EngineOp::Strided, map.addr(), 64).stride(12), "an odd stride")?;
-    bad(Command::new(EngineOp::Fill, map.addr(), 64).verify(1), "verify what has no result")?;
+    bad(
+        Command::new(EngineOp::Fill, map.addr(), 64).verify(1),
+        "verification of an operation without a result",
+    )?;
     let overlap = Command::new(EngineOp::Memcpy, map.addr(), 4096).from(map.addr() + 8);
     bad(overlap, "copy onto itself")?;
     fails(device.engine_counters(64).map(|_| ()), Errno::EINVAL, "counters of no engine")?;
@@ -114,7 +117,7 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     let migrate = |addr, pages| device.migrate(addr, pages, Way::ToDevice).map(|_| ());
     fails(migrate(map.addr() + 8, 1), Errno::EINVAL, "migration of half a page")?;
     fails(migrate(map.addr(), 0), Errno::EINVAL, "migration of nothing")?;
-    fails(migrate(map.guard(), 1), Errno::EINVAL, "migration of what is not there")?;
+    fails(migrate(map.guard(), 1), Errno::EINVAL, "migration of unmapped memory")?;
     cpu_sees(&map, 1, "at the end")
 }
 
@@ -159,13 +162,13 @@ fn bad_pointers(ctx: &Ctx) -> Outcome {
     let result = device.probe_outcomes(map.addr(), 4, Ptr::Map(&outcomes));
     fails(result.map(|_| ()), Errno::EFAULT, "outcomes into read-only memory")?;
     outcomes.protect(Prot::ReadWrite)?;
-    cpu_sees(&map, 1, "after outcomes that went nowhere")?;
+    cpu_sees(&map, 1, "after results without a destination")?;
     // The CPU reads coherent memory in place, so migrate it back.
     device.migrate(map.addr(), 4, Way::ToSystem).what("migrate back")?;
     // Outcomes are stored in the memory that migrates. Its first page migrates back for that.
     let done = device.probe_outcomes(map.addr(), 4, Ptr::Map(&map)).what("outcomes into itself")?;
     check_eq!(done.moved, 4, "pages moved");
-    check_eq!(map.get(0, 1), pattern::word(1, 0, 1), "what is behind the outcomes");
+    check_eq!(map.get(0, 1), pattern::word(1, 0, 1), "memory behind the results");
     map.check_pages(1, 1, 3).what("contents at the end")
 }
 
@@ -233,7 +236,7 @@ fn counters_grow(ctx: &Ctx) -> Outcome {
             device.migrate(map.addr(), map.pages(), way)?;
             let now = all_counters(&device)?;
             for ((name, now), (_, last)) in now.iter().zip(&last) {
-                check!(now >= last, "{name} goes back from {last} to {now}");
+                check!(now >= last, "{name} decreases from {last} to {now}");
             }
             last = now;
         }
@@ -279,7 +282,7 @@ fn counters_grow(ctx: &Ctx) -> Outcome {
             .sum();
         println!("# engine {engine}: {time} ns in {elapsed} ns");
         check!(time <= elapsed + elapsed / 8, "engine {engine}: {time} ns in {elapsed} ns");
-        check!(time >= elapsed / 2, "engine {engine}: only {time} ns of {elapsed} ns are told");
+        check!(time >= elapsed / 2, "engine {engine} reports {time} ns of {elapsed} ns");
     }
     Ok(())
 }

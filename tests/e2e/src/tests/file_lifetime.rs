@@ -2,12 +2,15 @@
 //! Processes that exit while the device holds their pages, and device files that outlive the
 //! process which opened them.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::support::*;
-use crate::{check, check_eq};
-use hmm::mapping::has_huge_pages;
-use hmm::uffd::Missing;
-use hmm::{Child, Device, Errno, Gate, Mapping, Op, Ptr, HUGE_PAGES, PAGE_SIZE};
+use crate::{
+    check, check_eq,
+    harness::{Ctx, Outcome, Stop, Test, What},
+    support::*,
+};
+use hmm::{
+    mapping::has_huge_pages, uffd::Missing, Child, Device, Errno, Gate, Mapping, Op, Ptr,
+    HUGE_PAGES, PAGE_SIZE,
+};
 use std::time::{Duration, Instant};
 
 const PAGES: usize = 128;
@@ -18,7 +21,7 @@ pub const TESTS: &[Test] = &[
     Test::new("file_lifetime", "kill_with_device_pages", |ctx| end_with_pages(ctx, true)),
     Test::new("file_lifetime", "process_exit_frees_device_pages_of_an_open_file", file_outlives),
     Test::new("file_lifetime", "commands_after_process_exit_fail", commands_without_process)
-        .only_rust("test_hmm is not asked what it does then"),
+        .only_rust("not run with test_hmm, whose result is not defined"),
     Test::new("file_lifetime", "userfaultfd_populates_during_a_device_read", userfaultfd)
         .only_rust(EXTENSION),
     Test::new("file_lifetime", "many_mirrors_of_a_process_work", many_opens),

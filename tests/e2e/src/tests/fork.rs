@@ -56,12 +56,12 @@ fn device_write_hidden(ctx: &Ctx, map: &Mapping, resident_before: bool) -> Outco
         child.join().map_err(Stop::Fail)?;
         return Err(error.into());
     }
-    device_sees(&device, map, 2, "of what it wrote")?;
+    device_sees(&device, map, 2, "of its own words")?;
     cpu_sees(map, 2, "by the parent after the device write")?;
     looks.open().what("gate")?;
     child.join().map_err(Stop::Fail)?;
-    device_sees(&device, map, 2, "after the child is gone")?;
-    device_fills(&device, map, 3, "after the child is gone")?;
+    device_sees(&device, map, 2, "after the child exited")?;
+    device_fills(&device, map, 3, "after the child exited")?;
     cpu_sees(map, 3, "at the end")
 }
 
@@ -106,7 +106,7 @@ fn child_cpu_write(ctx: &Ctx, map: &Mapping) -> Outcome {
         map.fill(2);
         done.open().what("gate")?;
         go.wait().what("gate")?;
-        cpu_sees(map, 2, "by the child of what it wrote")
+        cpu_sees(map, 2, "by the child of its own words")
     })?;
     done.wait().what("the child's write")?;
     device_sees(&device, map, 1, "after the child's CPU write")?;
@@ -141,7 +141,7 @@ fn child_device_write(ctx: &Ctx, map: &Mapping, resident_before: bool) -> Outcom
         device_fills(&own, map, 2, "by the child's device")?;
         done.open().what("gate")?;
         go.wait().what("gate")?;
-        device_sees(&own, map, 2, "by the child's device of what it wrote")?;
+        device_sees(&own, map, 2, "by the child's device of the child's words")?;
         cpu_sees(map, 2, "by the child")
     })?;
     if let Err(error) = done.wait() {
@@ -202,7 +202,7 @@ fn child_outlives(ctx: &Ctx) -> Outcome {
     delta.exactly("device_pages_used", PAGES as i64, "while the child holds them")?;
     go.open().what("gate")?;
     child.join().map_err(Stop::Fail)?;
-    delta.exactly("device_pages_used", 0, "when nobody holds them")
+    delta.exactly("device_pages_used", 0, "when no process holds them")
 }
 
 /// A device file that the child inherits still accesses the parent's memory.

@@ -227,7 +227,7 @@ fn pfn_mapping(ctx: &Ctx) -> Outcome {
     let addr = match (own, &window) {
         (Some(addr), _) => addr as u64,
         (None, Ok(map)) => map.addr() as u64,
-        _ => return Err(Stop::Skip("no mapping with VM_IO or VM_PFNMAP is to be had".into())),
+        _ => return Err(Stop::Skip("no mapping with VM_IO or VM_PFNMAP is available".into())),
     };
     room.fails(Op::Read, addr, 1, Errno::EFAULT, "a VM_PFNMAP mapping")?;
     room.fails(Op::Write, addr, 1, Errno::EFAULT, "a VM_PFNMAP mapping")?;
@@ -299,8 +299,8 @@ fn counters(ctx: &Ctx) -> Outcome {
     device_sees(&room.device, &room.map, 1, "before the short form")?;
     let short = room.device.counters_sized(16).what("counters, short form")?;
     check_eq!(short.size, 16, "size of the short form");
-    check_eq!((short.faults_read, short.faults_write), (1, 0), "what the short form holds");
-    check_eq!(short.device_pages_total, 0, "what the short form does not hold");
+    check_eq!((short.faults_read, short.faults_write), (1, 0), "fields of the short form");
+    check_eq!(short.device_pages_total, 0, "fields beyond the short form");
     let wrong = pattern::buffer(9, 0, 1);
     check!(room.device.write(room.map.guard(), &wrong).is_err(), "write of a guard page");
     room.unharmed()

@@ -85,7 +85,7 @@ fn shared(ctx: &Ctx) -> Outcome {
         check_eq!(device.locked(all, 1).what("look")?.users, users, "users that are left");
         device.unlock(all).what("unlock")?;
     }
-    fails(device.locked(map.addr(), 1), Errno::ENOENT, "look when all are gone")?;
+    fails(device.locked(map.addr(), 1), Errno::ENOENT, "read the counters after all locks ended")?;
     fails(device.unlock(all), Errno::ENOENT, "unlock once too often")?;
     check_eq!(locked_kib()?, before, "KiB locked at the end");
     // A range in bytes. Whole pages are locked, and the device address keeps the offset in its
@@ -140,11 +140,11 @@ fn refused(ctx: &Ctx) -> Outcome {
     map.map_again(4, 1, None).what("map again")?;
     map.fill_pages(2, 4, 1);
     let result = device.lock(map.page_addr(4), PAGE_SIZE, agent(ctx), true);
-    fails(result, Errno(libc::ESTALE), "lock what is mapped anew")?;
+    fails(result, Errno(libc::ESTALE), "lock a new mapping at the address")?;
     lock(ctx, &device, &map, 5, 1)?;
     device.unlock(middle + PAGE_SIZE).what("unlock a part")?;
     device.unlock(middle).what("unlock")?;
-    device.unlock(beside).what("unlock what is beside")?;
+    device.unlock(beside).what("unlock a range beside it")?;
     let anew = lock(ctx, &device, &map, 0, 16)?;
     device.unlock(anew).what("unlock all")
 }
@@ -179,7 +179,7 @@ fn migrates_back(ctx: &Ctx) -> Outcome {
     let words = map.len() / 8;
     let sum = device.run(Command::new(EngineOp::Read, locked, map.len())).what("read")?;
     let expected = (0..words).fold(0u64, |sum, at| sum.wrapping_add(map.get(at / 512, at % 512)));
-    check_eq!((sum.error, sum.status.result), (None, expected), "what the engine reads");
+    check_eq!((sum.error, sum.status.result), (None, expected), "read by the engine");
     device.unlock(locked).what("unlock")
 }
 
@@ -196,12 +196,12 @@ fn access(ctx: &Ctx) -> Outcome {
     };
     let fill = |addr| Command::new(EngineOp::Fill, addr, 8);
     check_eq!(run(&device, fill(mine).value(7))?, (None, 0), "write by the device");
-    check_eq!(map.get(0, 0), 7, "what it wrote");
+    check_eq!(map.get(0, 0), 7, "words written by the engine");
     check_eq!(run(&other, fill(theirs.device_addr + 8).value(8))?, (None, 0), "by the other");
-    check_eq!(map.get(0, 1), 8, "what that wrote");
+    check_eq!(map.get(0, 1), 8, "words written by the copy");
     let copy = Command::new(EngineOp::Memcpy, mine + PAGE_SIZE, PAGE_SIZE).from(map.addr());
     check_eq!(run(&device, copy)?.0, None, "copy from ordinary memory");
-    check_eq!((map.get(1, 0), map.get(1, 1)), (7, 8), "what was copied");
+    check_eq!((map.get(1, 0), map.get(1, 1)), (7, 8), "words copied by the engine");
     // An access beyond the range, and one after the unlock.
     let fault = Some(Errno::EFAULT);
     check_eq!(run(&device, fill(mine + map.len()))?.0, fault, "write beyond");
@@ -214,7 +214,7 @@ fn access(ctx: &Ctx) -> Outcome {
     // A second lock of the page adds this device.
     let now = lock(ctx, &device, &map, 0, 1)?;
     check_eq!(run(&device, fill(now).value(9))?.0, None, "write by an agent that came later");
-    check_eq!(map.get(0, 0), 9, "what it wrote");
+    check_eq!(map.get(0, 0), 9, "words written by the engine");
     Ok(())
 }
 
@@ -250,7 +250,7 @@ fn grain(ctx: &Ctx) -> Outcome {
         // The next command reads the value that the host has written.
         map.set(0, 0, 5);
         let read = device.run(Command::new(EngineOp::Read, locked.device_addr, 8)).what("read")?;
-        check_eq!(read.status.result, 5, "what the next command reads");
+        check_eq!(read.status.result, 5, "read by the next command");
         let part = device.lock(map.page_addr(1), PAGE_SIZE, agent(ctx), false).what("a part")?;
         check_eq!(part.fine, fine, "grain of a part that asks for less");
         if !fine {
@@ -324,12 +324,16 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     fails(try_lock(map.addr(), 0, 1), Errno::EINVAL, "nothing")?;
     fails(try_lock(map.addr(), PAGE_SIZE, 0), Errno::EINVAL, "no agents")?;
     fails(try_lock(map.addr(), PAGE_SIZE, 16), Errno(libc::ENODEV), "an agent that is not there")?;
-    fails(try_lock(map.guard(), PAGE_SIZE, 1), Errno::EFAULT, "what is not mapped")?;
+    fails(try_lock(map.guard(), PAGE_SIZE, 1), Errno::EFAULT, "lock an unmapped range")?;
     fails(try_lock(map.addr(), map.len() + PAGE_SIZE, 1), Errno::EFAULT, "beyond the mapping")?;
     fails(try_lock(usize::MAX - 4095, 8192, 1), Errno::EINVAL, "beyond all addresses")?;
     let read_only = Mapping::anon_prot(2, Prot::Read)?;
-    fails(try_lock(read_only.addr(), PAGE_SIZE, 1), Errno::EFAULT, "what cannot be written")?;
-    fails(device.unlock(map.addr()), Errno::ENOENT, "unlock what is not locked")?;
+    fails(
+        try_lock(read_only.addr(), PAGE_SIZE, 1),
+        Errno::EFAULT,
+        "lock a read-only range for writing",
+    )?;
+    fails(device.unlock(map.addr()), Errno::ENOENT, "unlock a range that is not locked")?;
     fails(device.locked(map.addr(), 1 << 21), Errno::EINVAL, "too many looks")?;
     let mut words = [71u64, 0, 0, 0, 0, 0, 0, 0, 0];
     fails(device.probe_extension(0x70, &mut words), Errno::EINVAL, "a small structure")?;

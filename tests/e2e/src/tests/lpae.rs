@@ -106,8 +106,8 @@ fn no_memory(ctx: &Ctx) -> Outcome {
             }
             failures += 1;
         }
-        println!("# {kind:?}: {failures} failures, {told} told as errors");
-        check!(told != 0, "none of {failures} failures of {kind:?} was told");
+        println!("# {kind:?}: {failures} failures, {told} reported as errors");
+        check!(told != 0, "none of {failures} failures of {kind:?} was reported");
     }
     no_tables()
 }
@@ -149,7 +149,7 @@ fn no_tables() -> Outcome {
         }
         check_eq!(sum(&device), Ok(expected), "the sum after try {round}");
     }
-    println!("# {TRIES} tries, {PERCENT} % of the pages fail: {told} told as errors");
+    println!("# {TRIES} tries, {PERCENT} % of the pages fail: {told} reported as errors");
     check!(told != 0 && read != 0, "{told} failed, {read} did not");
     Ok(())
 }
@@ -186,7 +186,7 @@ fn follows(ctx: &Ctx) -> Outcome {
     for page in 100..150 {
         check_eq!(walk(page)?, 0, "where the walk of page {page} ends, which is not readable");
     }
-    check_eq!(walked.sum(&map), Err(Errno::EFAULT), "a sum over what is not readable");
+    check_eq!(walked.sum(&map), Err(Errno::EFAULT), "a sum over unreadable memory");
     map.protect_pages(Prot::ReadWrite, 100, 50)?;
     // The child writes and gets pages of its own. The device still reads the parent's pages.
     let before = sum_of(&map);

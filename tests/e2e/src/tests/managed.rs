@@ -131,7 +131,7 @@ fn populate(ctx: &Ctx) -> Outcome {
     let command = Command::new(EngineOp::Fill, mapped.addr(), 8).value(9);
     check_eq!(device.run(command).what("fill")?.error, None, "error of the engine");
     check_eq!(on_device(&device, &mapped)?, 1200, "pages on the device after one fault");
-    check_eq!(mapped.get(0, 0), 9, "what it wrote");
+    check_eq!(mapped.get(0, 0), 9, "words written by the device");
     if has_huge_pages() {
         let flags = ManagedFlags { huge: true, ..PLAIN };
         let huge = device.alloc(HUGE_SIZE + 1, flags).what("alloc huge")?;
@@ -192,7 +192,7 @@ fn fork_mremap_and_mlock(ctx: &Ctx) -> Outcome {
     let word = |memory: &Managed| memory.get(2, 0).wrapping_sub(hmm::pattern::word(3, 2, 0));
     // The child has its own copy, unchanged.
     let child = Child::spawn(|| -> Result<(), Stop> {
-        check_eq!(word(&memory), 1, "what the child sees");
+        check_eq!(word(&memory), 1, "CPU read by the child");
         memory.set(2, 0, 77);
         let own = ctx.open()?;
         add(&own, &memory)?;
@@ -233,7 +233,7 @@ fn later(ctx: &Ctx) -> Outcome {
     let done = fence.sync(Some(Duration::from_secs(60))).what("wait")?;
     device.set(Setting::CopyDelay, 0).what("set the delay back")?;
     check_eq!(done.state, State::Done, "end of the population");
-    check_eq!(memory.get(511, 3), 5, "what the host wrote meanwhile");
+    check_eq!(memory.get(511, 3), 5, "words written by the host meanwhile");
     memory.set(0, 0, 6);
     add(&device, &memory)?;
     check_eq!((memory.get(0, 0), memory.get(1, 0)), (7, 1), "words");
@@ -245,7 +245,7 @@ fn later(ctx: &Ctx) -> Outcome {
     check_eq!(fence.check().what("check")?.state, State::NotDone, "the fence meanwhile");
     gate.signal(Ok(())).what("signal")?;
     fence.sync(Some(Duration::from_secs(60))).what("wait")?;
-    check_eq!(early.get(7, 0), 1, "what the device wrote before");
+    check_eq!(early.get(7, 0), 1, "words written by the device before");
     Ok(())
 }
 
@@ -298,7 +298,7 @@ fn not_its_own(ctx: &Ctx) -> Outcome {
     let end = fence.sync(Some(Duration::from_secs(60))).what("wait")?;
     check_eq!(end.state, State::Failed(Errno::ENOMEM), "end of the population");
     check_eq!(mapped()?, before + 1, "mappings of the device after it");
-    check!(other.check(9).is_ok(), "contents of what was mapped over it");
+    check!(other.check(9).is_ok(), "contents of the mapping that replaced it");
     Ok(())
 }
 

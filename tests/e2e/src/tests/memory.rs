@@ -114,11 +114,15 @@ fn least_recently_used_block_is_evicted(ctx: &Ctx) -> Outcome {
     let there = |device: &Device| {
         maps.iter().map(|map| on_device(device, map)).collect::<Result<Vec<_>, _>>()
     };
-    check_eq!(there(&device)?, [512, 512, 0, 512], "what is there: the third was not used");
+    check_eq!(there(&device)?, [512, 512, 0, 512], "resident pages: the third was not used");
     // Evicted pages are read in place, which does not count as a use of device memory.
     engine_reads(&device, &maps[2], 2)?;
     check_eq!(to_device(&device, &newer)?.moved, 512, "pages that moved then");
-    check_eq!(there(&device)?, [0, 512, 0, 512], "what is there: the first was used before others");
+    check_eq!(
+        there(&device)?,
+        [0, 512, 0, 512],
+        "resident pages: the first was least recently used"
+    );
     check_eq!(device.placement()?.evicted_for_room, 1024, "pages evicted for room");
     for (seed, map) in maps.iter().enumerate() {
         engine_reads(&device, map, seed as u64)?;
@@ -154,14 +158,14 @@ fn eightfold_oversubscription_keeps_contents(ctx: &Ctx) -> Outcome {
         if thorough {
             let words = checksum_of_write(5, map.len() / 8);
             let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(words);
-            check_eq!(device.run(read)?.error, None, "an engine's read of what it wrote");
+            check_eq!(device.run(read)?.error, None, "an engine's read of its own words");
         }
         let counters = device.counters()?;
         let most = mib as u64 * 256;
         check!(counters.device_pages_used <= most, "{} pages", counters.device_pages_used);
         check_eq!(counters.stale_hits, 0, "stale hits");
         for page in 0..map.pages() {
-            check_eq!(map.get(page, 3), (page * 512 + 3 + 5) as u64, "what the CPU reads");
+            check_eq!(map.get(page, 3), (page * 512 + 3 + 5) as u64, "CPU read");
         }
         if policy == Policy::OnePage {
             check!(device.placement()?.evicted_for_room > 0, "nothing was evicted");
@@ -198,12 +202,12 @@ fn memory_of_exited_and_forked_processes_is_evicted(ctx: &Ctx) -> Outcome {
     })?;
     child.join().map_err(Stop::Fail)?;
     ready.wait()?;
-    check!(keep.counters()?.device_pages_used >= 1024, "the pages went with the process");
+    check!(keep.counters()?.device_pages_used >= 1024, "the pages were freed with the process");
     let mine = block(3)?;
     check_eq!(to_device(&keep, &mine)?.moved, 512, "pages that moved when the dead had all");
     check_eq!(keep.placement()?.evicted_for_room, 512, "pages evicted for room");
     go.open()?;
-    check_eq!(done.receive()?, 2, "what the child of the dead reads");
+    check_eq!(done.receive()?, 2, "CPU read by the child of the killed process");
     cpu_sees(&mine, 3, "of the living")?;
     keep.close().what("close")?;
     unload_soon(ctx)
@@ -262,7 +266,7 @@ fn stalled(ctx: &Ctx) -> Outcome {
         mapped.protect(Prot::Read).what("protect")?;
         over.set(0, 0, 1);
         check_eq!(on_device(&device, &map)?, 512, "pages of the stalled process that stayed");
-        cpu_sees(&map, 1, "of what stayed")
+        cpu_sees(&map, 1, "of pages that stayed")
     })?;
     ready.wait()?;
     let maps = [block(3)?, block(4)?];
@@ -272,7 +276,7 @@ fn stalled(ctx: &Ctx) -> Outcome {
     procfs::wait_for_call(child.pid(), child.pid(), libc::SYS_mprotect)
         .what("wait for the lock")?;
     let moved = to_device(&device, &maps[1])?.moved;
-    check_eq!(over.get(0, 0), 0, "whether the process went on before there was memory");
+    check_eq!(over.get(0, 0), 0, "whether the process continued before memory was available");
     check_eq!(moved, 512, "pages that moved while it was stalled");
     check_eq!(
         on_device(&device, &maps[0])?,
@@ -316,7 +320,7 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
         check("after an eviction")?;
         // These pages have no such attribute.
         let others = device_sees_pages(&device, &map, 1, 272, 240, "of other pages")?;
-        check!(others.faults > 0, "pages that nobody asked for are mapped");
+        check!(others.faults > 0, "pages without a fault are mapped");
     }
     device.close().what("close")?;
     unload(ctx)

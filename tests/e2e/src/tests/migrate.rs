@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Migration of base pages: back and forth, holes, madvise(), exhausted memory.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::mover::rounds;
-use crate::support::*;
-use crate::{check, check_eq};
-use hmm::abi::FLAG_FAIL_ALLOC;
-use hmm::{mapping, pattern, Errno, Mapping, Prot, Setting, PAGE_SIZE};
+use crate::{
+    check, check_eq,
+    harness::{Ctx, Outcome, Stop, Test, What},
+    mover::rounds,
+    support::*,
+};
+use hmm::{abi::FLAG_FAIL_ALLOC, mapping, pattern, Errno, Mapping, Prot, Setting, PAGE_SIZE};
 use std::time::Duration;
 
 const PAGES: usize = 64;
@@ -17,7 +18,7 @@ pub const TESTS: &[Test] = &[
     Test::new("migrate", "request_migrates_back", request_migrates_back),
     Test::new("migrate", "second_migration_keeps_resident_entries", part_is_resident),
     Test::new("migrate", "resident_pages_without_entries_stay", resident_without_entries)
-        .only_rust("entries for what is there already"),
+        .only_rust("entries for pages that are present already"),
     Test::new(
         "migrate",
         "holes_and_zero_pages_migrate_as_zero",
@@ -76,7 +77,7 @@ fn request_migrates_back(ctx: &Ctx) -> Outcome {
     delta.exactly("migrated_to_system", PAGES as i64, "after the migration back")?;
     delta.exactly("device_pages_used", -(PAGES as i64), "after the migration back")?;
     cpu_sees(&map, 1, "after the migration back")?;
-    delta.exactly("cpu_faults", 0, "when the CPU read what came back by request")?;
+    delta.exactly("cpu_faults", 0, "when the CPU read pages migrated back by request")?;
     let none = device.migrate_to_system(map.addr(), PAGES).what("migrate nothing")?;
     check_eq!(none.cpages, 0, "cpages of a migration of nothing");
     Ok(())
@@ -139,8 +140,8 @@ fn holes_and_zero_pages_migrate_as_zero(ctx: &Ctx) -> Outcome {
     check_eq!(done.cpages, PAGES as u64, "cpages");
     pattern::compare(&data, 0, expect).what("data that the migration returns")?;
     check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the device");
-    device_fills_pages(&device, &map, 7, 0, 2, "of what was a hole and a zero page")?;
-    map.check_pages(7, 0, 2).what("CPU read of what the device wrote")?;
+    device_fills_pages(&device, &map, 7, 0, 2, "of pages that were a hole and a zero page")?;
+    map.check_pages(7, 0, 2).what("CPU read of words that the device wrote")?;
     let mut data = vec![0xaa; map.len() - 2 * PAGE_SIZE];
     device.read(map.page_addr(2), &mut data).what("device read")?;
     pattern::compare(&data, 2, expect).what("device read of the rest")?;
@@ -262,7 +263,7 @@ fn dontneed_beside_a_cpu_fault(ctx: &Ctx) -> Outcome {
         check!(known.contains(&word), "the CPU read {word:#x}");
         let in_time = after.cpu_fault_pages == before.cpu_fault_pages;
         if in_time {
-            check_eq!(word, 0, "the word that the CPU read of what was dropped");
+            check_eq!(word, 0, "the word that the CPU read of dropped pages");
             dropped += 1;
         }
         // The Rust runtime hides the first SIGBUS, but a fault that ended with SIGBUS is not
@@ -284,7 +285,7 @@ fn device_write_after_madv_free_is_kept(ctx: &Ctx) -> Outcome {
     migrate(&device, &map, 1)?;
     map.advise(mapping::MADV_FREE)?;
     device_fills_pages(&device, &map, 2, 0, PAGES / 2, "after MADV_FREE")?;
-    map.check_pages(2, 0, PAGES / 2).what("CPU read of what the device wrote")?;
+    map.check_pages(2, 0, PAGES / 2).what("CPU read of words that the device wrote")?;
     for page in PAGES / 2..PAGES {
         let found = map.get(page, 3);
         let old = pattern::word(1, page, 3);

@@ -86,7 +86,7 @@ fn five_levels(ctx: &Ctx) -> Outcome {
     high.fill(7);
     check_eq!(sum(&high)?, sum_of(&high), "beyond 48 bits, filled again");
     check_eq!(sum(&low)?, 0, "within 48 bits, removed");
-    fails(device.read(high.addr(), &mut page), Errno::ERANGE, "a read of what is there")?;
+    fails(device.read(high.addr(), &mut page), Errno::ERANGE, "a read of present pages")?;
     low.fill(8);
     migrate(&device, &low, 8)?;
     cpu_sees(&low, 8, "after the errors")

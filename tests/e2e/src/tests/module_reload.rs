@@ -90,7 +90,7 @@ fn out_of_use(ctx: &Ctx) -> Outcome {
 fn all_refused(ctx: &Ctx, when: &str) -> Outcome {
     for name in names(ctx) {
         fails(module::unload(name), Errno::EAGAIN, &format!("unload {name} {when}"))?;
-        check!(module::is_loaded(name), "{name} is gone {when}");
+        check!(module::is_loaded(name), "{name} is not loaded {when}");
     }
     Ok(())
 }
@@ -124,8 +124,8 @@ fn refused_with_pages(ctx: &Ctx) -> Outcome {
     device_sees(&device, &map, 1, "after a refused unload")?;
     device.close().what("close")?;
     unload(ctx)?;
-    cpu_sees(&map, 1, "after the modules are gone")?;
-    cpu_sees(&big, 1, "after the modules are gone")
+    cpu_sees(&map, 1, "after the modules were unloaded")?;
+    cpu_sees(&big, 1, "after the modules were unloaded")
 }
 
 /// Loads the modules, uses the device and unloads them. The device memory is small, because the
@@ -273,7 +273,7 @@ fn many_cycles(ctx: &Ctx) -> Outcome {
     let slabs = grown_slabs([&start, &middle, &end], half.into());
     println!("# {lost} KiB in {half} cycles; grew: {what}; slabs: {}", slabs.join(", "));
     check!(slabs.is_empty(), "slab caches grew in {half} cycles: {}", slabs.join(", "));
-    check!(lost < NOISE_KIB, "{lost} KiB of memory are gone after {half} cycles; grew: {what}");
+    check!(lost < NOISE_KIB, "{lost} KiB of memory were lost in {half} cycles; grew: {what}");
     Ok(())
 }
 

@@ -413,7 +413,7 @@ fn dup_shares_a_mirror_and_open_does_not(ctx: &Ctx) -> Outcome {
     device_sees(&second, &map, 2, "through the other open")?;
     copy.close().what("close the copy")?;
     // The other open keeps the device's memory in use.
-    device_sees(&second, &map, 2, "after the first file is gone")?;
+    device_sees(&second, &map, 2, "after the first file was closed")?;
     cpu_sees(&map, 2, "at the end")
 }
 

@@ -239,7 +239,7 @@ fn unmapped(ctx: &Ctx) -> Outcome {
         with_two_in_flight(&device, &map, || map.unmap_pages(FIRST, COUNT).what("unmap"))?;
     // The pages behind the hole are in another mapping, and migrate, too.
     done.what("migrate")?;
-    check!(overlaps("contended")? > before, "the overlap went on while a writer waited");
+    check!(overlaps("contended")? > before, "the overlap continued while a writer waited");
     let behind = FIRST + COUNT;
     let rest = map.pages() - behind;
     device_sees_pages(&device, &map, 1, 0, FIRST, "before the hole")?;

@@ -244,7 +244,7 @@ fn free_tables(ctx: &Ctx) -> Outcome {
     for block in 0..300 {
         device_sees_pages(&device, &map, 1, block * HUGE_PAGES, 1, "after a shrink in use")?;
     }
-    check!(table_pages()? >= before + 256, "tables in use are gone");
+    check!(table_pages()? >= before + 256, "tables in use were freed");
     map.unmap_pages(0, map.pages())?;
     let begin = Instant::now();
     while table_pages()? > before + 64 {
@@ -252,7 +252,7 @@ fn free_tables(ctx: &Ctx) -> Outcome {
         check!(begin.elapsed() < Duration::from_secs(30), "{now} of {most} tables stay");
         std::fs::write("/proc/sys/vm/drop_caches", "2")?;
     }
-    device_sees(&device, &stays, 7, "of what stayed")?;
+    device_sees(&device, &stays, 7, "of pages that stayed")?;
     Ok(())
 }
 

@@ -313,13 +313,13 @@ fn source_first(ctx: &Ctx) -> Outcome {
             check_eq!(two.run(write).what("the destination's write")?.error, None, "of a write");
             let after = one.run(read).what("the source's read")?;
             check_eq!(after.error, None, "error of a read after the write");
-            check_eq!(after.status.result, 1000 + round, "what the source reads, round {round}");
+            check_eq!(after.status.result, 1000 + round, "read by the source, round {round}");
             if let Err(panic) = puller.join() {
                 std::panic::resume_unwind(panic);
             }
             Ok(())
         })?;
-        check_eq!(map.get(0, 0), 1000 + round, "what the CPU reads, round {round}");
+        check_eq!(map.get(0, 0), 1000 + round, "CPU read, round {round}");
     }
     println!("# {during} writes of {round} began before the end of their pull");
     before.set(Setting::FlushDelay, 0).what("set the delay back")?;
@@ -537,8 +537,8 @@ fn closed(ctx: &Ctx) -> Outcome {
         let copies = 2 + 5 * round;
         pull_while_closed(&two, &map, &source, &source, copies)?;
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
-        device_sees(&two, &map, 3, "when the source is gone")?;
-        cpu_sees(&map, 3, "when the source is gone")?;
+        device_sees(&two, &map, 3, "after the source was unplugged")?;
+        cpu_sees(&map, 3, "after the source was unplugged")?;
         home(&[&one, &two], &map)?;
         // The destination is closed. Pages that have moved are migrated back; the others stay in
         // place.
@@ -547,8 +547,8 @@ fn closed(ctx: &Ctx) -> Outcome {
         let destination = Device::open(ctx.second).what("open the second")?;
         pull_while_closed(&destination, &map, &one, &destination, copies)?;
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
-        device_sees(&one, &map, 3, "when the destination is gone")?;
-        cpu_sees(&map, 3, "when the destination is gone")?;
+        device_sees(&one, &map, 3, "after the destination was unplugged")?;
+        cpu_sees(&map, 3, "after the destination was unplugged")?;
         home(&[&one, &two], &map)?;
     }
     Ok(())

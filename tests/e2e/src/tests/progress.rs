@@ -390,7 +390,7 @@ fn fails_as_debugger(map: &Mapping, page: usize) -> Result<bool, Stop> {
     println!("# page {page}: {took:?}, {:?}", read.as_ref().err());
     check!(took < Duration::from_secs(8), "a read took {took:?}");
     if read.is_ok() {
-        pattern::check(1, page, &found).what("what a debugger sees")?;
+        pattern::check(1, page, &found).what("read by a debugger")?;
     }
     Ok(read.is_err())
 }

@@ -188,9 +188,9 @@ fn write_and_migrate(writer: &Device, mover: &Device, map: &Mapping) -> Outcome 
         let data = pattern::buffer(seed, 0, map.pages());
         let done = patiently(|| writer.write(map.addr(), &data));
         done.what("device write during migrations")?;
-        sees_in_the_end(writer, map, seed, "of what it has just written")?;
+        sees_in_the_end(writer, map, seed, "of its own words")?;
         if seed % 4 == 0 {
-            cpu_sees(map, seed, "of what the device has just written")?;
+            cpu_sees(map, seed, "of words that the device has just written")?;
         }
         Ok(())
     };
@@ -287,7 +287,7 @@ fn forks_under_writes(ctx: &Ctx) -> Outcome {
                 cpu_sees(&map, seed, "by the child")?;
             }
             map.fill(1000);
-            cpu_sees(&map, 1000, "by the child of what it wrote")
+            cpu_sees(&map, 1000, "by the child of its own words")
         })?;
         let before = seed;
         for _ in 0..3 {
@@ -331,7 +331,7 @@ fn first_uses(ctx: &Ctx) -> Outcome {
         let mut word = [0; 4096];
         device.read(last, &mut word).what("read")?;
         check!(!done.load(Ordering::Acquire), "the read waited for the copies of the other window");
-        check_eq!(word[0], 2, "what was read");
+        check_eq!(word[0], 2, "words read");
         // Unmapping would wait for the copies.
         std::mem::forget(map);
         Ok(())

@@ -47,7 +47,7 @@ pub const TESTS: &[Test] = &[
         "page_tables_are_charged_to_the_cgroup",
         page_tables_are_charged_to_the_cgroup,
     )
-    .only_rust("it charges nobody"),
+    .only_rust("memory is not charged to a process"),
     Test::new("security", "file_close_frees_page_tables", files_give_back),
     Test::new("security", "kill_interrupts_copies", kill_interrupts_copies).only_rust(OURS),
     Test::new("security", "kill_interrupts_population", kill_interrupts_population)
@@ -63,7 +63,7 @@ fn only_root_may_open(ctx: &Ctx) -> Outcome {
     let child = Child::spawn(|| -> Outcome {
         hostile::become_user(NOBODY).what("setuid")?;
         let opened = Device::open(ctx.device).map(|_| ());
-        fails(opened, Errno::EACCES, "open by somebody else")
+        fails(opened, Errno::EACCES, "opened by another user")
     })?;
     child.join().map_err(Stop::Fail)
 }
@@ -107,7 +107,7 @@ fn open_and_tell(ctx: &Ctx, told: &Gate, go: &Gate) -> Result<(Device, Mapping),
 fn opener(ctx: &Ctx, told: &Gate, go: &Gate) -> Outcome {
     let (_device, map) = open_and_tell(ctx, told, go)?;
     map.check_pages(7, 1, PAGES - 1).what("the opener's memory")?;
-    map.check_pages(9, 0, 1).what("what the receiver wrote")
+    map.check_pages(9, 0, 1).what("words written by the receiver")
 }
 
 /// A process that receives the file can read and write the opener's memory with it, but not its
@@ -137,7 +137,7 @@ fn passed_file(ctx: &Ctx) -> Outcome {
     child.join().map_err(Stop::Fail)?;
     // The opener has exited, and its mm is no longer accessible through the file.
     let read = device.read(theirs, &mut data);
-    check!(read.is_err(), "read of the memory of a process that is gone: {read:?}");
+    check!(read.is_err(), "read of the memory of an exited process: {read:?}");
     Ok(())
 }
 
@@ -210,8 +210,8 @@ fn memory_of_exited_processes_is_cleared(ctx: &Ctx) -> Outcome {
     let done = try_migrate(&device, &map).what("migration of holes")?;
     check_eq!(done.cpages, MANY as u64, "cpages of the migration");
     check!(resident(&device, &map, 0, MANY)? > 0, "nothing has moved");
-    device_sees_zero(&device, &map, 0, MANY, "of memory that was somebody else's")?;
-    map.check_zero(0, MANY).what("CPU read of memory that was somebody else's")
+    device_sees_zero(&device, &map, 0, MANY, "of memory that belonged to another process")?;
+    map.check_zero(0, MANY).what("CPU read of memory that belonged to another process")
 }
 
 const KERNEL: [usize; 6] = [
@@ -305,7 +305,7 @@ fn commands_per_file_are_bounded(ctx: &Ctx) -> Outcome {
             Err(Errno::EBUSY) if made < 1024 => std::thread::sleep(Duration::from_millis(1)),
             Err(error) => return Err(Stop::Fail(format!("command {made}: {error}"))),
         }
-        check!(made <= 1024, "more than 1024 commands that nobody waits for");
+        check!(made <= 1024, "more than 1024 commands without a waiter");
     }
     // The engine takes commands in order. When a command of another file has ended, so have all of
     // these, and the queue has room.

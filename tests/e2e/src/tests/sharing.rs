@@ -80,7 +80,7 @@ fn read_of_zero_pages(ctx: &Ctx) -> Outcome {
     device_sees_zero(&device, &map, 0, PAGES, "of zero pages")?;
     check_eq!(shared(&map)?, before, "page frames and copies after the device read");
     let states = device.snapshot(map.addr(), PAGES)?;
-    check!(states.iter().all(|state| state.is_zero()), "no zero pages any more: {states:?}");
+    check!(states.iter().all(|state| state.is_zero()), "not all are zero pages: {states:?}");
     Ok(())
 }
 
@@ -271,12 +271,12 @@ fn merged_in_a_child(ctx: &Ctx) -> Outcome {
         let merged = count_merged(map)?;
         let _some_stay = try_migrate(&device, map);
         let moved = resident(&device, map, 0, PAGES)?;
-        check_eq!(moved, PAGES - merged, "pages on the device after the child is gone");
-        cpu_sees(map, 1, "after the child is gone")?;
-        device_sees(&device, map, 1, "after the child is gone")?;
+        check_eq!(moved, PAGES - merged, "pages on the device after the child exited");
+        cpu_sees(map, 1, "after the child exited")?;
+        device_sees(&device, map, 1, "after the child exited")?;
         map.fill(3);
         migrate(&device, map, 3)?;
-        cpu_sees(map, 3, "of pages that are not merged any more")?;
+        cpu_sees(map, 3, "of pages that are no longer merged")?;
     }
     Ok(())
 }

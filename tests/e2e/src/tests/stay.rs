@@ -495,7 +495,7 @@ fn half_resident(ctx: &Ctx) -> Outcome {
         }
         check!(!mover.is_finished(), "the half has moved before the CPU touched the other");
         let touched = map.get(half - 40, 0);
-        check_eq!(touched, hmm::pattern::word(1, half - 40, 0), "what the CPU reads meanwhile");
+        check_eq!(touched, hmm::pattern::word(1, half - 40, 0), "CPU read meanwhile");
         let during = device.counters()?;
         let done = mover.join().map_err(|_| Stop::Fail("a thread panicked".into()))?;
         Ok((during, done.what("migrate")?))
@@ -548,7 +548,7 @@ fn write_access(ctx: &Ctx) -> Outcome {
             gate.wait()?;
             cpu_sees(&map, 5, "in a child, after the parent's device has written")
         })?;
-        device_fills(&device, &map, 7, "of what a child shares")?;
+        device_fills(&device, &map, 7, "of memory shared with a child")?;
         gate.open()?;
         let ended = child.wait_timeout(Duration::from_secs(30));
         check!(ended.is_some(), "the child does not end");
@@ -603,7 +603,7 @@ fn split_leaf(ctx: &Ctx) -> Outcome {
         // After a CPU fault has migrated it back, the device may only read.
         to_device(&device, &map)?;
         engine_reads(&device, &map, round)?;
-        check_eq!(map.get(100, 0), hmm::pattern::word(round, 100, 0), "what the CPU reads");
+        check_eq!(map.get(100, 0), hmm::pattern::word(round, 100, 0), "CPU read");
         check_eq!(resident(&device, &map, 0, 512)?, 0, "pages on the device");
         make_huge(&map)?;
         let before = device.counters()?;

@@ -138,7 +138,7 @@ fn cannot_move(ctx: &Ctx) -> Outcome {
     for map in &full {
         check_eq!(to_device(two, map)?.moved, 512, "pages that moved");
     }
-    check_eq!(full[0].get(0, 0), hmm::pattern::word(0, 0, 0), "what the CPU reads");
+    check_eq!(full[0].get(0, 0), hmm::pattern::word(0, 0, 0), "CPU read");
     let free = 4 * 512 - two.counters()?.device_pages_used;
     check!(free > 0 && free < 64, "{free} pages are free");
     let memfd = files::memfd(2, PAGES)?;

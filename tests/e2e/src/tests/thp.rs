@@ -111,7 +111,7 @@ fn huge_zero_page(ctx: &Ctx) -> Outcome {
     needs_huge_pages()?;
     let device = ctx.open()?;
     let map = Mapping::anon_huge(1).what("map memory for a huge page")?;
-    check_eq!(map.get(77, 7), 0, "CPU read of memory that nobody wrote");
+    check_eq!(map.get(77, 7), 0, "CPU read of memory that was never written");
     let frames = pagemap::pfns(map.addr(), map.pages()).what("page frames")?;
     check!(pagemap::is_zero(frames[0]).what("flags")?, "a read brought in another page");
     check!(
@@ -123,7 +123,7 @@ fn huge_zero_page(ctx: &Ctx) -> Outcome {
     pattern::check_zero(&data).what("data that the migration returns")?;
     check_eq!(resident(&device, &map, 0, map.pages())?, map.pages(), "pages on the device");
     device_sees_zero(&device, &map, 0, map.pages(), "after the migration")?;
-    device_fills(&device, &map, 5, "of pages that nobody wrote before")?;
+    device_fills(&device, &map, 5, "of pages that were not written before")?;
     cpu_sees(&map, 5, "after the device wrote")
 }
 
@@ -161,7 +161,7 @@ fn read_from_the_middle_of_a_huge_page(ctx: &Ctx) -> Outcome {
     device_fills_pages(&other, &map, 2, 300, 100, "to the middle")?;
     device_sees_pages(&other, &map, 1, 0, 300, "in front")?;
     map.check_pages(1, 0, 300).what("CPU read in front")?;
-    map.check_pages(2, 300, 100).what("CPU read of what the device wrote")?;
+    map.check_pages(2, 300, 100).what("CPU read of words that the device wrote")?;
     map.check_pages(1, 400, 112).what("CPU read behind")
 }
 
@@ -177,7 +177,7 @@ fn failed_allocation(ctx: &Ctx) -> Outcome {
     migrate(&device, &map, 1)?;
     check_eq!(resident_huge(&device, &map)?, 0, "pages in huge device pages");
     device_fills_pages(&device, &map, 2, 0, 8, "of small device pages")?;
-    map.check_pages(2, 0, 8).what("CPU read of what the device wrote")?;
+    map.check_pages(2, 0, 8).what("CPU read of words that the device wrote")?;
     map.check_pages(1, 8, HUGE_PAGES - 8).what("CPU read of the rest")
 }
 
@@ -272,7 +272,7 @@ fn failed_for_a_debugger(ctx: &Ctx) -> Outcome {
         let mut found = [0; PAGE_SIZE];
         let memory = std::fs::File::open("/proc/self/mem").what("open /proc/self/mem")?;
         memory.read_exact_at(&mut found, map.page_addr(9) as u64).what("read /proc/self/mem")?;
-        pattern::check(round, 9, &found).what("what a debugger sees")?;
+        pattern::check(round, 9, &found).what("read by a debugger")?;
         cpu_sees(&map, round, "afterwards")?;
     }
     Ok(())
@@ -312,7 +312,7 @@ fn page_shared_by_fork_keeps_contents(ctx: &Ctx) -> Outcome {
         go.wait().what("gate")?;
         cpu_sees(&map, 1, "by the child")?;
         map.fill(2);
-        cpu_sees(&map, 2, "by the child of what it wrote")
+        cpu_sees(&map, 2, "by the child of its own words")
     })?;
     match try_migrate(&device, &map) {
         Ok(_) | Err(Errno::ENOENT) => {}
@@ -460,22 +460,22 @@ fn dontneed_during_a_migration_back(ctx: &Ctx) -> Outcome {
             map.advise_pages(mapping::MADV_DONTNEED, 0, HUGE_PAGES)?;
             let took = begin.elapsed();
             check!(took < Duration::from_millis(350), "{way:?}: dropped after {took:?}");
-            map.check_zero(0, HUGE_PAGES).what("CPU read of what was dropped")?;
+            map.check_zero(0, HUGE_PAGES).what("CPU read of dropped pages")?;
             // Device memory is in use as long as it is copied.
             delta.exactly("device_pages_used", 0, "while it is copied")
         })?;
         delta.exactly("device_pages_used", -(HUGE_PAGES as i64), "afterwards")?;
         map.check_zero(0, HUGE_PAGES).what("CPU read afterwards")?;
         map.fill(2);
-        device_sees(&device, &map, 2, "of what was written since")?;
+        device_sees(&device, &map, 2, "of pages written since")?;
         migrate(&device, &map, 2)?;
         cpu_sees(&map, 2, "after another way there")?;
         let after = unaccounted()?;
-        println!("# {way:?}: anonymous and huge pages of others {before:?}, {after:?}");
+        println!("# {way:?}: shared anonymous and huge pages {before:?}, {after:?}");
         // A loss would be 512 pages or one huge page. Other processes hardly change meanwhile.
         let lost = before.0 - after.0;
         check!(lost.abs() < HUGE_PAGES as i64 / 4, "{way:?}: {lost} anonymous pages lost");
-        check_eq!(after.1, before.1, "{way:?}: huge pages of others");
+        check_eq!(after.1, before.1, "{way:?}: shared huge pages");
     }
     Ok(())
 }
@@ -497,10 +497,10 @@ fn exit_of_sharers(ctx: &Ctx) -> Outcome {
             }
             children.into_iter().try_for_each(|child| child.join().map_err(Stop::Fail))
         })?;
-        cpu_sees(&map, 1, "after the others have gone")?;
+        cpu_sees(&map, 1, "after the other processes exited")?;
         let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages")?;
         check_eq!(huge, 0, "KiB in huge pages after {way:?}");
-        device_sees(&device, &map, 1, "after the others have gone")?;
+        device_sees(&device, &map, 1, "after the other processes exited")?;
     }
     Ok(())
 }
@@ -595,6 +595,6 @@ fn migrates_when_released(device: &Device, round: u64, shrinker: &Shrinker) -> O
     }
     let took = begin.elapsed().as_millis();
     println!("# round {round}: {attempts} attempts failed in {took} ms, {at_rest} of them at rest");
-    device_sees(device, &map, round, "of what moved")?;
-    cpu_sees(&map, round, "of what moved")
+    device_sees(device, &map, round, "of migrated pages")?;
+    cpu_sees(&map, round, "of migrated pages")
 }

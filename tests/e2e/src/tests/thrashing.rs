@@ -184,7 +184,7 @@ fn thrashing_wait(ctx: &Ctx) -> Outcome {
             let begin = Instant::now();
             child.signal(libc::SIGKILL);
             let ended = child.wait_timeout(Duration::from_secs(60));
-            check_eq!(ended, Some(Ended::Signal(libc::SIGKILL)), "end of who waits");
+            check_eq!(ended, Some(Ended::Signal(libc::SIGKILL)), "end of the waiting thread");
             let took = begin.elapsed();
             check!(took < Duration::from_secs(8), "its end took {took:?}");
         } else {

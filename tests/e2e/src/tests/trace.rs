@@ -194,7 +194,7 @@ fn thrashing(ctx: &Ctx) -> Outcome {
     );
     let thrash = named(&tracing, "thrash")?;
     let waits = thrash.iter().filter(|event| event.text("verdict") == "waits");
-    check!(waits.clone().count() > 0, "nobody has waited: {thrash:?}");
+    check!(waits.clone().count() > 0, "no wait is counted: {thrash:?}");
     check!(waits.clone().all(|event| event.number("ms") == Some(3)), "not 3 ms: {thrash:?}");
     let stays = thrash.iter().filter(|event| event.text("verdict") == "stays");
     check!(stays.clone().count() > 0, "nothing stays: {thrash:?}");

@@ -216,11 +216,11 @@ fn unplug_during_accesses_keeps_contents(ctx: &Ctx) -> Outcome {
     cpu_sees(&maps[1], 2, "that were saved")?;
     let near = lost.start - 2..lost.end + 2;
     for page in (0..maps[0].pages()).filter(|page| !near.contains(page)) {
-        check_eq!(maps[0].get(page, 5), pattern::word(1, page, 5), "what was saved");
+        check_eq!(maps[0].get(page, 5), pattern::word(1, page, 5), "words saved");
     }
     for page in near {
         let mut child = Child::spawn(|| -> Outcome {
-            check_eq!(maps[0].get(page, 5), pattern::word(1, page, 5), "what was saved");
+            check_eq!(maps[0].get(page, 5), pattern::word(1, page, 5), "words saved");
             Ok(())
         })?;
         let ended = child.wait_timeout(Duration::from_secs(20));

@@ -87,11 +87,11 @@ fn munmap_part(ctx: &Ctx, first: usize) -> Outcome {
     let rest = rest.iter().filter(|(_, npages)| *npages > 0);
     no_device_read(ctx, &map, first, 1)?;
     for &(from, npages) in rest.clone() {
-        device_sees_pages(&device, &map, 1, from, npages, "of what is left")?;
-        device_fills_pages(&device, &map, 2, from, npages, "of what is left")?;
+        device_sees_pages(&device, &map, 1, from, npages, "of the remaining mapping")?;
+        device_fills_pages(&device, &map, 2, from, npages, "of the remaining mapping")?;
     }
     for &(from, npages) in rest.clone() {
-        map.check_pages(2, from, npages).what("CPU read of what is left")?;
+        map.check_pages(2, from, npages).what("CPU read of the remaining mapping")?;
         device_sees_pages(&device, &map, 2, from, npages, "after the CPU read")?;
     }
     for &(from, npages) in rest {

@@ -69,7 +69,7 @@ fn in_place(ctx: &Ctx, map: &Mapping, migration: Migration) -> Outcome {
         }
         Migration::Refused(errno) => {
             let delta = Delta::start(ctx, &device)?;
-            fails(try_migrate(&device, map), errno, "migration of what cannot migrate")?;
+            fails(try_migrate(&device, map), errno, "migration of memory that cannot migrate")?;
             check_eq!(resident(&device, map, 0, pages)?, 0, "pages on the device");
             delta.exactly("migrated_to_device", 0, "of a refused migration")?;
             delta.exactly("device_pages_used", 0, "of a refused migration")?;

@@ -83,14 +83,14 @@ fn truncated(ctx: &Ctx) -> Outcome {
     device_fills(&device, &map, 2, "before the truncation")?;
     let half = PAGES / 2;
     file.set_len((half * PAGE_SIZE) as u64).what("truncate")?;
-    device_sees_pages(&device, &map, 2, 0, half, "of what stays")?;
+    device_sees_pages(&device, &map, 2, 0, half, "of pages that stay")?;
     let mut data = vec![0; PAGE_SIZE];
     for page in [half, PAGES - 1] {
         fails(device.read(map.page_addr(page), &mut data), Errno::EFAULT, "read beyond the end")?;
         fails(device.write(map.page_addr(page), &data), Errno::EFAULT, "write beyond the end")?;
     }
     file.set_len((PAGES * PAGE_SIZE) as u64).what("extend")?;
-    device_sees_zero(&device, &map, half, PAGES - half, "of what was truncated")?;
+    device_sees_zero(&device, &map, half, PAGES - half, "of truncated pages")?;
     device_fills(&device, &map, 3, "of the file that is long again")?;
     on_disk(&file, map, 3, "the disk after a truncation")
 }
@@ -185,9 +185,9 @@ fn races(ctx: &Ctx) -> Outcome {
     });
     let (whole, missing) = read?;
     let rounds = changed.map_err(|_| Stop::Fail("a thread panicked".into()))??;
-    println!("# {whole} reads went well, {missing} met the end of the file; {rounds} truncations");
+    println!("# {whole} reads succeeded, {missing} met the end of the file; {rounds} truncations");
     check!(whole > 0 && missing > 0 && rounds > 0, "{whole} reads, {missing} met the end");
-    device_sees_pages(&device, &map, 1, 0, 1, "of the page that nobody touched").map(drop)
+    device_sees_pages(&device, &map, 1, 0, 1, "of the page that was never touched").map(drop)
 }
 
 fn reads(device: &Device, map: &Mapping) -> Result<(u64, u64), Stop> {

@@ -13,8 +13,8 @@ impl Mapping {
         (self.addr + offset) as *mut u64
     }
 
-    /// Returns a pointer to the first word of a page, all of which is in the mapping: one bounds check for
-    /// all of its words, because tests spend much of their time in loops over them.
+    /// Returns a pointer to the first word of a page, all of which is in the mapping: one bounds
+    /// check for all of its words, because tests spend much of their time in loops over them.
     fn page_ptr(&self, page: usize) -> *mut u64 {
         self.word_ptr(page, WORDS - 1).wrapping_sub(WORDS - 1)
     }

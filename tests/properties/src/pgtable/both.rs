@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A table beside its model: operations for both, and what is compared.
+//! A table beside its model: operations for both, and comparisons.
 
 use super::*;
 
-/// What is compared after each operation.
+/// Comparison after each operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
     Walks,
@@ -86,7 +86,7 @@ impl<F: Format> Both<F> {
                 windows.prepare(piece).unwrap();
             }
             if self.spares.refill().is_err() {
-                // Nobody installs then.
+                // No entries can be installed.
                 continue;
             }
             let fails = self.fails(FailPoint::Install);

@@ -149,7 +149,7 @@ impl<F: Decode> Beside<F> {
             let word = |device: &Device<F>| device.words.get(at).copied().unwrap_or(0);
             word(&self.device) != word(&self.copy)
         };
-        assert!(!self.device.words.keys().any(differs), "the driver was not told of a write");
+        assert!(!self.device.words.keys().any(differs), "the driver was not called for a write");
         self.tlb = tlb;
         for page in looked_at::<F>() {
             let found = self.check_page(page);

@@ -146,7 +146,7 @@ struct Use {
 const USES: [Use; 3] = [
     Use { name: "first use", none: loaded_again, run: migrated },
     Use { name: "first resize", none: loaded_again, run: resized },
-    Use { name: "resize of what was given back", none: given_back, run: resized },
+    Use { name: "resize of returned pages", none: given_back, run: resized },
 ];
 
 fn loaded_again(modules: &Modules<'_>, _: u32) -> Result<(), String> {

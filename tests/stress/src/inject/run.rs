@@ -180,7 +180,7 @@ pub fn case(tap: &mut Tap, device: u32, case: &Case, sources: &[Source]) {
     }
     let Count { injected, errors } = total;
     let outcome = match why.as_slice() {
-        [] => Ok(format!("{injected} failures, {errors} told as errors")),
+        [] => Ok(format!("{injected} failures, {errors} reported as errors")),
         why => Err(why.join("; ")),
     };
     tap.result(case.name, outcome);

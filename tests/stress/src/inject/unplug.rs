@@ -82,7 +82,7 @@ fn one_failure(device: u32, source: &Source, n: u64) -> Result<(bool, bool), Str
     let mut bytes = vec![0; map.len()];
     match device.read(map.addr(), &mut bytes) {
         Err(Errno::ENODEV) => {}
-        other => return Err(format!("a device that is gone reads: {other:?}")),
+        other => return Err(format!("a removed device reads: {other:?}")),
     }
     match found(&map)? {
         (_, missing) if missing == lost => {}
@@ -130,7 +130,7 @@ pub fn run(tap: &mut Tap, modules: &Path, device: u32, sources: &[Source]) {
     let Count { injected, errors } = total;
     why.extend(load(modules).err());
     let outcome = match (why.as_slice(), injected) {
-        ([], 1..) => Ok(format!("{injected} failures, {errors} told as errors")),
+        ([], 1..) => Ok(format!("{injected} failures, {errors} reported as errors")),
         ([], 0) => Err("nothing failed".into()),
         (why, _) => Err(why.join("; ")),
     };

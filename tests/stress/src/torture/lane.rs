@@ -125,7 +125,7 @@ fn region(env: &Env, kind: Kind, pages: usize, filler: u8) -> Result<Region, Fai
         // The region lies in a gap between libraries: leak it, so that the gap stays filled.
         std::mem::forget(region);
     }
-    fail("memory", "no place below that of what the kernel maps later")
+    fail("memory", "no address below those of later mappings of the kernel")
 }
 
 /// Registers the memory of a lane. Shared memory is never migrated to a device.

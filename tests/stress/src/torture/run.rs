@@ -67,7 +67,7 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
     }
     let left = pages_used(&devices);
     if failure.is_none() && left != 0 {
-        failure = Some(Failure::new(format!("{left} device pages are in use, by nobody")));
+        failure = Some(Failure::new(format!("{left} device pages are in use without a user")));
     }
     if failure.is_none() && script.shape.hardware {
         failure = mapped_for_dma(options.patience)?.map(Failure::new);
@@ -135,7 +135,7 @@ fn mapped_for_dma(patience: Duration) -> Result<Option<String>> {
             return Ok(None);
         }
         if Instant::now() > until {
-            return Ok(Some(format!("{} pages are mapped for DMA, by nobody", account.live())));
+            return Ok(Some(format!("{} pages are mapped for DMA without a user", account.live())));
         }
         std::thread::sleep(Duration::from_millis(200));
     }

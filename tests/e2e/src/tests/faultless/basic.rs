@@ -46,11 +46,11 @@ fn some_of_a_run_stay(ctx: &Ctx) -> Outcome {
         map.fill_pages(2, stays + 1, behind);
         for (first, npages) in [(0, stays), (stays + 1, behind)] {
             if npages > 0 {
-                device_sees_pages(&device, &map, 2, first, npages, "beside what stays")?;
+                device_sees_pages(&device, &map, 2, first, npages, "beside pages that stay")?;
             }
         }
-        device_sees_pages(&device, &map, 1, stays, 1, "of what stays")?;
-        map.check_pages(1, stays, 1).what("CPU read of what stayed")?;
+        device_sees_pages(&device, &map, 1, stays, 1, "of pages that stay")?;
+        map.check_pages(1, stays, 1).what("CPU read of pages that stayed")?;
     }
     no_stale_hits(&device)
 }

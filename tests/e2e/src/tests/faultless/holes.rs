@@ -140,7 +140,7 @@ fn h06_holes(ctx: &Ctx) -> Outcome {
         for page in 0..64 {
             match page % 4 {
                 0 => {}
-                1 => check_eq!(map.get(page, 0), 0, "a page that nobody wrote"),
+                1 => check_eq!(map.get(page, 0), 0, "a page that was never written"),
                 _ => map.fill_pages(1, page, 1),
             }
         }
@@ -194,7 +194,7 @@ fn h06_written(ctx: &Ctx) -> Outcome {
 }
 
 fn written_at_once([device, second]: [&Device; 2], map: &Mapping, seed: u64) -> Outcome {
-    map.check_zero(0, map.pages()).what("pages that nobody wrote")?;
+    map.check_zero(0, map.pages()).what("pages that were never written")?;
     device_sees_zero(device, map, 0, 16, "of the zero page")?;
     device_sees_zero(second, map, 0, 16, "of the zero page, by the second mirror")?;
     let frame = || pagemap::read(map.addr(), 1).what("page map");
@@ -276,7 +276,7 @@ fn h09_second_mirror(ctx: &Ctx) -> Outcome {
             device_sees(&device, &map, round, "by the first mirror")?;
             device_sees(&second, &map, round, "by the second mirror")?;
             device_fills(&device, &map, round + 1, "by the first mirror")?;
-            device_sees(&second, &map, round + 1, "of what the first one wrote")?;
+            device_sees(&second, &map, round + 1, "of words that the first engine wrote")?;
             Ok(())
         })
     })?;
@@ -475,7 +475,7 @@ fn h16_free(ctx: &Ctx) -> Outcome {
         // Reclaim frees clean pages of MADV_FREE immediately. It swaps out the others if there is
         // swap.
         map.advise(libc::MADV_PAGEOUT)?;
-        cpu_sees(&map, 2, "of what the device wrote after MADV_FREE")?;
+        cpu_sees(&map, 2, "of words that the device wrote after MADV_FREE")?;
     }
     Ok(())
 }

@@ -54,7 +54,7 @@ fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
         protection.set(&map, first, PART, false).what("protect no longer")?;
         let error = match early {
             Some(ended) => {
-                check!(ended.error.is_some(), "a write to protected pages went well");
+                check!(ended.error.is_some(), "a write to protected pages succeeded");
                 ended.error
             }
             None => {
@@ -65,7 +65,7 @@ fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
         // A write that waited succeeds when the protection ends. A write that did not wait has
         // returned an error.
         match error {
-            None => check_eq!(map.get(first + PART - 1, 7), new, "what was written in the end"),
+            None => check_eq!(map.get(first + PART - 1, 7), new, "words written at the end"),
             Some(Errno::EFAULT | Errno::EPERM) => {
                 check_eq!(device.run(fill.value(new))?.error, None, "write after the protection")
             }
@@ -108,8 +108,8 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
             check_eq!(resident(&device, &map, 0, map.pages())?, there, "on the device: {way:?}");
         }
         watched(&job, "of folios of 64 KiB")?;
-        device_fills(&device, &map, 2, "of what was in folios of 64 KiB")?;
-        cpu_sees(&map, 2, "of what was in folios of 64 KiB")?;
+        device_fills(&device, &map, 2, "of pages from folios of 64 KiB")?;
+        cpu_sees(&map, 2, "of pages from folios of 64 KiB")?;
         // Folios that are mapped in part.
         let map = fresh()?;
         map.unmap_pages(5, 20)?;
@@ -257,7 +257,7 @@ fn khugepaged(ctx: &Ctx) -> Outcome {
         device_sees(&device, &map, seed, "after khugepaged")?;
         cpu_sees(&map, seed, "after khugepaged")?;
         device_fills(&device, &map, seed + 1, "after khugepaged")?;
-        cpu_sees(&map, seed + 1, "of what the device wrote after khugepaged")?;
+        cpu_sees(&map, seed + 1, "of words that the device wrote after khugepaged")?;
     }
     mover.end()?;
     no_stale_hits(&device)

@@ -115,9 +115,9 @@ pub fn disturbed(
     map.fill(1);
     let job = watch(&device, &steady, 3)?;
     beside.during(|| race(&[&mover], |round| disturb(&device, &map, &mover, round)))?;
-    watched(&job, "of memory that nobody touches")?;
+    watched(&job, "of untouched memory")?;
     mover.end()?;
     beside.end()?;
-    cpu_sees(&steady, 3, "of memory that nobody touched")?;
+    cpu_sees(&steady, 3, "of untouched memory")?;
     no_stale_hits(&device)
 }

@@ -40,10 +40,10 @@ fn h11_munmap(ctx: &Ctx) -> Outcome {
         let job = device.submit(read)?;
         mover.wait_for(1)?;
         mover.during(|| map.unmap_pages(256, 128))?;
-        check_eq!(job.wait()?.error, Some(Errno::EFAULT), "end of a read of what is gone");
-        device_sees_pages(&device, &map, 1, 0, 256, "of what stays")?;
+        check_eq!(job.wait()?.error, Some(Errno::EFAULT), "end of a read of unmapped pages");
+        device_sees_pages(&device, &map, 1, 0, 256, "of pages that stay")?;
         let tally = mover.kill()?;
-        map.check_pages(1, 384, 128).what("CPU read of what stays")?;
+        map.check_pages(1, 384, 128).what("CPU read of pages that stay")?;
         Ok(tally)
     })?;
     no_stale_hits(&device)
@@ -59,11 +59,11 @@ fn h11_mremap(ctx: &Ctx) -> Outcome {
         device_sees(&device, &map, 1, "at first")?;
         mover.wait_for(1)?;
         mover.during(|| map.move_pages(128, 64, &target, 128))?;
-        device_sees_pages(&device, &target, 1, 128, 64, "where the pages went")?;
+        device_sees_pages(&device, &target, 1, 128, 64, "at the new address of the pages")?;
         let old = Command::new(EngineOp::Read, map.page_addr(130), 8);
         check_eq!(device.run(old)?.error, Some(Errno::EFAULT), "read where the pages were");
         let tally = mover.kill()?;
-        target.check_pages(1, 128, 64).what("CPU read where the pages went")?;
+        target.check_pages(1, 128, 64).what("CPU read at the new address of the pages")?;
         map.check_pages(1, 0, 128).what("CPU read of the rest")?;
         Ok(tally)
     })?;
@@ -77,14 +77,18 @@ fn h11_mprotect(ctx: &Ctx) -> Outcome {
         let len = 4 * PAGE_SIZE;
         let fill = Command::new(EngineOp::Fill, at, len).value(round);
         mover.during(|| map.protect_pages(Prot::Read, 64, 4))?;
-        check_eq!(device.run(fill)?.error, Some(Errno::EPERM), "write to what is read-only");
+        check_eq!(device.run(fill)?.error, Some(Errno::EPERM), "write to read-only memory");
         let read = Command::new(EngineOp::Read, at, len);
-        check_eq!(device.run(read)?.error, None, "read of what is read-only");
+        check_eq!(device.run(read)?.error, None, "read of read-only memory");
         mover.during(|| map.protect_pages(Prot::None, 64, 4))?;
         check_eq!(device.run(read)?.error, Some(Errno::EFAULT), "read without access");
         mover.during(|| map.protect_pages(Prot::ReadWrite, 64, 4))?;
         check_eq!(device.run(fill)?.error, None, "write with access");
-        check_eq!((map.get(64, 0), map.get(67, 511)), (round, round), "what was written");
+        check_eq!(
+            (map.get(64, 0), map.get(67, 511)),
+            (round, round),
+            "words written by the engine"
+        );
         Ok(())
     })
 }
@@ -102,11 +106,11 @@ fn h11_fork(ctx: &Ctx) -> Outcome {
             Child::spawn(|| -> Outcome {
                 cpu_sees(&map, mine, "by the child")?;
                 map.fill(theirs);
-                cpu_sees(&map, theirs, "by the child of what it wrote")
+                cpu_sees(&map, theirs, "by the child of its own words")
             })
         })?;
         device_fills(&device, &map, mine + 1, "after the fork")?;
-        device_sees(&device, &map, mine + 1, "of what it wrote after the fork")?;
+        device_sees(&device, &map, mine + 1, "of words written after the fork")?;
         child.join().map_err(Stop::Fail)?;
         cpu_sees(&map, mine + 1, "by the parent")
     })?;
@@ -181,8 +185,8 @@ fn merging(ctx: &Ctx) -> Outcome {
         let sum = round.wrapping_mul((64 * WORDS) as u64);
         check_eq!(device.run(read)?.status.result, sum, "sum of pages that merge");
         device_fills_pages(device, map, round, 3, 2, "of pages that merge")?;
-        map.check_pages(round, 3, 2).what("CPU read of what the device wrote")?;
-        check_eq!(map.get(5, 0), round, "a neighbour of what the device wrote");
+        map.check_pages(round, 3, 2).what("CPU read of words that the device wrote")?;
+        check_eq!(map.get(5, 0), round, "a neighbour of words that the device wrote");
         // Memory that may be merged does not migrate. Let it migrate before the next round.
         map.advise(libc::MADV_UNMERGEABLE)?;
         mover.wait_for(1)
@@ -228,7 +232,7 @@ fn close_in_flight(ctx: &Ctx) -> Outcome {
         mover.wait_for(1)?;
         pause(round);
         tally.add(mover.kill()?);
-        cpu_sees(&map, round, "after the last descriptor went with its process")?;
+        cpu_sees(&map, round, "after the process closed its last descriptor")?;
         // The last descriptor is closed while a thread is in a migration and commands run.
         let device = open(ctx)?;
         watch(&device, &map, round)?;

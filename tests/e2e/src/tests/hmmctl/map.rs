@@ -38,11 +38,11 @@ pub(super) fn map(ctx: &Ctx) -> Outcome {
     // Pages that have migrated back are shown as system memory.
     device.migrate(map.addr(), 10, Way::ToSystem).what("migrate back")?;
     let shown = object(&mut hmmctl(&["map", &own(), "--json"]))?;
-    check_eq!(pages_in(&shown, &map, "device").0, ON_DEVICE - 10, "pages after some went back");
+    check_eq!(pages_in(&shown, &map, "device").0, ON_DEVICE - 10, "pages after some migrated back");
     // Exclusive access to pages in system memory that the device has mapped.
     let mut bytes = vec![0; 2 * PAGE_SIZE];
     device.exclusive(map.page_addr(ON_DEVICE), &mut bytes).what("exclusive access")?;
-    hmm::pattern::check(1, ON_DEVICE, &bytes).what("what the device reads exclusively")?;
+    hmm::pattern::check(1, ON_DEVICE, &bytes).what("pages that the device reads exclusively")?;
     let shown = object(&mut hmmctl(&["map", &own(), "--json"]))?;
     check_eq!(pages_in(&shown, &map, "exclusive"), (2, 1), "pages and runs that are exclusive");
     check_eq!(number(&shown["mirrors"][0], "exclusive_pages")?, 2, "exclusive pages of the mirror");

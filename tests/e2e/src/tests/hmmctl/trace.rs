@@ -136,7 +136,7 @@ pub(super) fn removes_its_instance(ctx: &Ctx) -> Outcome {
     let left = tracer.instance();
     signal(&tracer.child, "KILL")?;
     tracer.child.wait().what("wait")?;
-    check!(left.is_dir(), "who is killed cannot clean up");
+    check!(left.is_dir(), "a killed process cannot clean up");
     Tracer::start(&["trace", "--duration", "0.1"])?.end()?;
     check!(!left.exists(), "{} is left", left.display());
     // The kernel's own trace buffer was not changed.

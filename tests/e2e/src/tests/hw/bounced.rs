@@ -24,7 +24,7 @@ pub fn translated(ctx: &Ctx) -> Outcome {
     map.fill(31);
     device_sees(&device, &map, 31, "behind the IOMMU")?;
     map.fill(32);
-    device_sees(&device, &map, 32, "of what the CPU wrote then")?;
+    device_sees(&device, &map, 32, "of words that the CPU wrote then")?;
     let locked = device.lock(map.addr(), map.len(), 1, true).what("lock fine-grained")?;
     check!(locked.fine, "the lock is coarse");
     device.unlock(locked.device_addr).what("unlock")
@@ -77,7 +77,7 @@ pub fn locked(ctx: &Ctx) -> Outcome {
         check!(!locked.fine, "the lock is fine-grained");
         map.fill(34);
         device.unlock(locked.device_addr).what("unlock")?;
-        cpu_sees(&map, 34, "of what was written while it was locked")?;
+        cpu_sees(&map, 34, "of words written while the memory was locked")?;
         device.close()?;
         Ok(())
     };

@@ -88,7 +88,7 @@ fn each_fails(ctx: &Ctx, source: &Source) -> Result<[u64; USES.len()], Stop> {
             }
             *count += 1;
         }
-        println!("# {what}: {source} failed {count} times, {told} told as errors");
+        println!("# {what}: {source} failed {count} times, {told} reported as errors");
     }
     Ok(counts)
 }
@@ -129,7 +129,7 @@ pub fn no_peer(ctx: &Ctx) -> Outcome {
     let pulled = device.pull(map.addr(), PAGES, &second).what("pull")?;
     check_eq!(pulled.connection, Connection::None, "the connection of the pull");
     check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the first GPU");
-    cpu_sees(&map, 16, "of what came through system memory")?;
+    cpu_sees(&map, 16, "of pages copied through system memory")?;
     // After the next reload the drivers are queried again.
     device.close()?;
     second.close()?;

@@ -91,8 +91,8 @@ fn moved(ctx: &Ctx) -> Outcome {
     check_eq!(live()?, before, "system pages mapped when all are on the device");
     device.migrate_to_system(map.addr(), PAGES).what("migrate back")?;
     check_eq!(live()? - before, PAGES as u64, "pages mapped after they came back");
-    let done = device_sees(&device, &map, 1, "of what came back")?;
-    check_eq!(done.faults, 0, "fault rounds of what came back under its entries");
+    let done = device_sees(&device, &map, 1, "of migrated pages")?;
+    check_eq!(done.faults, 0, "fault rounds of pages migrated back while mapped by the device");
     map.fill(3);
     device_sees(&device, &map, 3, "at the end")?;
     device.close()?;
@@ -107,12 +107,12 @@ fn hole(ctx: &Ctx) -> Outcome {
     used.fill(17);
     // The first page of device memory does not contain zeroes.
     migrate(&device, &used, 17)?;
-    cpu_sees(&used, 17, "of what came back")?;
+    cpu_sees(&used, 17, "of pages migrated back")?;
     let map = Mapping::anon(2)?;
-    try_migrate(&device, &map).what("migrate what was never touched")?;
+    try_migrate(&device, &map).what("migrate untouched memory")?;
     check_eq!(resident(&device, &map, 0, 2)?, 2, "pages on the device");
-    device_sees_zero(&device, &map, 0, 2, "of what was never touched")?;
-    map.check_zero(0, 2).what("what came back")
+    device_sees_zero(&device, &map, 0, 2, "of untouched memory")?;
+    map.check_zero(0, 2).what("CPU read of pages migrated back")
 }
 
 /// 2 MiB are mapped in one piece, and in parts after a part was unmapped.
@@ -128,7 +128,7 @@ fn huge_pages(ctx: &Ctx) -> Outcome {
     map.unmap_pages(100, 1)?;
     // The kernel splits the huge page and invalidates all of it for that.
     check!(live()? - before < 512, "all is mapped after a part was unmapped");
-    device_sees_pages(&device, &map, 4, 101, 2, "beside what is gone")?;
+    device_sees_pages(&device, &map, 4, 101, 2, "beside the unmapped range")?;
     device.close()?;
     check_eq!(live()?, before, "pages mapped when the file is closed");
     Ok(())
@@ -246,12 +246,12 @@ fn during(ctx: &Ctx) -> Outcome {
             match pattern::check(round + 1, 0, &data) {
                 Ok(()) => in_time += u64::from(reads),
                 // The page was dropped before the step began.
-                Err(_) => pattern::check_zero(&data).what("what was there, or nothing")?,
+                Err(_) => pattern::check_zero(&data).what("neither the old contents nor zeros")?,
             }
             Ok(in_time >= 6)
         })
     })?;
-    check!(in_time >= 6, "memory went while the engine read it in {in_time} rounds");
+    check!(in_time >= 6, "memory was unmapped while the engine read it in only {in_time} rounds");
     device.close()?;
     check_eq!(live()?, before, "pages mapped when the file is closed");
     Ok(())
@@ -271,10 +271,7 @@ fn eviction(ctx: &Ctx) -> Outcome {
         try_migrate(&device, map).what("migrate more than there is room for")?;
         check!(resident(&device, map, 0, map.pages())? > 0, "nothing of it is on the device");
     }
-    check!(
-        resident(&device, &maps[0], 0, pages)? < pages,
-        "nothing of what was there first has made room"
-    );
+    check!(resident(&device, &maps[0], 0, pages)? < pages, "none of the first pages was evicted");
     for (map, seed) in maps.iter().zip(6..) {
         cpu_sees(map, seed, "after evictions")?;
     }
@@ -323,7 +320,7 @@ fn pin(ctx: &Ctx) -> Outcome {
     device.unlock(locked.device_addr).what("unlock")?;
     check_eq!(live()?, before, "pages mapped when they are unlocked");
     let gone = device.read(locked.device_addr, &mut data);
-    check_eq!(gone.map(|_| ()), Err(Errno::EFAULT), "a read of what is not locked any more");
+    check_eq!(gone.map(|_| ()), Err(Errno::EFAULT), "a read of unlocked memory");
     Ok(())
 }
 
@@ -340,7 +337,7 @@ fn pin_of_a_part(ctx: &Ctx) -> Outcome {
     check_eq!(resident(&device, &map, 12, 4)?, 4, "pages behind them on the device");
     device_sees(&device, &map, 14, "of all of it")?;
     device.unlock(locked.device_addr).what("unlock")?;
-    try_migrate(&device, &map).what("migrate what is unlocked")?;
+    try_migrate(&device, &map).what("migrate unlocked memory")?;
     check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the device at the end");
     cpu_sees(&map, 14, "at the end")
 }
@@ -359,7 +356,7 @@ fn pin_of_device_memory(ctx: &Ctx) -> Outcome {
     check_eq!(live()? - before, 2 * PAGES as u64, "pages mapped when they are locked");
     let mut data = vec![0; map.len()];
     device.read(locked.device_addr, &mut data).what("read locked memory")?;
-    pattern::check(15, 0, &data).what("what came back")?;
+    pattern::check(15, 0, &data).what("CPU read of migrated pages")?;
     device.unlock(locked.device_addr).what("unlock")?;
     check_eq!(live()? - before, PAGES as u64, "pages mapped when they are unlocked");
     device.close()?;
@@ -378,8 +375,8 @@ fn peer(ctx: &Ctx) -> Outcome {
     let pulled = device.pull(map.addr(), PAGES, &second).what("pull")?;
     check_eq!(pulled.moved, PAGES as u64, "pages that moved");
     check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the first GPU");
-    device_sees(&device, &map, 10, "of what came from the other GPU")?;
-    cpu_sees(&map, 10, "of what came from the other GPU")
+    device_sees(&device, &map, 10, "of pages from the other GPU")?;
+    cpu_sees(&map, 10, "of pages from the other GPU")
 }
 
 /// Returns the kernel log since `mark` was written to it.
@@ -425,7 +422,7 @@ fn device_del(id: &str) -> Outcome {
          {{\"execute\":\"device_del\",\"arguments\":{{\"id\":\"{id}\"}}}}\n"
     );
     for byte in command.bytes() {
-        port.write_all_at(&[byte], MONITOR).what("tell QEMU's monitor")?;
+        port.write_all_at(&[byte], MONITOR).what("write to QEMU's monitor")?;
     }
     Ok(())
 }
@@ -475,11 +472,11 @@ fn unplug(ctx: &Ctx) -> Outcome {
         device_del(&format!("engine{}", ctx.second))?;
         mover.join().map_err(|_| Stop::Fail("the mover panicked".into()))?
     })?;
-    check_eq!(during, 1, "migrations under way when the device went");
+    check_eq!(during, 1, "migrations in flight when the device was removed");
     cpu_sees(&map, 11, "after the device was unplugged while pages moved")?;
     let mut data = vec![0; PAGE_SIZE];
     let gone = device.read(map.addr(), &mut data);
-    check_eq!(gone.map(|_| ()), Err(Errno::ENODEV), "a read by a device that is gone");
+    check_eq!(gone.map(|_| ()), Err(Errno::ENODEV), "a read by a removed device");
     let path = format!("/sys/bus/pci/devices/{place}");
     let since = Instant::now();
     while Path::new(&path).exists() {
@@ -487,7 +484,7 @@ fn unplug(ctx: &Ctx) -> Outcome {
         thread::sleep(Duration::from_millis(100));
     }
     check!(!node.exists(), "its node is still there");
-    check_eq!(live()?, before, "pages mapped when the device is gone");
+    check_eq!(live()?, before, "pages mapped after the device was removed");
     device.close()?;
     let first = ctx.open()?;
     device_sees(&first, &map, 11, "of the GPU that is left")?;

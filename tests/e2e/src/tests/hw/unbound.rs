@@ -45,12 +45,12 @@ pub fn memory_first(ctx: &Ctx) -> Outcome {
     check!(!is_bound(&memory) && !is_bound(&engine), "a function is still bound");
     check!(!Path::new(&Device::path(ctx.second)).exists(), "the node is still there");
     check_eq!(live()?, before, "pages mapped when the GPU is unbound");
-    cpu_sees(&map, 21, "of what was on the GPU")?;
+    cpu_sees(&map, 21, "of pages on the GPU")?;
     let gone = device.read(map.addr(), &mut [0; PAGE_SIZE]);
     check_eq!(gone.map(|_| ()), Err(Errno::ENODEV), "a read by a GPU that is unbound");
     // The memory of the unbound GPU is no longer a peer.
     let first = ctx.open()?;
-    check_eq!(first.connection(&device)?, Connection::None, "a connection to what is gone");
+    check_eq!(first.connection(&device)?, Connection::None, "a connection to a removed device");
     first.close()?;
 
     // The engine function finds no memory, so its probe is deferred. The write returns the result
@@ -79,7 +79,7 @@ fn is_useless(ctx: &Ctx, device: &Device, map: &Mapping) -> Outcome {
     check!(device.lock(fresh.addr(), PAGE_SIZE, 1, true).is_err(), "memory is locked for it");
     let moved = try_migrate(device, &fresh);
     check!(moved.is_err(), "pages move to an unbound GPU: {moved:?}");
-    cpu_sees(&fresh, 23, "of what did not move")?;
+    cpu_sees(&fresh, 23, "of pages that did not migrate")?;
     // It has no connection to another GPU either.
     let other = ctx.open()?;
     check_eq!(device.connection(&other)?, Connection::None, "its connection to another GPU");
@@ -125,10 +125,10 @@ pub fn forgotten(ctx: &Ctx) -> Outcome {
     fs::write(format!("/sys/bus/pci/devices/{engine}/remove"), "1").what("remove the function")?;
     check!(!Path::new(&format!("/sys/bus/pci/devices/{engine}")).exists(), "it is still there");
     is_useless(ctx, &device, &map)?;
-    cpu_sees(&map, 22, "of what the GPU had mapped")?;
-    cpu_sees(&locked, 24, "of what was locked for it")?;
+    cpu_sees(&map, 22, "of pages that the GPU had mapped")?;
+    cpu_sees(&locked, 24, "of memory that was locked for the GPU")?;
     device.unlock(lock.device_addr).what("unlock")?;
-    check_eq!(live()?, before, "pages mapped when the GPU is gone");
+    check_eq!(live()?, before, "pages mapped after the GPU was removed");
     device.close()?;
     let log = log_since(&mark)?;
     check!(log.contains("GPU forgotten"), "the driver has not forgotten: {log}");

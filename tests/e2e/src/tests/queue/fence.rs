@@ -123,16 +123,19 @@ pub fn observed(ctx: &Ctx) -> Outcome {
     check!(device.poll_fences(LONG)?, "poll does not report the end");
     check!(event.poll(LONG)?, "the eventfd is not ready");
     check_eq!(event.take()?, 1, "signals of the eventfd");
-    check!(device.poll_fences(Duration::ZERO)?, "poll forgets the end before it was told");
+    check!(
+        device.poll_fences(Duration::ZERO)?,
+        "poll reports the end only once, although it was not read"
+    );
     let checked = done.check()?;
     check_eq!((checked.state, checked.moved), (State::Done, 16), "the operation");
-    check!(!device.poll_fences(Duration::ZERO)?, "poll reports the end after it was told");
+    check!(!device.poll_fences(Duration::ZERO)?, "poll reports the end after it was read");
     check_eq!(resident(&device, &map, 0, 16)?, 16, "pages on the device");
     // A fence that is signalled already is reported immediately, until its number is released.
     let late = done.event().what("an eventfd of a fence that has ended")?;
     check_eq!(late.take()?, 1, "signals of that");
     done.by_poll().what("report it again")?;
-    check!(device.poll_fences(Duration::ZERO)?, "poll does not report what has ended");
+    check!(device.poll_fences(Duration::ZERO)?, "poll does not report an ended operation");
     done.release().what("release")?;
     check!(!device.poll_fences(Duration::ZERO)?, "poll reports a fence that was released");
     // A failure is an end, too.
@@ -166,7 +169,7 @@ pub fn watched(ctx: &Ctx) -> Outcome {
         check_eq!(share.check()?.state, State::Done, "state of a share");
     }
     for file in &files {
-        check!(!file.poll_fences(Duration::ZERO)?, "poll reports the end after it was told");
+        check!(!file.poll_fences(Duration::ZERO)?, "poll reports the end after it was read");
     }
     Ok(())
 }
@@ -211,12 +214,12 @@ pub fn dma_fences(ctx: &Ctx) -> Outcome {
     let end = second.sync(Some(LONG)).what("wait for the second")?;
     check_eq!(end.state, State::Done, "the second");
     device.set(Setting::CopyDelay, before).what("set the delay back")?;
-    to.map.check(5).what("what was copied")?;
-    third.map.check(5).what("what was copied on")?;
+    to.map.check(5).what("words copied")?;
+    third.map.check(5).what("words copied by the second operation")?;
     // The device's own fence can be imported, and gets a new number.
     let known = device.import(&file).what("import")?;
     check_eq!(known.check()?.state, State::Done, "the imported fence");
-    known.export().what("export what was imported")?;
+    known.export().what("export an imported fence")?;
     // A failure is reported by the file and by all operations that depend on it.
     device.set(Setting::CopyFail, 0).what("have a copy fail")?;
     let failed = from.copy(&to, &[]).what("blit that fails")?;
@@ -247,7 +250,7 @@ pub fn no_descriptor(ctx: &Ctx) -> Outcome {
     let file = fence.export().what("export with one descriptor")?;
     check!(file.poll(LONG)?, "the file is not ready though the copy should be done");
     check_eq!(file.state()?, State::Done, "the file after the copy");
-    to.map.check(5).what("what was copied")?;
+    to.map.check(5).what("words copied")?;
     Ok(())
 }
 
@@ -322,7 +325,7 @@ pub fn bad_blits(ctx: &Ctx) -> Outcome {
     for fence in &under_way {
         fence.done().what("a blit")?;
     }
-    to.map.check(5).what("what was copied")?;
+    to.map.check(5).what("words copied")?;
     Ok(())
 }
 
@@ -351,7 +354,7 @@ pub fn foreign(ctx: &Ctx) -> Outcome {
             check!(patience.elapsed() < LONG, "the queue does not wait for it");
             std::thread::sleep(Duration::from_millis(5));
         }
-        check_eq!(queue.waits()?.on_device, 0, "waits that nobody looks at");
+        check_eq!(queue.waits()?.on_device, 0, "waits on the device");
         check_eq!(done.check()?.state, State::NotDone, "while copies are under way");
         let end = error.map_or(State::Done, State::Failed);
         check_eq!(done.sync(Some(LONG))?.state, end, "when both are done");
@@ -391,10 +394,10 @@ pub fn numbered(ctx: &Ctx) -> Outcome {
     drop(all.pop());
     // Refused operations are not in the queue.
     let last = queue.submit(write(8), &[]).what("submit when there is room")?;
-    last.done().what("what is in the queue")?;
+    last.done().what("operations in the queue")?;
     drop(all);
     queue.record().what("record")?.done().what("all of it")?;
-    check_eq!(map.get(0, 0), 8, "what was written");
+    check_eq!(map.get(0, 0), 8, "words written");
     Ok(())
 }
 
@@ -422,7 +425,7 @@ pub fn outlives(ctx: &Ctx) -> Outcome {
     check_eq!(file.state()?, State::Done, "the copy of a closed file");
     check_eq!(copied.sync(None)?.state, State::Done, "who depends on the copy");
     other.set(Setting::CopyDelay, before).what("set the delay back")?;
-    to.map.check(5).what("what was copied")?;
+    to.map.check(5).what("words copied")?;
     Ok(())
 }
 
@@ -436,7 +439,7 @@ pub fn bad_input(ctx: &Ctx) -> Outcome {
     bad(QueueOp::migrate(map.addr() + 8, PAGE_SIZE), "half a page")?;
     bad(QueueOp::migrate(map.addr(), 0), "no pages")?;
     bad(QueueOp::evict(map.addr(), 100), "part of a page")?;
-    bad(good.value(1), "a value that nobody uses")?;
+    bad(good.value(1), "an unused value")?;
     bad(good.numbered(4), "no such operation")?;
     bad(good.numbered(24), "no such command of an engine")?;
     bad(QueueOp::copy(map.addr(), map.addr() + PAGE_SIZE, 2 * PAGE_SIZE), "copy onto itself")?;
@@ -444,7 +447,7 @@ pub fn bad_input(ctx: &Ctx) -> Outcome {
     let many: Vec<_> = (0..65).map(|_| &host).collect();
     fails(queue.submit(good, &many).map(|_| ()), Errno::EINVAL, "too many fences")?;
     let null = std::fs::File::open("/dev/null")?;
-    fails(device.import(&null), Errno(libc::EBADF), "import of what is no sync file")?;
+    fails(device.import(&null), Errno(libc::EBADF), "import of a descriptor that is no sync file")?;
     for (number, size) in
         [(0x60u8, 96u64), (0x62, 96), (0x66, 80), (0x68, 80), (0x6d, 80), (0x6e, 96)]
     {
@@ -465,5 +468,5 @@ pub fn bad_input(ctx: &Ctx) -> Outcome {
     let more: Vec<_> = (0..15).map(|_| device.queue()).collect::<Result<_, _>>().what("queues")?;
     fails(device.queue().map(|_| ()), Errno(libc::EMFILE), "one queue too many")?;
     drop(more);
-    device.queue().map(|_| ()).what("a queue after others are gone")
+    device.queue().map(|_| ()).what("a queue after the others were closed")
 }

@@ -35,7 +35,7 @@ pub fn after(ctx: &Ctx) -> Outcome {
     for (name, fence) in [("first", &first), ("third", &third), ("last", &fourth), ("all", &all)] {
         check_eq!(fence.check()?.state, State::NotDone, "{name} before the gate");
     }
-    check_eq!(map.get(2, 0), 14, "what the free one wrote");
+    check_eq!(map.get(2, 0), 14, "words written by the independent operation");
     check!(map.get(0, 0) != 10 && map.get(1, 0) != 12, "something ran before the gate opened");
     gate.signal(Ok(())).what("signal")?;
     all.done().what("all of it")?;
@@ -66,19 +66,22 @@ pub fn failure(ctx: &Ctx) -> Outcome {
     let beside = two.submit(write(&map, 2, 5), &[&same_queue]).what("submit")?;
     let failed = State::Failed(Errno::EFAULT);
     check_eq!(bad.sync(None)?.state, failed, "what fails");
-    check_eq!(same_queue.sync(None)?.state, State::Done, "what follows in the queue");
+    check_eq!(same_queue.sync(None)?.state, State::Done, "the next operation of the queue");
     check_eq!(depends.sync(None)?.state, failed, "what depends on it");
     check_eq!(depends.check()?.began_ns, 0, "begin of what depends on it");
     check_eq!(indirectly.sync(None)?.state, failed, "what depends on it indirectly");
-    check_eq!(beside.sync(None)?.state, State::Done, "what does not depend on it");
+    check_eq!(beside.sync(None)?.state, State::Done, "an operation without the dependency");
     check_eq!(one.record().what("record")?.sync(None)?.state, failed, "the record");
     check_eq!(one.record().what("record")?.sync(None)?.state, State::Done, "the next record");
     // A wait affects all following operations up to the next record.
     one.wait(&bad).what("wait")?;
     let follows = one.submit(write(&map, 3, 6), &[]).what("submit")?;
-    check_eq!(follows.sync(None)?.state, failed, "what follows the wait");
+    check_eq!(follows.sync(None)?.state, failed, "the operation after the wait");
     check_eq!(one.record().what("record")?.sync(None)?.state, failed, "the record after it");
-    one.submit(write(&map, 0, 7), &[]).what("submit")?.done().what("what follows the record")?;
+    one.submit(write(&map, 0, 7), &[])
+        .what("submit")?
+        .done()
+        .what("the operation after the record")?;
     let words = [map.get(0, 0), map.get(2, 0)];
     check_eq!(words, [7, 5], "words that were written");
     check!(map.check_pages(1, 1, 1).is_ok() && map.check_pages(1, 3, 1).is_ok(), "others");

@@ -69,9 +69,9 @@ pub fn measure(size: &Size, name: &'static str) -> Result<Row> {
     let local = states.iter().filter(|state| state.is_local()).count();
     ensure!(local == steady.pages(), "{} pages that are used were evicted", steady.pages() - local);
     finish(&jobs)?;
-    steady.check(SEED).context("contents of what stayed")?;
+    steady.check(SEED).context("contents of pages that stayed")?;
     for (seed, map) in (1..).zip(&maps) {
-        map.check(SEED + seed).context("contents of what was evicted")?;
+        map.check(SEED + seed).context("contents of evicted pages")?;
     }
     Ok(row)
 }

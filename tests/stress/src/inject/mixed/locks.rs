@@ -48,7 +48,7 @@ pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
         if let Some(event) = event {
             let told = event.poll(super::LIMIT).and_then(|_| event.take());
             if told != Ok(1) {
-                return Err(format!("the end of a blit is not told: {told:?}"));
+                return Err(format!("the end of a blit is not reported: {told:?}"));
             }
         }
     }

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Queues and fences: a few operations in order, and the notification of their end.
 
-use super::board;
-use super::model::Model;
-use super::{Worker, LIMIT};
-use hmm::engine::EngineOp;
-use hmm::queue::Checked;
-use hmm::{Device, Errno, Fence, QueueOp, State, PAGE_SIZE};
+use super::{board, model::Model, Worker, LIMIT};
+use hmm::{engine::EngineOp, queue::Checked, Device, Errno, Fence, QueueOp, State, PAGE_SIZE};
 
 /// Maximal number of pages of an operation.
 const MOST: usize = 12;
@@ -65,7 +61,7 @@ fn was_told(device: &Device, told: &Told) -> Result<(), String> {
     if is_told {
         Ok(())
     } else {
-        Err(format!("the end of a fence is not told by {what}"))
+        Err(format!("the end of a fence is not reported by {what}"))
     }
 }
 

@@ -145,7 +145,7 @@ impl Lane<'_> {
         result?;
         for page in at.pages() {
             if let Err(mismatch) = self.regions[at.r].check(page) {
-                return fail("CPU read of what a blit wrote", mismatch);
+                return fail("CPU read of words that a blit wrote", mismatch);
             }
         }
         Ok(())

@@ -37,7 +37,7 @@ impl Lane<'_> {
                 Ok(())
             }
             Ok(_) => {
-                fail("device write", format!("went through where it may not: page {}", at.page))
+                fail("device write", format!("succeeded without permission: page {}", at.page))
             }
             Err(Errno::EFAULT) if good && self.may_miss(at) => self.adopt_fills(at, seed),
             Err(error) if good => fail("device write", error),
@@ -83,7 +83,7 @@ impl Lane<'_> {
                 self.touched(at);
                 Ok(())
             }
-            Ok(_) => fail("device read", "went through where it may not"),
+            Ok(_) => fail("device read", "succeeded without permission"),
             Err(Errno::EFAULT) if good && self.may_miss(at) => {
                 self.note("  device read: EFAULT for userfaultfd");
                 Ok(())
@@ -119,7 +119,7 @@ impl Lane<'_> {
         // If one page fails, the pages before it stay exclusive.
         self.exclusive.extend(at.pages().map(|page| (dev, at.r, page)));
         match self.patiently(|lane| lane.devices[dev].exclusive(addr, &mut buffer)) {
-            Ok(_) if !writable => fail("exclusive", "went through where it may not"),
+            Ok(_) if !writable => fail("exclusive", "succeeded without permission"),
             Ok(_) => self.compare(at, &buffer, "exclusive read"),
             // Making a page exclusive cannot wait for the userfaultfd handler.
             Err(error @ Errno::EFAULT) if !writable || self.may_miss(at) => {
@@ -166,7 +166,7 @@ impl Lane<'_> {
         let addr = self.addr(at);
         match self.patiently(|lane| lane.devices[dev].migrate_to_device(addr, &mut buffer)) {
             Ok(_) if self.refuses_to_move(at) => {
-                fail("migration to the device", "went through where memory cannot move")
+                fail("migration to the device", "succeeded although memory cannot migrate")
             }
             Ok(_) => {
                 self.compare(at, &buffer, "read after migration")?;

@@ -119,7 +119,7 @@ impl Lane<'_> {
         });
         let ended = match ended {
             Ok(_) if !good => {
-                return fail("engine", format!("{work:?} went through where it may not"))
+                return fail("engine", format!("{work:?} succeeded without permission"))
             }
             Ok(ended) => ended,
             Err(Errno::EFAULT) if good && self.may_miss(at) => {

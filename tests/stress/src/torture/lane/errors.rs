@@ -56,7 +56,9 @@ impl Lane<'_> {
     pub(super) fn moved_rightly(&mut self, what: &str, at: Span) -> Result<(), Fail> {
         match self.allowed(at, false) {
             Ok(()) => Ok(()),
-            Err(page) => fail(what, format!("went through where memory cannot move: page {page}")),
+            Err(page) => {
+                fail(what, format!("succeeded although memory cannot migrate: page {page}"))
+            }
         }
     }
 

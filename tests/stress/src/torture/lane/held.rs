@@ -180,7 +180,7 @@ impl Lane<'_> {
         let held = self.held.remove(index);
         match self.devices[held.dev].unlock(held.locked.device_addr) {
             Ok(()) => Ok(()),
-            Err(error) => fail("unlock of what was held", error),
+            Err(error) => fail("unlock of held memory", error),
         }
     }
 
@@ -262,7 +262,10 @@ impl Lane<'_> {
                 let region = &mut self.regions[at.r];
                 region.set_shadow(page, &[value; hmm::pattern::WORDS]);
                 if let Err(mismatch) = region.check(page) {
-                    return fail("CPU read of what a device wrote to locked memory", mismatch);
+                    return fail(
+                        "CPU read of words that a device wrote to locked memory",
+                        mismatch,
+                    );
                 }
             }
         }

@@ -123,7 +123,7 @@ impl Lane<'_> {
             region.set_shadow(page, &words);
             region.pages[page].lazy = false;
             if let Err(mismatch) = region.check(page) {
-                return fail("CPU read of what a queue wrote", mismatch);
+                return fail("CPU read of words that a queue wrote", mismatch);
             }
         }
         Ok(())

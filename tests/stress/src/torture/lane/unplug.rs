@@ -127,10 +127,10 @@ impl Lane<'_> {
     ) -> Result<Option<T>, Fail> {
         let before = self.env.board.unplugged().load(SeqCst);
         match attempt(self) {
-            Ok(_) if strict && before == 2 => fail(what, "went through on a device that is gone"),
+            Ok(_) if strict && before == 2 => fail(what, "succeeded on a removed device"),
             Ok(done) => Ok(Some(done)),
             Err(Errno::ENODEV) if self.env.board.unplugged().load(SeqCst) != 0 => {
-                self.note(format!("  {what}: ENODEV of what was unplugged"));
+                self.note(format!("  {what}: ENODEV after the unplug"));
                 Ok(None)
             }
             Err(error @ (Errno::EBUSY | Errno::ENOMEM)) => {

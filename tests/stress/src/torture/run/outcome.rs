@@ -57,7 +57,7 @@ const NOT_COMPARED: [&str; 8] = [
     "how many pages a migration moves, and which, but for locked ones",
     "which of the copies that were made to fail a bus error is of: each has one of its own",
     "events for which a stream had no room: how many they are",
-    "memory of a child at the moment when it is killed: only what it read before",
+    "memory of a child that is being killed: only pages that it read before",
 ];
 
 /// Statistics and result of a run.

@@ -5,24 +5,23 @@
 //! Nothing here depends on the engine. `make patches` writes it as a series for the kernel crate.
 //!
 //! - [`addr`] has page-aligned ranges of virtual addresses.
-//! - [`space`] has address spaces in use (`mm_users`), and the mmap lock.
+//! - [`vma`] has address spaces in use (`mm_users`), and the mmap lock.
 //! - [`notifier`] has `mmu_interval_notifier`, with the lock under which its retry check is valid.
-//! - [`identity`] has one type for each kind of identity.
 //! - [`range_fault`] has `hmm_range_fault`, in the states collected and validated.
 //! - [`range_map`] has maple trees that map ranges to numbers.
-//! - [`page`] has page contents and locked folios.
+//! - [`folio`] has page contents and locked folios.
 //! - [`user`] has copies to and from memory of the current process, without page faults.
 //! - [`device_pages`] has `ZONE_DEVICE` memory and its CPU faults.
-//! - [`location`] has locations of pages, as CPUs and devices address them.
+//! - [`location`] has memory and addresses of pages, as CPUs and devices use them.
 //! - [`migrate`] has `migrate_vma_*`, in the states isolated and migrated.
 //! - [`exclusive`] has `make_device_exclusive`.
 //! - [`flush`] has the proof that the TLB of a device was flushed.
-//! - `mask` has sets of pages of a 2 MiB block.
+//! - `page_set` has sets of pages of a 2 MiB block.
 //! - [`table_memory`] has memory of page tables that a device walks.
 //! - `bar_tables` has page tables in the memory of the device, behind a BAR.
 //! - [`pin`] has `pin_user_pages`, [`dma`] has DMA addresses.
 //! - `pci` has BARs and peer-to-peer mappings of PCI devices, and interrupts.
-//! - `anon` has anonymous memory that is mapped from a device file.
+//! - `mmap` has anonymous memory that is mapped from a device file.
 
 pub mod addr;
 #[cfg(CONFIG_PCI)]

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_differs_from_objects_at_its_address() {
+    fn owner_differs_from_objects_at_its_address() {
         let object = [0u64; 2];
         let owner = EventOwner::from(PgmapOwner::inside(&object));
         assert_ne!(owner, MigrationId::of(&object).into());

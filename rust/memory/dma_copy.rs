@@ -24,9 +24,9 @@ impl MappedEndpoint {
     ) -> Result<Self> {
         Ok(match end {
             CopyEndpoint::Device(first) => Self::Device(first),
-            // SAFETY: The job owns the destination, and keeps the source valid and unchanged, until
-            // it is completed. The run is dropped before that.
             CopyEndpoint::Cpu(pfn) => {
+                // SAFETY: The job owns the destination, and keeps the source valid and unchanged,
+                // until it is completed. The run is dropped before that.
                 Self::System(unsafe { DmaRun::new(device, pfn, pages, direction)? })
             }
         })

@@ -8,7 +8,12 @@ use kernel::{
     prelude::*,
     sync::{Arc, CondVar, Mutex},
 };
-use rust_hmm::{kernel::kthread::Thread, memory::{CopyDesc, CopyJob, MemoryOps}, mirror::{PageMemory, PageMemoryMut}, mm::folio::SharedBytes};
+use rust_hmm::{
+    kernel::kthread::Thread,
+    memory::{CopyDesc, CopyJob, MemoryOps},
+    mirror::{PageMemory, PageMemoryMut},
+    mm::folio::SharedBytes,
+};
 
 /// Capacity of the job queue.
 const QUEUE_DEPTH: usize = 512;

@@ -15,7 +15,18 @@ use kernel::{
     sync::Arc,
     uaccess::UserSlice,
 };
-use rust_hmm::{kernel::miscdevice::{FileOps, Node, OpenFile}, memory::{CopyDesc, CopyJob, Memory, MemoryOps}, mirror::{Device, Mirror, PageMemory, PageMemoryMut}, mm::{addr::PageRange, device_pages::{DeviceRange, MemoryKind}, folio::SharedBytes, range_fault::Access}, pgtable::Radix4};
+use rust_hmm::{
+    kernel::miscdevice::{FileOps, Node, OpenFile},
+    memory::{CopyDesc, CopyJob, Memory, MemoryOps},
+    mirror::{Device, Mirror, PageMemory, PageMemoryMut},
+    mm::{
+        addr::PageRange,
+        device_pages::{DeviceRange, MemoryKind},
+        folio::SharedBytes,
+        range_fault::Access,
+    },
+    pgtable::Radix4,
+};
 
 // Step 1: the memory.
 

@@ -11,8 +11,8 @@ use rust_hmm::{
     mm::notifier::NotifierRange,
 };
 
-pub fn fence(migration: MigrationId) -> Result<Pending> {
-    Pending::new(migration)
+pub fn fence(migration: MigrationId) -> Result<DriverFence> {
+    DriverFence::new(migration)
     //~^ ERROR E0308: mismatched types: expected `FenceType`, found `MigrationId`
 }
 

@@ -11,8 +11,8 @@ use rust_hmm::{
     mm::notifier::NotifierRange,
 };
 
-pub fn fence(kind: FenceType) -> Result<Pending> {
-    Pending::new(kind)
+pub fn fence(kind: FenceType) -> Result<DriverFence> {
+    DriverFence::new(kind)
 }
 
 pub fn is_of(fence: &Fence, kind: FenceType) -> bool {

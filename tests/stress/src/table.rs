@@ -20,10 +20,15 @@ pub fn render<const N: usize>(
             .iter()
             .zip(&widths)
             .enumerate()
-            .map(|(i, (cell, width))| match i < names {
-                true => format!("{cell:<width$}"),
-                false => format!("{cell:>width$}"),
-            })
+            .map(
+                |(i, (cell, width))| {
+                    if i < names {
+                        format!("{cell:<width$}")
+                    } else {
+                        format!("{cell:>width$}")
+                    }
+                },
+            )
             .collect();
         format!("{}\n", cells.join("  ").trim_end())
     };

@@ -32,7 +32,8 @@ fn needs_kernel(stream: &TokenStream) -> bool {
 
 /// Removes the items that need the kernel from the contents of a module.
 fn without_kernel(stream: TokenStream) -> TokenStream {
-    let (mut kept, mut item) = (TokenStream::new(), TokenStream::new());
+    let mut kept = TokenStream::new();
+    let mut item = TokenStream::new();
     for token in stream {
         let ends = match &token {
             TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,

@@ -18,6 +18,9 @@
  *   destroy function has returned 0.
  * - Callbacks in a table of operations run in the context of any task, and several may run
  *   concurrently.
+ *
+ * The library exports these functions if CONFIG_RUST_HMM_CAPI is on, and those of fences and queues
+ * if CONFIG_RUST_HMM_QUEUE is on, too.
  */
 #ifndef _RUST_HMM_H
 #define _RUST_HMM_H

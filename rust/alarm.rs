@@ -108,13 +108,13 @@ impl Writer for AlarmReport {
 
 /// An alarm that a test expects. Two log lines mark its lifetime, in which `tools/vm/run` accepts
 /// the alarm.
-#[cfg(CONFIG_KUNIT)]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 pub(crate) struct ExpectedAlarm {
     alarm: Alarm,
     before: u64,
 }
 
-#[cfg(CONFIG_KUNIT)]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 impl ExpectedAlarm {
     /// Expects `alarm` until the returned object is dropped.
     pub(crate) fn new(alarm: Alarm) -> Self {
@@ -131,13 +131,14 @@ impl ExpectedAlarm {
     }
 }
 
-#[cfg(CONFIG_KUNIT)]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 impl Drop for ExpectedAlarm {
     fn drop(&mut self) {
         pr_info!("ALARM-EXPECTED end {}\n", self.alarm.name());
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_alarm)]
 mod tests {
     use super::*;

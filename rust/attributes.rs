@@ -56,6 +56,7 @@ impl Attributes {
     };
 
     /// Attributes that prefer `location` and a migration in huge pages.
+    #[cfg(CONFIG_RUST_HMM_MANAGED)]
     pub(crate) const fn preferring(location: PreferredLocation) -> Self {
         Self {
             preferred: location,

@@ -10,22 +10,25 @@
 //! Like `mm`, this is a boundary of safety: drivers in C have to keep the rules that the type
 //! system enforces in Rust.
 
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
+use crate::kernel::identity::FenceType;
 use crate::{
     bindings,
-    kernel::identity::FenceType,
     memory::{Memory, MemoryOps},
     mm::addr::PageRange,
 };
 use kernel::{ffi, prelude::*};
 
 mod attributes;
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
 mod fence;
 mod layout;
 mod memory;
 mod migrate;
 mod mirror;
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
 mod queue;
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 
 /// Asserts at compile time that functions have the types that the header declares.
@@ -96,6 +99,7 @@ fn is_write(flags: u32) -> Result<bool> {
 }
 
 /// Returns the identity of a driver's type of device.
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
 fn kind(kind: *const ffi::c_void) -> FenceType {
     FenceType::of_raw(kind)
 }

@@ -8,8 +8,9 @@
 //! Reading returns the number of uses until the next failure, the period, and the number of
 //! failures so far. Uses are counted over all devices and tasks.
 //!
-//! Fault injection is always compiled in, so that tests run with the modules that are shipped. If
-//! no point is set, a use costs a load of a variable that is not modified, and a branch.
+//! The option `CONFIG_RUST_HMM_FAULT_INJECTION` compiles fault injection in. It is on by default,
+//! so that tests run with the modules that are shipped. If no point is set, a use costs a load of a
+//! variable that is not modified, and a branch. Without the option a use costs nothing.
 
 use crate::kernel::{
     debugfs::{DebugFile, FileContents},
@@ -66,6 +67,9 @@ named! {
     Window = c"window";
 }
 
+/// Whether points can be set.
+const IS_BUILT: bool = cfg!(CONFIG_RUST_HMM_FAULT_INJECTION);
+
 const POINT_COUNT: usize = FailPoint::ALL.len();
 
 /// The setting of a point.
@@ -121,13 +125,13 @@ static POINT_STATES: [PointState; POINT_COUNT] = [const { PointState::new() }; P
 /// Counts a use of `point`, and returns whether it must fail. Context: any.
 #[inline]
 pub(crate) fn fails(point: FailPoint) -> bool {
-    ARMED_POINTS.load(Relaxed) != 0 && counted(point)
+    is_injecting() && counted(point)
 }
 
 /// Returns whether any point is set. Context: any.
 #[inline]
 pub(crate) fn is_injecting() -> bool {
-    ARMED_POINTS.load(Relaxed) != 0
+    IS_BUILT && ARMED_POINTS.load(Relaxed) != 0
 }
 
 /// Recomputes the number of points that are set.
@@ -190,10 +194,10 @@ impl Reader for PointState {
 }
 
 /// A point that a KUnit test has set. Dropping it disables the point.
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 pub(crate) struct ArmedPoint(&'static PointState);
 
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 impl ArmedPoint {
     /// Makes the `left`-th use of `point` from now on fail, and with `again` each `left`-th.
     pub(crate) fn new(point: FailPoint, left: u64, again: bool) -> Result<Self> {
@@ -212,7 +216,7 @@ impl ArmedPoint {
     }
 }
 
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 impl Drop for ArmedPoint {
     fn drop(&mut self) {
         self.0.set(PointSetting { left: 0, period: 0 });
@@ -268,7 +272,8 @@ impl DeviceFaults {
 
 /// Returns the debugfs files of all points.
 pub(crate) fn files() -> impl Iterator<Item = DebugFile> {
-    FailPoint::ALL
+    let points = if IS_BUILT { FailPoint::ALL } else { &[] };
+    points
         .iter()
         .zip(&POINT_STATES)
         .map(|((_, name), state)| DebugFile {
@@ -278,6 +283,7 @@ pub(crate) fn files() -> impl Iterator<Item = DebugFile> {
         })
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_inject)]
 mod tests {
     use super::*;

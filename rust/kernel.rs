@@ -5,6 +5,7 @@
 //!
 //! Nothing here imports another folder of the library.
 //!
+//! - [`cancel`] has cancellation tokens of long operations.
 //! - [`completion`] has completions, and the time.
 //! - [`fence`] has fences of operations that may fault.
 //! - [`fence_watch`] has the report of such fences by `poll`.
@@ -24,11 +25,15 @@
 //! - `limit` has the rate limit of log messages.
 //! - `names` has enumerations whose variants have names.
 
+pub mod cancel;
 pub mod completion;
 pub(crate) mod debugfs;
 pub(crate) mod deferred;
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
 pub mod dma_fence;
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
 pub mod fence;
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
 pub mod fence_watch;
 pub mod hash;
 pub mod identity;
@@ -42,6 +47,7 @@ pub(crate) mod rcu_map;
 pub(crate) mod rcu_slot;
 pub(crate) mod reentry;
 pub mod shrinker;
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
 pub mod sync_file;
 pub(crate) mod task_work;
 pub(crate) mod word;

@@ -10,6 +10,7 @@
 use crate::{
     attributes::{Attributes, PreferredLocation},
     kernel::{
+        cancel::CancelToken,
         fence::Fence,
         miscdevice::{FileOps, OpenFile},
         reentry,
@@ -20,7 +21,7 @@ use crate::{
         addr::{PageRange, PMD_SIZE},
         mmap,
     },
-    queue::{CancelToken, HasMirror, Queue, TransferReport},
+    queue::{HasMirror, Queue, TransferReport},
 };
 use kernel::{
     mm::virt::VmaNew,
@@ -296,6 +297,7 @@ pub fn length(bytes: usize, flags: Flags) -> Result<usize> {
     Ok(length)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_managed)]
 mod tests {
     use super::*;

@@ -36,7 +36,7 @@ mod connection;
 mod connection_cache;
 mod copy;
 mod copying;
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod costs;
 mod cpu_fault;
 mod debugfs;
@@ -59,7 +59,9 @@ pub(crate) use arrivals::Arrival;
 use arrivals::Arrivals;
 pub use connection::Connection;
 use connection_cache::ConnectionCache;
-pub(crate) use copy::{CopyContext, CopyEndpoint, RawCopyJob};
+#[cfg(CONFIG_RUST_HMM_CAPI)]
+pub(crate) use copy::RawCopyJob;
+pub(crate) use copy::{CopyContext, CopyEndpoint};
 pub use copy::{CopyDesc, CopyJob};
 pub(crate) use copying::Copying;
 pub use dma_copy::DmaCopy;
@@ -393,7 +395,7 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Allocates one folio, see [`Self::allocator`].
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn alloc(
         &self,
         arrival: &Arrival<'_>,
@@ -404,7 +406,7 @@ impl<M: MemoryOps> Memory<M> {
 
     /// Requests that the huge page that begins at device page `number` is split, as a CPU fault
     /// does.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn split_later(
         &self,
         number: usize,
@@ -413,7 +415,7 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Returns whether the huge page that begins at device page `number` is being split.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn is_to_be_split(&self, number: usize) -> bool {
         self.pages().data().splits.is_splitting(number)
     }

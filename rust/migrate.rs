@@ -17,10 +17,9 @@ use crate::{
         events::{Event, MigrateReason},
         stats::Counter,
     },
-    kernel::reentry,
+    kernel::{cancel::CancelToken, reentry},
     mirror::{Device, Mirror},
     mm::addr::PageRange,
-    queue::CancelToken,
 };
 use kernel::prelude::*;
 use step::MigrateStep;
@@ -35,7 +34,7 @@ mod survey;
 
 pub use crate::mirror::{Outcome, PageOutcome};
 pub(crate) use overlaps::OverlapReport;
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 pub(crate) use overlaps::{counted, Overlap};
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -10,13 +10,14 @@
 //! - A migration replaces the entries that still have its mark (`transaction`).
 //! - Reclaim removes cold entries to free their table pages (`cold`).
 
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
+use crate::host_lock::HostLocks;
 use crate::{
     debug::{
         events::Event,
         registry::{DebugEntry, ObjectKind},
         stats::Stats,
     },
-    host_lock::HostLocks,
     kernel::{
         deferred::{Deferred, DropWaits},
         identity::MmId,
@@ -58,7 +59,7 @@ mod outcome;
 mod snapshot;
 mod software_mmu;
 mod table_guard;
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 mod tiles;
 
@@ -224,6 +225,7 @@ struct MirrorParts<D: Device> {
     membership: Option<Membership>,
     _debug_entry: DebugEntry,
     inner: Arc<MirrorShared<D>>,
+    #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
     host_locks: Pin<KBox<HostLocks>>,
 }
 
@@ -276,6 +278,7 @@ impl<D: Device> MirrorParts<D> {
             membership,
             _debug_entry: debug_entry,
             inner,
+            #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
             host_locks: KBox::pin_init(HostLocks::new(), GFP_KERNEL_ACCOUNT)?,
         })
     }
@@ -398,6 +401,7 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Returns the locked ranges of the address space.
+    #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
     pub(crate) fn host_locks(&self) -> &HostLocks {
         &self.0.host_locks
     }

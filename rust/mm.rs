@@ -35,17 +35,19 @@ pub mod flush;
 pub mod folio;
 pub mod location;
 pub mod migrate;
+#[cfg(CONFIG_RUST_HMM_MANAGED)]
 pub(crate) mod mmap;
 pub mod notifier;
 pub(crate) mod page_set;
 #[cfg(CONFIG_PCI)]
 pub mod pci;
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 pub mod pin;
 pub mod range_fault;
 pub mod range_map;
 pub(crate) mod registration;
 pub mod table_memory;
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 pub mod user;
 pub mod vma;

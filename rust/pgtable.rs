@@ -41,7 +41,7 @@ mod pool;
 mod scan;
 mod sizes;
 mod table;
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 mod tree;
 mod update;

@@ -12,9 +12,10 @@
 //! with the first error since the previous `record`; errors are cleared after that.
 
 use crate::kernel::{
+    cancel::CancelToken,
     completion::{cond_resched, TimedCompletion},
     deferred::{Deferred, DropWaits},
-    fence::{cancelled, DriverFence, Fence},
+    fence::{DriverFence, Fence},
     identity::FenceType,
     kthread::Thread,
     lock_classes,
@@ -22,7 +23,7 @@ use crate::kernel::{
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
+        atomic::{ordering::Relaxed, Atomic},
         Arc, Mutex,
     },
     time::Jiffies,
@@ -30,7 +31,7 @@ use kernel::{
 
 mod fifo;
 mod pool;
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 mod transfer;
 
@@ -43,39 +44,6 @@ const FOREIGN_FENCE_POLLS: usize = 8;
 
 /// Longest sleep without a wake-up, in jiffies. Only a safety net: each event wakes the thread.
 const QUEUE_RECHECK_JIFFIES: Jiffies = 1 << 16;
-
-/// Cancellation token of an operation, set when its queue is dropped. Clones share their state.
-#[derive(Clone)]
-pub struct CancelToken(Arc<AtomicFlag>);
-
-impl CancelToken {
-    /// Creates a token that is not set. `ENOMEM`.
-    pub(crate) fn new() -> Result<Self> {
-        Ok(Self(Arc::new(AtomicFlag::new(false), GFP_KERNEL)?))
-    }
-
-    pub(crate) fn set(&self) {
-        self.0.store(true, Relaxed);
-    }
-
-    /// Returns whether the operation should return early, with `ECANCELED`.
-    pub fn is_set(&self) -> bool {
-        self.0.load(Relaxed)
-    }
-
-    /// Checks whether the operation should return early.
-    ///
-    /// # Errors
-    ///
-    /// - `ECANCELED`: the token is set
-    pub fn check(&self) -> Result {
-        if self.is_set() {
-            Err(cancelled())
-        } else {
-            Ok(())
-        }
-    }
-}
 
 /// An operation of a queue.
 pub trait Operation: Send {

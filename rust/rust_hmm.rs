@@ -73,9 +73,11 @@ pub mod alarm;
 pub mod attributes;
 pub mod connection;
 pub mod debug;
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 pub mod host_lock;
 pub mod inject;
 pub mod kernel;
+#[cfg(CONFIG_RUST_HMM_MANAGED)]
 pub mod managed;
 pub mod memory;
 pub mod migrate;
@@ -83,9 +85,11 @@ pub mod mirror;
 pub mod mm;
 pub mod pgtable;
 pub mod policy;
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
 pub mod queue;
 
 mod bindings;
+#[cfg(CONFIG_RUST_HMM_CAPI)]
 mod capi;
 mod space;
 

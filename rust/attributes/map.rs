@@ -439,5 +439,5 @@ fn is_within(range: &PageRange, watched: Option<PageRange>) -> bool {
     watched.is_some_and(|watched| watched.intersect(range) == Some(*range))
 }
 
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;

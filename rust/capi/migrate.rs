@@ -2,9 +2,10 @@
 
 //! C interface: migration.
 
-use super::{declared, mirror::this, number, queue::stop_of, PageRange};
+use super::{declared, mirror::this, number, PageRange};
 use crate::{
     bindings,
+    kernel::cancel::CancelToken,
     migrate::{Outcome, PageOutcome},
 };
 use kernel::{ffi, prelude::*};
@@ -29,6 +30,15 @@ same! {
 }
 
 const _: () = assert!(size_of::<PageOutcome>() == 1);
+
+/// # Safety
+///
+/// `raw` must belong to an operation that is executing during `'a`.
+pub(super) unsafe fn stop_of<'a>(raw: *const bindings::rust_hmm_stop) -> &'a CancelToken {
+    // SAFETY: By the function's requirements, the operation is executing. `CallbackOperation::run`
+    // passed the pointer, from a `CancelToken`.
+    unsafe { &*raw.cast::<CancelToken>() }
+}
 
 /// # Safety
 ///

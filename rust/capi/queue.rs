@@ -2,14 +2,24 @@
 
 //! C interface: queues.
 
-use super::{declared, from_driver, kind, number, pointer, to_destroy, DriverData};
+use super::{
+    declared,
+    from_driver,
+    kind,
+    migrate::stop_of,
+    number,
+    pointer,
+    to_destroy,
+    DriverData, //
+};
 use crate::{
     bindings,
     kernel::{
+        cancel::CancelToken,
         fence::Fence,
         reentry::{self, current_task},
     },
-    queue::{CancelToken, Queue},
+    queue::Queue,
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -68,15 +78,6 @@ impl Drop for CallbackOperation {
             unsafe { release(self.data.0) };
         }
     }
-}
-
-/// # Safety
-///
-/// `raw` must belong to an operation that is executing during `'a`.
-pub(super) unsafe fn stop_of<'a>(raw: *const bindings::rust_hmm_stop) -> &'a CancelToken {
-    // SAFETY: By the function's requirements, the operation is executing. `CallbackOperation::run`
-    // passed the pointer, from a `CancelToken`.
-    unsafe { &*raw.cast::<CancelToken>() }
 }
 
 /// # Safety

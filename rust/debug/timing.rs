@@ -6,10 +6,11 @@
 //! The clock is read once between two phases of a step of up to 2 MiB. This is cheap enough to be
 //! always enabled.
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+use kernel::prelude::*;
 use kernel::{
     debugfs::Writer,
     fmt,
-    prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic},
     time::{Instant, Monotonic}, //
 };
@@ -100,6 +101,7 @@ impl Writer for PhaseReport {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_phases)]
 mod tests {
     use super::*;

@@ -111,6 +111,7 @@ EXPORT_SYMBOL_GPL(rust_hmm_attributes_set);
 EXPORT_SYMBOL_GPL(rust_hmm_attributes_clear);
 EXPORT_SYMBOL_GPL(rust_hmm_attributes_get);
 
+#ifdef CONFIG_RUST_HMM_QUEUE
 EXPORT_SYMBOL_GPL(rust_hmm_fence_create);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_signal_once);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_wait_for);
@@ -128,3 +129,4 @@ EXPORT_SYMBOL_GPL(rust_hmm_queue_submit);
 EXPORT_SYMBOL_GPL(rust_hmm_queue_record);
 EXPORT_SYMBOL_GPL(rust_hmm_queue_wait);
 EXPORT_SYMBOL_GPL(rust_hmm_stopped);
+#endif

@@ -39,7 +39,7 @@ bool rust_hmm_dma_bounces(struct device *dev)
 	return is_swiotlb_force_bounce(dev) && !use_dma_iommu(dev);
 }
 
-#if IS_BUILTIN(CONFIG_KUNIT)
+#ifdef CONFIG_RUST_HMM_KUNIT_TEST
 /*
  * For tests: forces all further DMA of @dev to be bounced. Mappings fail, because there are no
  * bounce buffers.

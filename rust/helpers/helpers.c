@@ -10,15 +10,21 @@
  */
 #include <linux/kconfig.h>
 
+#ifdef CONFIG_RUST_HMM_MANAGED
 #include "anon.c"
+#endif
 #include "deferred.c"
 #include "dma.c"
+#ifdef CONFIG_RUST_HMM_QUEUE
 #include "dma_fence.c"
+#endif
 #include "fault.c"
+#ifdef CONFIG_RUST_HMM_QUEUE
 #include "fence.c"
+#endif
 #include "ioport.c"
 #include "kthread.c"
-#if IS_BUILTIN(CONFIG_KUNIT)
+#ifdef CONFIG_RUST_HMM_KUNIT_TEST
 #include "kunit.c"
 #endif
 #include "maple_tree.c"

@@ -164,7 +164,7 @@ void rust_hmm_reclaimable_del(struct rust_hmm_reclaimable *object)
 	list_lru_del_obj(&object_lists, &object->list);
 }
 
-#if IS_BUILTIN(CONFIG_KUNIT)
+#ifdef CONFIG_RUST_HMM_KUNIT_TEST
 /*
  * For tests: reclaims @pages of the owner of the first object of each node, of
  * any cgroup. Returns the number of reclaimed pages.

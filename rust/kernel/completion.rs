@@ -66,7 +66,7 @@ impl TimedCompletion {
     }
 
     /// Whether a wait would return immediately.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn is_completed(&self) -> bool {
         // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::completion_done(self.as_raw()) }
@@ -88,6 +88,7 @@ impl TimedCompletion {
 /// # Context
 ///
 /// May sleep.
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
 pub(crate) fn cond_resched() {
     // SAFETY: `schedule()` only requires a context that may sleep. The state of the task is
     // `TASK_RUNNING`, so that it is not dequeued.

@@ -279,7 +279,7 @@ unsafe fn queue(
 /// # Context
 ///
 /// May sleep. Must not be called in a callback, because the drop of an object may wait for that.
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 pub(crate) fn flush() {
     // SAFETY: No preconditions.
     unsafe { bindings::rust_hmm_deferred_flush() };

@@ -16,8 +16,10 @@
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
-use super::fence::cancelled;
-use crate::{bindings, kernel::identity::FenceType};
+use crate::{
+    bindings,
+    kernel::{cancel::cancelled, identity::FenceType},
+};
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     prelude::*,
@@ -168,6 +170,7 @@ impl DmaFence {
     /// # Safety
     ///
     /// `raw` must be a fence that is alive.
+    #[cfg(CONFIG_RUST_HMM_CAPI)]
     pub(crate) unsafe fn get(raw: NonNull<bindings::dma_fence>) -> Self {
         // SAFETY: `raw` is valid by the function's requirements. `ManuallyDrop` keeps the caller's
         // reference.
@@ -232,6 +235,7 @@ impl Drop for SignallingSection {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_dma_fence)]
 mod tests {
     use super::*;

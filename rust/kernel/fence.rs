@@ -13,23 +13,19 @@
 //! ([`Watch`](super::fence_watch::FenceWatch)).
 
 use super::{completion::TimedCompletion, dma_fence::DmaFence, reentry};
-use crate::{bindings, kernel::identity::FenceType};
+use crate::{
+    bindings,
+    kernel::{cancel::cancelled, identity::FenceType},
+};
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     error::to_result,
-    ffi,
     prelude::*,
     time::{Delta, Instant, Jiffies, Monotonic},
 };
 
 /// Maximum duration of one sleep of a wait, in jiffies. After it the elapsed time is checked again.
 const MAX_SLEEP_JIFFIES: Jiffies = 1 << 20;
-
-/// Returns `ECANCELED`, for which the kernel crate of 7.2 has no constant.
-pub fn cancelled() -> Error {
-    // CAST: An errno is at most `MAX_ERRNO`.
-    Error::from_errno(-(bindings::ECANCELED as ffi::c_int))
-}
 
 /// State of a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +74,7 @@ impl DriverFence {
     }
 
     /// Creates a fence for a C driver, which gets both sides as one pointer. See [`Self::new`].
+    #[cfg(CONFIG_RUST_HMM_CAPI)]
     pub(crate) fn of_driver(kind: FenceType) -> Result<Self> {
         // INVARIANT: The fence is new and not signalled.
         Ok(Self(Fence::alloc(kind, true)?))
@@ -89,6 +86,7 @@ impl DriverFence {
     }
 
     /// Passes both sides to a C driver, with a reference.
+    #[cfg(CONFIG_RUST_HMM_CAPI)]
     pub(crate) fn into_raw(self) -> *mut bindings::rust_hmm_fence {
         ManuallyDrop::new(self).0.as_raw()
     }
@@ -185,6 +183,7 @@ impl Fence {
     /// # Safety
     ///
     /// `raw` must be a valid fence. The caller's reference passes to the result.
+    #[cfg(CONFIG_RUST_HMM_CAPI)]
     pub(crate) unsafe fn from_raw(raw: NonNull<bindings::rust_hmm_fence>) -> Self {
         // INVARIANT: The reference is ours by the function's requirements.
         Self(raw)
@@ -195,6 +194,7 @@ impl Fence {
     /// # Safety
     ///
     /// `raw` must be a fence that is alive.
+    #[cfg(CONFIG_RUST_HMM_CAPI)]
     pub(crate) unsafe fn get(raw: NonNull<bindings::rust_hmm_fence>) -> Self {
         // SAFETY: `raw` is valid by the function's requirements. `ManuallyDrop` keeps the caller's
         // reference.
@@ -203,6 +203,7 @@ impl Fence {
     }
 
     /// Passes the reference to the caller.
+    #[cfg(CONFIG_RUST_HMM_CAPI)]
     pub(crate) fn into_raw(self) -> *mut bindings::rust_hmm_fence {
         ManuallyDrop::new(self).as_raw()
     }
@@ -340,6 +341,7 @@ impl Drop for Fence {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_fence)]
 mod tests {
     use super::*;

@@ -157,6 +157,7 @@ impl PinnedDrop for WatchedFence {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_fence_watch)]
 mod tests {
     use super::*;

@@ -35,7 +35,7 @@ impl PgmapOwner {
     }
 
     /// Returns the owner with the number `number`, for a test.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn for_test(number: usize) -> Self {
         Self(number)
     }
@@ -78,7 +78,7 @@ impl DeviceId {
     }
 
     /// Returns the identity with the number `number`, for a test.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn for_test(number: usize) -> Self {
         Self(number)
     }
@@ -158,7 +158,7 @@ impl MmId {
     }
 
     /// Returns the identity with the number `number`, for a test.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn for_test(number: usize) -> Self {
         Self(number)
     }
@@ -185,15 +185,18 @@ impl FenceType {
     }
 
     /// Returns the type of the fences of a driver in C: the address of an object of that driver.
+    #[cfg(all(CONFIG_RUST_HMM_CAPI, CONFIG_RUST_HMM_QUEUE))]
     pub(crate) fn of_raw(object: *const ffi::c_void) -> Self {
         Self(object.addr())
     }
 
+    #[cfg(CONFIG_RUST_HMM_QUEUE)]
     pub(crate) fn as_ptr(self) -> *mut ffi::c_void {
         ptr::without_provenance_mut(self.0)
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_identity)]
 mod tests {
     use super::*;

@@ -134,6 +134,7 @@ impl Drop for Running {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_thread)]
 mod tests {
     use super::*;

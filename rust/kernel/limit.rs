@@ -6,10 +6,9 @@
 //! The kernel's own rate limit (`___ratelimit()`) has no safe binding.
 
 use crate::kernel::completion::ktime_get_ns;
-use kernel::{
-    prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
-};
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+use kernel::prelude::*;
+use kernel::sync::atomic::{ordering::Relaxed, Atomic};
 
 /// Length of a period, in ns.
 const LIMIT_PERIOD_NS: u64 = 5_000_000_000;
@@ -52,6 +51,7 @@ impl RateLimit {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_limit)]
 mod tests {
     use super::*;

@@ -58,6 +58,7 @@ classes! {
     /// List of the users of a DMA device.
     dma_users = c"rust_hmm::dma_users";
     /// DMA addresses of pinned pages, and whether the pages are mapped.
+    #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
     dma_addresses = c"rust_hmm::dma_addresses";
     /// Whether memory of a PCI device is mapped for another one.
     peer_mapped = c"rust_hmm::peer_mapped";
@@ -96,24 +97,33 @@ classes! {
     /// Started flushes that are waited for later.
     flushes = c"rust_hmm::flushes";
     /// Operations of a queue.
+    #[cfg(CONFIG_RUST_HMM_QUEUE)]
     queue = c"rust_hmm::queue";
     /// Fences that a file reports by `poll()`.
+    #[cfg(CONFIG_RUST_HMM_QUEUE)]
     fence_watch = c"rust_hmm::fence_watch";
     /// Workers that help with an operation.
+    #[cfg(CONFIG_RUST_HMM_QUEUE)]
     worker_pool = c"rust_hmm::worker_pool";
     /// Condition variable: a worker was called, or has finished.
+    #[cfg(CONFIG_RUST_HMM_QUEUE)]
     worker_pool_wake = c"rust_hmm::worker_pool_wake";
     /// Progress of an operation that several workers share.
+    #[cfg(CONFIG_RUST_HMM_QUEUE)]
     shares = c"rust_hmm::shares";
     /// Serializes locking and unlocking of host memory.
+    #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
     host_locks = c"rust_hmm::host_locks";
     /// Users of a locked range of host memory.
+    #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
     lock_users = c"rust_hmm::lock_users";
     /// Devices for which a locked range is mapped.
+    #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
     dma_mappings = c"rust_hmm::dma_mappings";
     /// Cached memory connections, as the drivers reported them.
     connections = c"rust_hmm::connections";
     /// The table lock of a mirror of a driver in C.
+    #[cfg(CONFIG_RUST_HMM_CAPI)]
     c_mirror = c"rust_hmm::c_mirror";
     /// Freeing of page table memory that a device walks.
     table_memory = c"rust_hmm::table_memory";

@@ -273,7 +273,7 @@ impl<F: OpenFile> Node<F> {
     }
 }
 
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 impl<F: OpenFile> Node<F> {
     /// Returns the minor number.
     pub(crate) fn minor(&self) -> u32 {
@@ -509,6 +509,7 @@ impl<F: OpenFile> FileOps<F> {
     /// # Context
     ///
     /// May sleep; takes the mmap lock.
+    #[cfg(CONFIG_RUST_HMM_MANAGED)]
     pub fn map(&'static self, fd: i32, bytes: usize, offset: usize) -> Result<usize> {
         let held = self.hold(fd)?;
         // SAFETY: `held` has a reference to the open file.
@@ -529,6 +530,7 @@ impl<F: OpenFile> FileOps<F> {
 /// # Context
 ///
 /// May sleep. Takes the mmap lock of the current process for writing.
+#[cfg(CONFIG_RUST_HMM_MANAGED)]
 pub(crate) unsafe fn map_file(
     file: *mut bindings::file,
     bytes: usize,

@@ -74,7 +74,7 @@ impl<T: Send + Sync> RcuArc<T> {
     }
 
     /// Whether both refer to the same object.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.place == other.place
     }
@@ -142,7 +142,7 @@ unsafe impl<T: Send + Sync> Sync for RcuMap<T> {}
 
 impl<T: Send + Sync> RcuMap<T> {
     /// Creates an empty map.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             // INVARIANT: The XArray is initialized and empty.
@@ -252,6 +252,7 @@ impl<T: Send + Sync> PinnedDrop for RcuMap<T> {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_rcu_map)]
 mod tests {
     use super::*;

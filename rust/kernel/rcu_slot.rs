@@ -158,6 +158,7 @@ impl<T: Send + Sync, const N: usize> Drop for Retired<T, N> {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_rcu_slot)]
 mod tests {
     use super::*;

@@ -307,6 +307,7 @@ fn relative(file: &str) -> &str {
     file.strip_prefix(top).unwrap_or(file)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_within)]
 mod tests {
     use super::*;

@@ -86,6 +86,7 @@ impl Drop for TaskWorks {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_task_work)]
 mod tests {
     use super::*;

@@ -28,6 +28,7 @@ pub(crate) fn words(count: usize, flags: Flags) -> Result<KVVec<Atomic<u64>>> {
     Ok(words)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_zeroed)]
 mod tests {
     use super::*;

@@ -113,6 +113,7 @@ impl ConnectionCache {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_connection)]
 mod tests {
     use super::*;

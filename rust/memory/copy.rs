@@ -5,7 +5,7 @@
 use super::MemoryOps;
 use crate::{
     inject::{fails, FailPoint},
-    kernel::{completion::ktime_get_ns, limit::RateLimit, lock_classes},
+    kernel::{cancel::CancelToken, completion::ktime_get_ns, limit::RateLimit, lock_classes},
     mm::{
         addr::PMD_PAGES,
         device_pages::DeviceRange,
@@ -14,11 +14,8 @@ use crate::{
         page_set::PageSet,
         vma::fatal_signal_pending,
     },
-    queue::CancelToken,
 };
-use core::mem::ManuallyDrop;
 use kernel::{
-    ffi,
     page::PAGE_SIZE,
     prelude::*,
     sync::{
@@ -30,6 +27,12 @@ use kernel::{
     },
     time::{delay::fsleep, Delta, Jiffies},
 };
+
+#[cfg(CONFIG_RUST_HMM_CAPI)]
+mod raw;
+
+#[cfg(CONFIG_RUST_HMM_CAPI)]
+pub(crate) use raw::RawCopyJob;
 
 const FAILED_WORDS: usize = PMD_PAGES / u64::BITS as usize;
 
@@ -413,20 +416,6 @@ impl CopyJob {
         (self.pages, self.source, self.destination)
     }
 
-    /// Converts the job to numbers and a pointer for a driver in C, which ends it by
-    /// [`RawCopyJob::complete`].
-    pub(crate) fn into_raw(self) -> RawCopyJob {
-        let this = ManuallyDrop::new(self);
-        RawCopyJob {
-            pages: this.pages,
-            source: this.source,
-            destination: this.destination,
-            // SAFETY: The reference is moved out only once, because `this` is never dropped.
-            state: Arc::into_raw(unsafe { core::ptr::read(&this.state) }).cast(),
-            index: this.index,
-        }
-    }
-
     /// Completes the job. With `Ok` the driver guarantees that the whole destination was written,
     /// which the library cannot check. After an error, the page keeps its place and contents.
     pub fn complete(mut self, result: Result) {
@@ -434,51 +423,6 @@ impl CopyJob {
             Ok(()) if fails(FailPoint::Copy) => Err(EIO),
             result => result,
         };
-    }
-}
-
-/// A [`CopyJob`] as numbers and a pointer.
-pub(crate) struct RawCopyJob {
-    pub(crate) pages: usize,
-    pub(crate) source: Option<CopyEndpoint>,
-    pub(crate) destination: CopyEndpoint,
-    /// A reference to the state of the step, from `Arc::into_raw()`.
-    pub(crate) state: *const ffi::c_void,
-    pub(crate) index: usize,
-}
-
-impl RawCopyJob {
-    /// Completes the job as [`CopyJob::complete`].
-    ///
-    /// # Safety
-    ///
-    /// `state` and `index` must be those of a job that was not completed yet.
-    pub(crate) unsafe fn complete(state: *const ffi::c_void, index: usize, result: Result) {
-        // INVARIANT: The job has no pages.
-        CopyJob {
-            // SAFETY: `state` is a reference that `into_raw` returned. By the function's
-            // requirements the job was not completed, so that the reference was not taken before.
-            state: unsafe { Arc::from_raw(state.cast()) },
-            index,
-            pages: 0,
-            source: None,
-            destination: CopyEndpoint::Device(0),
-            result: Err(EIO),
-        }
-        .complete(result);
-    }
-
-    /// Returns whether the result will not be used, as [`CopyJob::is_cancelled`].
-    ///
-    /// # Safety
-    ///
-    /// `state` must be that of a job that was not completed yet.
-    pub(crate) unsafe fn is_cancelled(state: *const ffi::c_void) -> bool {
-        // SAFETY: `state` is a reference that `into_raw` returned. It is valid because the job was
-        // not completed, by the function's requirements.
-        unsafe { &*state.cast::<CopyState>() }
-            .cancelled
-            .load(Relaxed)
     }
 }
 

@@ -125,6 +125,7 @@ pub(super) fn release_unfilled<R>(
     failed
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_copies)]
 mod tests {
     use super::{super::CopyEndpoint, *};

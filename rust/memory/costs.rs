@@ -35,6 +35,7 @@ fn search(blocks: usize, groups: usize) -> Result<u64> {
     Ok(least)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_memory_costs)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@
 
 mod bounds;
 mod search;
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 mod turns;
 

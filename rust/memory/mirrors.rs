@@ -111,6 +111,7 @@ impl MirrorList {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_peers)]
 mod tests {
     use super::*;

@@ -190,7 +190,7 @@ impl<M: MemoryOps> Splits<M> {
     }
 
     /// Returns whether the huge page that begins at device page `number` is being split.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(super) fn is_splitting(&self, number: usize) -> bool {
         matches!(self.table.meet(number, true), Met::Splitting(_))
     }

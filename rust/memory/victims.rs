@@ -62,6 +62,7 @@ impl Victims {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_victims)]
 mod tests {
     use super::*;

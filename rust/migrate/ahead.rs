@@ -5,6 +5,7 @@
 use super::{attempt::BlockBuffers, step::MigrateStep, PageOutcome, Target};
 use crate::{
     debug::timing::{Phase, Stopwatch},
+    kernel::cancel::CancelToken,
     memory::Memory,
     mirror::{AnnounceTries, Device, InstallFilter, Mirror},
     mm::{
@@ -13,7 +14,6 @@ use crate::{
         range_fault::AddressSpace,
     },
     pgtable::Format,
-    queue::CancelToken,
     space::{JoinedMirrors, WindowUser},
 };
 use kernel::prelude::*;

@@ -6,6 +6,7 @@
 use super::{survey::Movable, PageOutcome, Target};
 use crate::{
     debug::timing::{Phase, Stopwatch},
+    kernel::cancel::CancelToken,
     memory::{Arrival, CopyContext, Copying, Memory, MemoryOps, StepGuard},
     mirror::{Announced, CommitResult, Device, Mirror},
     mm::{
@@ -15,7 +16,6 @@ use crate::{
         vma::Vma,
     },
     pgtable::{Format, Prealloc},
-    queue::CancelToken,
     space::{JoinedMirrors, MigrationDesc, Readers},
 };
 use kernel::{mm::virt::flags, prelude::*};

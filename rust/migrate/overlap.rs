@@ -16,14 +16,13 @@ use super::{
     OutcomeTally, PageOutcome,
 };
 use crate::{
-    kernel::identity::MigrationId,
+    kernel::{cancel::CancelToken, identity::MigrationId},
     memory::Memory,
     mirror::{AnnounceTries, Announced, Device, Mirror},
     mm::{
         addr::PageRange,
         vma::{fatal_signal_pending, MmapGuard},
     },
-    queue::CancelToken,
     space::{Destination, EventMatch, JoinedMirrors, MigrationDesc},
 };
 use kernel::prelude::*;

@@ -55,7 +55,7 @@ pub(super) fn count(end: Overlap) {
 }
 
 /// Returns the number of attempts with this result, of all devices, since the module was loaded.
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 pub(crate) fn counted(end: Overlap) -> u64 {
     OVERLAP_COUNTS
         .get(end as usize)

@@ -11,14 +11,13 @@ use super::{
 };
 use crate::{
     debug::stats::Counter,
-    kernel::identity::MigrationId,
+    kernel::{cancel::CancelToken, identity::MigrationId},
     memory::LruStamp,
     mirror::{AnnounceTries, Device, InstallFilter, Mirror},
     mm::{
         addr::{PageRange, PMD_PAGES},
         range_fault::AddressSpace,
     },
-    queue::CancelToken,
     space::{Destination, EventMatch, MigrationDesc},
 };
 use kernel::{

@@ -4,13 +4,14 @@
 //! follow VMAs that are moved.
 
 use super::{Device, InstallFilter, Mirror, MirrorShared};
+#[cfg(CONFIG_RUST_HMM_MANAGED)]
+use crate::managed::Flags;
 use crate::{
     attributes::{AttributeUpdate, Attributes, CommonAttributes, Relocated, VmaAnchor},
     kernel::{
         identity::{DeviceId, MemoryId},
         reentry,
     },
-    managed::Flags,
     mm::{
         addr::PageRange,
         range_fault::AddressSpace,
@@ -251,14 +252,22 @@ impl<D: Device> Mirror<D> {
         } else {
             (Attributes::DEFAULT, mapping)
         };
-        let managed =
-            Flags::of(vma.anonymous_offset()).filter(|_| attributes == Attributes::DEFAULT);
-        Ok(AttributesAt {
-            attributes: managed.map_or(attributes, Flags::attributes),
+        let known = AttributesAt {
+            attributes,
             limits,
             movable: vma.may_migrate(),
-            whole: managed.is_some_and(|flags| flags.populate && !flags.host_shared),
-        })
+            whole: false,
+        };
+        #[cfg(CONFIG_RUST_HMM_MANAGED)]
+        let known = match Flags::of(vma.anonymous_offset()) {
+            Some(flags) if attributes == Attributes::DEFAULT => AttributesAt {
+                attributes: flags.attributes(),
+                whole: flags.populate && !flags.host_shared,
+                ..known
+            },
+            _ => known,
+        };
+        Ok(known)
     }
 
     /// Returns the first part of `piece` that has the same attributes, and whether its pages may

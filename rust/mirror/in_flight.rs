@@ -26,7 +26,7 @@ use kernel::{
     rbtree::{RBTree, RBTreeNodeReservation},
 };
 
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 
 const MARK_WORDS: usize = PMD_PAGES / u64::BITS as usize;
@@ -343,25 +343,25 @@ impl InFlightMigrations {
         own
     }
 
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     fn owns_all(&self, name: MigrationId, span: PageRange) -> bool {
         self.get(name, span.start())
             .is_some_and(|one| one.owns_all(span))
     }
 
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     fn owns_any(&self, name: MigrationId, span: PageRange) -> bool {
         self.get(name, span.start())
             .is_some_and(|one| one.owned(span) != 0)
     }
 
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     fn divides(&self, name: MigrationId, span: PageRange) -> bool {
         self.get(name, span.start())
             .is_some_and(|one| one.divides(span))
     }
 
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     fn keeps(&self, name: MigrationId, span: PageRange, entry: DevicePte) -> bool {
         self.get(name, span.start())
             .is_some_and(|transaction| transaction.keeps(span, entry))

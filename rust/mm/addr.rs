@@ -145,6 +145,7 @@ impl PageRange {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_addr)]
 mod tests {
     use super::*;

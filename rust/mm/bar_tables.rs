@@ -383,6 +383,7 @@ impl Drop for OwnedBarTables {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_bar_tables)]
 mod tests {
     use super::*;

@@ -322,7 +322,7 @@ impl FreeMap {
     }
 
     /// Returns whether any block of 512 pages is free.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(in crate::mm) fn has_block(&self) -> bool {
         self.words
             .chunks_exact(BLOCK_WORDS)
@@ -499,5 +499,5 @@ fn for_each_word(index: usize, pages: usize, mut each: impl FnMut(usize, u64)) {
     }
 }
 
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;

@@ -37,7 +37,7 @@ mod hints;
 mod owner;
 mod region;
 mod rmap;
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 
 pub(crate) use alloc::Row;

@@ -4,10 +4,12 @@
 //!
 //! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h)
 
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 use super::pin::PinnedPages;
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
+use crate::inject::{fails, FailPoint};
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
     kernel::{
         deferred::{Deferred, DropWaits},
         lock_classes,
@@ -171,7 +173,7 @@ impl DmaDevice {
     }
 
     /// Creates a software device whose DMA is always bounced.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn bouncing(name: &CStr) -> Result<Arc<Self>> {
         // SAFETY: The helper copies the name.
         let raw = unsafe { bindings::rust_hmm_dma_create(name.as_char_ptr()) };
@@ -386,11 +388,13 @@ impl PinnedDrop for DmaDevice {
 ///
 /// Each element of `list` is the mapping of a page for `device`, which is not closed before this is
 /// dropped.
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 struct DmaAddresses {
     device: Arc<DmaDevice>,
     list: KVVec<u64>,
 }
 
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 impl Drop for DmaAddresses {
     fn drop(&mut self) {
         let coherent = self.device.is_coherent();
@@ -403,6 +407,7 @@ impl Drop for DmaAddresses {
 }
 
 /// Addresses of pinned pages, until the owner drops them or the device is closed.
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 #[pin_data]
 struct PinnedAddresses {
     device: Arc<DmaDevice>,
@@ -412,6 +417,7 @@ struct PinnedAddresses {
     addresses: Mutex<Option<DmaAddresses>>,
 }
 
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 impl DmaUser for PinnedAddresses {
     fn close(&self) -> usize {
         let mut addresses = self.addresses.lock();
@@ -422,8 +428,10 @@ impl DmaUser for PinnedAddresses {
 }
 
 /// Pinned pages that are mapped for a device. The pages must outlive the mapping.
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 pub(crate) struct DmaMapping(Arc<PinnedAddresses>);
 
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 impl DmaMapping {
     /// Maps all of `pages`. For a coherent device this fails if a page would be bounced.
     ///
@@ -515,6 +523,7 @@ impl DmaMapping {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 impl Drop for DmaMapping {
     fn drop(&mut self) {
         self.0.close();
@@ -523,5 +532,5 @@ impl Drop for DmaMapping {
     }
 }
 
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;

@@ -60,6 +60,7 @@ impl<'a> CpuPages<'a> {
     }
 
     /// Returns the frame number of the first page.
+    #[cfg(CONFIG_RUST_HMM_CAPI)]
     pub(crate) fn first_pfn(&self) -> usize {
         self.first
     }
@@ -271,7 +272,7 @@ impl LockedFolio {
     }
 
     /// Returns the frame number of the first page, for tests.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn pfn(&self) -> usize {
         self.pfn
     }

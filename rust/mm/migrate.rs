@@ -378,6 +378,7 @@ impl<'a, R: MigrationReader> Isolated<'a, R> {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_migrate_pfn)]
 mod tests {
     use super::*;

@@ -112,7 +112,7 @@ impl NotifierRange<'_> {
     }
 
     /// Creates an event for a test.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn for_test(
         reason: NotifierEvent,
         range: PageRange,

@@ -4,6 +4,7 @@
 
 use super::addr::PMD_PAGES;
 use core::ops::Range;
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 use kernel::prelude::*;
 
 const WORD_BITS: usize = u64::BITS as usize;
@@ -123,6 +124,7 @@ impl PageSet {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_mask)]
 mod tests {
     use super::*;

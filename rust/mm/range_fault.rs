@@ -10,10 +10,11 @@
 //! C header: [`include/linux/hmm.h`](srctree/include/linux/hmm.h)
 
 pub use super::notifier::Retry;
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
+use super::pin::LockedVmCharge;
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
     notifier::{IntervalNotifier, NotifierOps, NotifierTable, Seq},
-    pin::LockedVmCharge,
     vma::{fatal_signal_pending, MemcgCharge, MmapGuard},
 };
 use crate::{
@@ -139,7 +140,7 @@ impl HmmPfn {
     }
 
     /// Creates an entry from the raw value of `hmm_range_fault()`.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) const fn from_raw(raw: usize) -> Self {
         Self(raw)
     }
@@ -204,6 +205,7 @@ impl AddressSpace {
     /// # Errors
     ///
     /// - `ENOMEM`: the limit is exceeded.
+    #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
     pub(crate) fn account(&self, pages: usize) -> Result<LockedVmCharge> {
         LockedVmCharge::new(&self.mm, pages)
     }
@@ -451,6 +453,7 @@ impl<T: Unpin> Validated<'_, T> {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_pfn)]
 mod tests {
     use super::*;

@@ -141,6 +141,7 @@ impl PinnedDrop for RangeMap {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_range_map)]
 mod tests {
     use super::*;

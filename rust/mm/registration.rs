@@ -117,6 +117,7 @@ impl<'a> RegisteredMm<'a> {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_registration)]
 mod tests {
     use super::*;

@@ -27,6 +27,7 @@ fn device(kind: MemoryKind) -> Result<Pin<KBox<DevicePages<NoFaults>>>> {
     KBox::pin_init(DevicePages::new(kind, PMD_PAGES, NoFaults), GFP_KERNEL)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_refused)]
 mod suite {
     use super::*;

@@ -170,6 +170,7 @@ impl SharedBytes {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_user)]
 mod tests {
     use super::*;

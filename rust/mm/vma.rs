@@ -162,6 +162,7 @@ impl<'a> MmapGuard<'a> {
     }
 
     /// Returns the VMA that contains `addr`, or else the next one.
+    #[cfg(CONFIG_RUST_HMM_MANAGED)]
     pub(crate) fn vma_from(&self, addr: usize) -> Option<Vma<'_>> {
         // SAFETY: The mmap lock is held by the type invariant.
         let vma = unsafe { bindings::find_vma(self.mm.as_raw(), addr) };
@@ -269,6 +270,7 @@ impl core::ops::Deref for Vma<'_> {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_space)]
 mod tests {
     use super::*;

@@ -127,6 +127,7 @@ impl<T: Send + Sync> ChunkDirectory<T> {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_pgtable_directory)]
 mod tests {
     use super::*;

@@ -255,5 +255,5 @@ impl<F: Format> Table<F> {
     }
 }
 
-#[cfg(CONFIG_KUNIT = "y")]
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;

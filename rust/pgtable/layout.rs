@@ -159,6 +159,7 @@ impl<L: Layout> Format for FormatOf<L> {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_layout)]
 mod tests {
     use super::*;

@@ -409,13 +409,13 @@ impl<F: Format> Pool<F> {
     }
 
     /// Returns the number of free pages, for tests.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(super) fn free_pages(&self) -> usize {
         self.free.lock().len
     }
 
     /// Returns the upper bound of the slots of chunks that were ever used, for tests.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(super) fn places(&self) -> usize {
         self.top.load(Relaxed)
     }

@@ -226,6 +226,7 @@ impl Policy for Density {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_density)]
 mod tests {
     use super::*;

@@ -118,6 +118,7 @@ impl FaultWindows {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_cpu_window)]
 mod tests {
     use super::*;

@@ -160,6 +160,7 @@ impl Immovable {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_immovable)]
 mod tests {
     use super::*;

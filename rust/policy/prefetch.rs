@@ -3,6 +3,7 @@
 //! Detection of sequential access, for which whole blocks are migrated ahead of the device.
 
 use crate::mm::addr::PageRange;
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 use kernel::prelude::*;
 
 /// Number of streams that are tracked for a mirror, for example one for each engine or array.
@@ -94,6 +95,7 @@ impl Streams {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_stream)]
 mod tests {
     use super::*;

@@ -288,6 +288,7 @@ impl ThrashDetector {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_thrash)]
 mod tests {
     use super::*;

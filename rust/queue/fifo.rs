@@ -77,6 +77,7 @@ impl<T> Fifo<T> {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_ring)]
 mod tests {
     use super::*;

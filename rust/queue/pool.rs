@@ -245,6 +245,7 @@ impl Drop for PoolThreads {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_crew)]
 mod tests {
     use super::*;

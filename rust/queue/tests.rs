@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 use super::*;
-use crate::kernel::fence::FenceStatus;
+use crate::kernel::{cancel::cancelled, fence::FenceStatus};
 use kernel::time::{delay::fsleep, Delta};
 
 const SECOND: Option<Delta> = Some(Delta::from_secs(10));
@@ -43,6 +43,7 @@ fn gate(kind: FenceType) -> Result<DriverFence> {
     DriverFence::new(kind)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_queue)]
 mod suite {
     use super::*;

@@ -91,7 +91,7 @@ impl NotifierWindow {
     }
 
     /// Returns the number of users.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(super) fn users(&self) -> usize {
         self.users.load(Relaxed)
     }

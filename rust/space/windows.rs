@@ -89,13 +89,13 @@ impl NotifierWindows {
     }
 
     /// Returns the number of windows.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn count(&self) -> usize {
         self.all.lock().iter().count()
     }
 
     /// Returns the number of uses of the window that contains `addr`.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn users(&self, addr: usize) -> usize {
         let all = self.all.lock();
         let window = all.get(&index_of(addr));

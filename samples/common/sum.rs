@@ -14,10 +14,10 @@ use kernel::{
     uaccess::UserSlice,
 };
 use rust_hmm::{
-    kernel::{fence::Fence, identity::FenceType, sync_file::SyncFile},
+    kernel::{cancel::CancelToken, fence::Fence, identity::FenceType, sync_file::SyncFile},
     mirror::{Device, Mirror, PageMemory},
     mm::{addr::PageRange, range_fault::Access},
-    queue::{CancelToken, HasMirror, Queue},
+    queue::{HasMirror, Queue},
 };
 
 /// Ioctl: sum of the 64-bit words of a range.

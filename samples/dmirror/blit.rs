@@ -24,9 +24,10 @@ use kernel::{
 use rust_hmm::{
     host_lock::{Coherence, PinnedRange},
     kernel::{
+        cancel::cancelled,
         completion::TimedCompletion,
         dma_fence::{DmaDriverFence, DmaFence, DmaFenceAlloc, FenceContext, SignallingSection},
-        fence::{cancelled, Fence, FenceAlloc},
+        fence::{Fence, FenceAlloc},
         identity::FenceType,
         kthread::Thread,
     },

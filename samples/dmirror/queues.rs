@@ -19,6 +19,7 @@ use kernel::{
 };
 use rust_hmm::{
     kernel::{
+        cancel::CancelToken,
         dma_fence::DmaFence,
         fence::{DriverFence, Fence},
         fence_watch::{FenceWatch, WatchedFence},
@@ -28,7 +29,7 @@ use rust_hmm::{
     managed::{finish_allocation_async, Allocation},
     mirror::Mirror,
     mm::addr::PageRange,
-    queue::{CancelToken, HasMirror, Queue, TransferReport, WorkerPool},
+    queue::{HasMirror, Queue, TransferReport, WorkerPool},
 };
 
 /// Maximum number of queues of a file.

@@ -110,7 +110,7 @@ def module(name):
     text = "".join((rust / file).read_text() for file in ("mm.rs", "kernel.rs"))
     found = re.search(rf"^((?:#\[.*\]\n)*)(?:pub(?:\(crate\))? )?mod {name};\n", text, flags=re.M)
     visible = "pub " if "pub" in found.group(0) else ""
-    return f"{found.group(1)}{visible}mod {name};\n"
+    return rewrite.without_options(f"{found.group(1)}{visible}mod {name};\n")
 
 
 def head_of(modules):

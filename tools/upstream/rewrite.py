@@ -134,8 +134,16 @@ def filled(text):
     return "\n".join(lines)
 
 
+def without_options(text):
+    """Without the options of the library: all parts are there, and KUnit has the tests."""
+    option = r"^ *#\[cfg\((?:all\()?CONFIG_RUST_HMM_[\w, ]+\)+\]\n"
+    text = re.sub(option + r"(?= *mod tests;)", '#[cfg(CONFIG_KUNIT = "y")]\n', text, flags=re.M)
+    return re.sub(option, "", text, flags=re.M)
+
+
 def rust(text, series, private):
     """A file of Rust, which only its siblings use if it is private."""
+    text = without_options(text)
     text = decided(text, series) if "hmm_series" in text else text
     text = without_blocks(text, r"if fails\(Point::")
     text = without_blocks(text, r"if is_injecting\(\)")
@@ -230,6 +238,7 @@ def prototypes(text):
 
 def c(text, functions):
     """A file of C, as one of rust/helpers: exported by the kernel's build, declared for Rust only."""
+    text = text.replace("#ifdef CONFIG_RUST_HMM_KUNIT_TEST", "#if IS_BUILTIN(CONFIG_KUNIT)")
     text = re.sub(r'^(EXPORT_SYMBOL.*|#include (".*"|<linux/export.h>))\n', "", text, flags=re.M)
     text = re.sub(r"^(?=(?!static)[a-z].*?\b(?:rust_hmm_\w+)\([^;]*(?:\n\t[^;]*)*\n\{)", "__rust_helper ", text,
                   flags=re.M)

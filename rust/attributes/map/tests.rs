@@ -51,6 +51,7 @@ fn prefer(location: To) -> AttributeUpdate {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_attributes)]
 mod suite {
     use super::*;

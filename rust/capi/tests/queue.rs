@@ -4,6 +4,7 @@
 
 use super::*;
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_capi_queue)]
 mod tests {
     use super::*;

@@ -173,6 +173,7 @@ pub(super) fn next(kind: ObjectKind, position: u64) -> Option<Arc<RegistryEntry>
     ALL.lock().next(kind, position)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_watch_list)]
 mod tests {
     use super::*;

@@ -170,6 +170,7 @@ impl BinaryWriter for MapFile {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_watch)]
 mod tests {
     use super::*;

@@ -258,6 +258,7 @@ impl Drop for Owners {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_shrinker_owner)]
 mod tests {
     use super::*;

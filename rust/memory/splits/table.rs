@@ -183,6 +183,7 @@ impl Drop for SplitItem {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_splits)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@ use crate::{
 };
 use kernel::page::PAGE_SHIFT;
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_transaction)]
 mod suite {
     use super::*;

@@ -39,6 +39,7 @@ fn live(mirror: &Mirror<TestDevice>) -> usize {
     mirror.inner().lock().table.live()
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_cold)]
 mod suite {
     use super::*;

@@ -73,6 +73,7 @@ fn targets(
     Ok((by_walker, mirror.lock_table()?.target(addr, write)))
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_mirror_of_dma)]
 mod suite {
     use super::*;

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     host_lock::Coherence,
     kernel::{
+        cancel::CancelToken,
         deferred,
         fence_watch::FenceWatch,
         kthread::Thread,
@@ -20,7 +21,7 @@ use crate::{
         dma::{DmaBuffer, DmaDevice},
         vma::MmapGuard,
     },
-    queue::{CancelToken, Queue, WorkerPool},
+    queue::{Queue, WorkerPool},
 };
 use kernel::{
     sync::atomic::{ordering::Acquire, AtomicFlag},
@@ -193,6 +194,7 @@ fn to_device(mirror: &Arc<Mirror<Nosy>>, range: PageRange) -> Result {
     mirror.migrate(range).to_device().map(|_| ())
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_dropped)]
 mod suite {
     use super::*;
@@ -368,7 +370,7 @@ mod suite {
         ends.wait_for(|| ends.dropped.load(Relaxed) == 2);
         assert_eq!(
             rest.synchronize(None),
-            Err(crate::kernel::fence::cancelled())
+            Err(crate::kernel::cancel::cancelled())
         );
         assert_eq!(ends.finish(), Some(2));
         Ok(())

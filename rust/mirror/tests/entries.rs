@@ -31,6 +31,7 @@ impl Device for SmallDevice {
     fn flush_wait(&self, (): ()) {}
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_mirror)]
 mod suite {
     use super::*;

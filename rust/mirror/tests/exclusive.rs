@@ -9,6 +9,7 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_exclusive)]
 mod suite {
     use super::*;

@@ -13,6 +13,7 @@ fn agent() -> Result<[Arc<DmaDevice>; 1]> {
     Ok([DmaDevice::software(c"hmm-kunit")?])
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_host_lock)]
 mod suite {
     use super::*;

@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::{
+    kernel::cancel::CancelToken,
     memory::{CopyContext, Copying},
     migrate::PageOutcome,
     mirror::in_flight::InFlightNode,
@@ -14,11 +15,11 @@ use crate::{
         migrate::{Batch, Isolated, System},
         vma::MmapGuard,
     },
-    queue::CancelToken,
     space::{Destination, EventMatch, MigrationDesc},
 };
 use kernel::time::{delay::fsleep, Delta};
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_migration)]
 mod suite {
     use super::*;

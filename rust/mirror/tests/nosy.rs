@@ -9,12 +9,12 @@ use crate::{
     debug::events::Event,
     host_lock::{Coherence, LockError},
     kernel::{
+        cancel::CancelToken,
         fence::{DriverFence, Fence},
         reentry,
     },
     mm::device_pages::DeviceRange,
     policy::NoMigration,
-    queue::CancelToken,
 };
 use kernel::sync::{atomic::AtomicFlag, Mutex, SpinLock};
 

@@ -5,9 +5,8 @@
 use super::{stay::settle, *};
 use crate::{
     inject::{ArmedPoint, FailPoint},
-    kernel::kthread::Thread,
+    kernel::{cancel::CancelToken, kthread::Thread},
     migrate::{counted, Overlap, PageOutcome},
-    queue::CancelToken,
 };
 use core::ops::Range;
 use kernel::{
@@ -203,6 +202,7 @@ fn readable(mirror: &Mirror<TestDevice>, range: PageRange) -> Result<usize> {
     Ok(count)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_overlap)]
 mod suite {
     use super::*;

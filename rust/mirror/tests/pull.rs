@@ -94,6 +94,7 @@ impl Device for Spare {
     fn flush_wait(&self, (): ()) {}
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_pull)]
 mod suite {
     use super::*;

@@ -16,6 +16,7 @@ fn is_in_time(since: Instant<Monotonic>) -> bool {
     took >= MIN_DURATION && took < MAX_DURATION
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_retry)]
 mod suite {
     use super::*;

@@ -75,6 +75,7 @@ fn refused(
     ])
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_mirror_seen)]
 mod suite {
     use super::*;

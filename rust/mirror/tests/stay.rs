@@ -94,6 +94,7 @@ pub(super) fn settle(mirror: &Mirror<TestDevice>) -> Result {
     unmap(other)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_stay)]
 mod suite {
     use super::*;

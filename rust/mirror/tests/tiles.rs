@@ -90,6 +90,7 @@ fn tiled_load(mirror: &Mirror<Tiled>, addr: usize) -> Result<Option<u64>> {
     Ok(Some(u64::from_ne_bytes(bytes)))
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_tiles)]
 mod suite {
     use super::*;

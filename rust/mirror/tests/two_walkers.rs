@@ -12,6 +12,7 @@ use kernel::{
     },
 };
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_two_walkers)]
 mod suite {
     use super::*;

@@ -20,6 +20,7 @@ fn told(mirror: &Mirror<TestDevice>, f: impl FnOnce() -> Result) -> Result<u64> 
     Ok(mirror.stats().get(Counter::Invalidations) - before)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_windows)]
 mod suite {
     use super::*;

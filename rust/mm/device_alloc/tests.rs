@@ -28,6 +28,7 @@ fn free_map(pages: usize) -> Result<FreeMap> {
     Ok(map)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_device_alloc)]
 mod suite {
     use super::*;

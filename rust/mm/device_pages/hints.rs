@@ -242,6 +242,7 @@ impl Hints {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_hints)]
 mod tests {
     use super::*;

@@ -62,6 +62,7 @@ impl Owner {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_owner)]
 mod tests {
     use super::*;

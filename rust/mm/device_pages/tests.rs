@@ -25,6 +25,7 @@ impl DevicePageOps for NoFaults {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_device_pages)]
 mod suite {
     use super::*;

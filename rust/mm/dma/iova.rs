@@ -403,7 +403,7 @@ impl DmaWindows {
     }
 
     /// Returns the number of windows, for tests.
-    #[cfg(CONFIG_KUNIT = "y")]
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn count(&self) -> usize {
         self.tree.lock().windows.iter().count()
     }

@@ -303,6 +303,7 @@ impl Drop for BufferOwner {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_dma_buffer)]
 mod tests {
     use super::*;

@@ -19,6 +19,7 @@ fn mapping(device: &Arc<DmaDevice>, page: &Page, count: usize) -> Result<DmaMapp
     unsafe { DmaMapping::of_frames(device, count, frames) }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_dma_device)]
 mod suite {
     use super::*;

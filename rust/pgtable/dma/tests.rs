@@ -123,6 +123,7 @@ fn system(index: usize) -> DevicePte {
     DevicePte::system(FRAME + 3 * index, true)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_dma)]
 mod suite {
     use super::*;

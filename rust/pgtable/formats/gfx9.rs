@@ -5,7 +5,9 @@
 //! The bits are those of `drivers/gpu/drm/amd/amdgpu/amdgpu_vm.h`.
 
 use crate::pgtable::{DevicePte, Format};
-use kernel::{page::PAGE_SHIFT, prelude::*};
+use kernel::page::PAGE_SHIFT;
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+use kernel::prelude::*;
 
 /// Page table of GFX9 with four levels (PDB2, PDB1, PDB0, PTB) and addresses of 48 bits. Leaves are
 /// pages of 4 KiB, fragments of 64 KiB, and huge pages of 2 MiB, for which an entry of PDB0 is a
@@ -69,6 +71,7 @@ impl Format for Gfx9 {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_gfx9)]
 mod tests {
     use super::*;

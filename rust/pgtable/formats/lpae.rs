@@ -5,7 +5,9 @@
 //! Arm Architecture Reference Manual for A-profile, D8.3, "Translation table descriptor formats".
 
 use crate::pgtable::{DevicePte, Format};
-use kernel::{page::PAGE_SHIFT, prelude::*};
+use kernel::page::PAGE_SHIFT;
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+use kernel::prelude::*;
 
 /// VMSAv8-64 of stage 1 with a granule of 4 KiB, for 48 bits of address in and out: levels 0 to 3
 /// of the architecture, which are 3 to 0 here. Leaves are pages, the 16 entries of the Contiguous
@@ -98,6 +100,7 @@ impl Format for Lpae {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_lpae)]
 mod tests {
     use super::*;

@@ -382,6 +382,7 @@ fn ends_are_walked<F: Walked>(bits: u32) -> Result {
     Ok(())
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_images)]
 mod tests {
     use super::*;

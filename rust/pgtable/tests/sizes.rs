@@ -29,6 +29,7 @@ fn write(table: &mut Table<Sized>, unwritten: Unwritten) -> Option<PageRange> {
     flush(batch)
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_sizes)]
 mod tests {
     use super::*;

@@ -50,9 +50,11 @@ mod debug {
     pub(crate) mod stats;
 }
 
-use stand_ins::{inject, queue};
+use stand_ins::inject;
 
 mod kernel {
+    pub(crate) use crate::stand_ins::cancel;
+
     pub(crate) mod limit;
     pub(crate) mod hash;
     pub(crate) mod lock_classes;

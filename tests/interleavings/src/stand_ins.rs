@@ -28,7 +28,7 @@ pub(crate) mod inject {
 }
 
 /// Cancellation.
-pub(crate) mod queue {
+pub(crate) mod cancel {
     pub(crate) struct CancelToken;
 
     impl CancelToken {

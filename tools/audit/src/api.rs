@@ -24,7 +24,7 @@ fn for_tests(attributes: &[Attribute]) -> bool {
         path.is_ident("kunit_tests")
             || path.is_ident("cfg")
                 && matches!(&attribute.meta, syn::Meta::List(list)
-                    if list.tokens.to_string().contains("CONFIG_KUNIT"))
+                    if list.tokens.to_string().contains("CONFIG_RUST_HMM_KUNIT_TEST"))
     })
 }
 
@@ -162,7 +162,7 @@ mod tests {
         pub trait T { fn five(&self); }\n\
         impl T for A { fn five(&self) {} }\n\
         pub fn six() {}\n\
-        #[cfg(CONFIG_KUNIT = \"y\")] pub fn seven() {}\n\
+        #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)] pub fn seven() {}\n\
         #[kunit_tests(x)] mod tests { pub fn eight() {} }\n";
 
     #[test]

@@ -42,7 +42,7 @@ elapsed() {
 }
 
 # step LABEL COMMAND...: runs COMMAND with a progress line and with its output in a log. Prints the
-# end of the log on a failure.
+# end of the log on a failure. With V=1 prints the output while COMMAND runs.
 step() {
 	local label=$1 log start=$SECONDS rc
 	shift
@@ -51,8 +51,14 @@ step() {
 	printf '  %-58s' "$label" >&2
 	# Not "|| rc=$?", which would disable errexit inside the step.
 	set +e
-	( set -e; "$@" ) >"$log" 2>&1 </dev/null
-	rc=$?
+	if [ "${V-}" = 1 ]; then
+		printf '\n' >&2
+		( set -e; "$@" ) 2>&1 </dev/null | tee "$log" >&2
+		rc=${PIPESTATUS[0]}
+	else
+		( set -e; "$@" ) >"$log" 2>&1 </dev/null
+		rc=$?
+	fi
 	set -e
 	if ((rc)); then
 		printf ' FAILED after %s\n' "$(elapsed $((SECONDS - start)))" >&2

@@ -36,9 +36,10 @@ user_cargo() {
 }
 
 user_cargo_plain() {
-	local home=$HMM_BUILD/user/cargo
+	local home=$HMM_BUILD/user/cargo verbose=''
+	[ "${V-}" != 1 ] || verbose=1
 	mkdir -p "$home"
 	printf '[source.crates-io]\nreplace-with = "debian"\n[source.debian]\ndirectory = "/usr/share/cargo/registry"\n' \
 		>"$home/config.toml"
-	in_root env -C "$HMM_BUILD/user/src" CARGO_HOME="$home" RUSTFLAGS="$user_flags" cargo "$@"
+	in_root env -C "$HMM_BUILD/user/src" CARGO_HOME="$home" RUSTFLAGS="$user_flags" cargo ${verbose:+-v} "$@"
 }

@@ -45,6 +45,8 @@ def main():
     sample = next(c for c in project["crates"] if c["display_name"] == "rust_minimal")
     crates = project["crates"][: kernel + 1]
     library = None
+    with open(f"{top}/Kbuild", encoding="utf-8") as file:
+        parts = [f"CONFIG_RUST_HMM_{part}" for part in re.search(r"^hmm_parts := (.*)", file.read(), re.M)[1].split()]
     for name, module, is_library in crates_of(top):
         deps = list(sample["deps"])
         if not is_library:
@@ -55,7 +57,7 @@ def main():
             "root_module": module,
             "deps": deps,
             "is_workspace_member": True,
-            "cfg": sample["cfg"] + [f"hmm_series_{series.replace('.', '_')}"],
+            "cfg": sample["cfg"] + [f"hmm_series_{series.replace('.', '_')}"] + parts,
             "env": {
                 **sample["env"],
                 "RUST_HMM_BINDINGS": f"{build}/rust/bindings_generated.rs",

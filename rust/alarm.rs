@@ -8,12 +8,18 @@
 //! `/sys/kernel/debug/rust_hmm/alarms` has the counts, which are exact although the log is
 //! rate-limited.
 
-use crate::kernel::{limit::RateLimit, names::named};
+use crate::kernel::{
+    limit::RateLimit,
+    names::named, //
+};
 use kernel::{
     debugfs::Writer,
     fmt,
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    }, //
 };
 
 named! {

@@ -16,7 +16,10 @@ mod home;
 mod map;
 mod sets;
 
-pub(crate) use home::{Relocated, VmaAnchor};
+pub(crate) use home::{
+    Relocated,
+    VmaAnchor, //
+};
 pub(crate) use map::Map;
 
 /// Preferred location of memory.

@@ -14,10 +14,16 @@
 use crate::kernel::identity::FenceType;
 use crate::{
     bindings,
-    memory::{Memory, MemoryOps},
-    mm::addr::PageRange,
+    memory::{
+        Memory,
+        MemoryOps, //
+    },
+    mm::addr::PageRange, //
 };
-use kernel::{ffi, prelude::*};
+use kernel::{
+    ffi,
+    prelude::*, //
+};
 
 mod attributes;
 #[cfg(CONFIG_RUST_HMM_QUEUE)]

@@ -8,26 +8,64 @@
 
 use crate::{
     debug::{
-        events::{Event, MigrateReason},
-        stats::Counter,
+        events::{
+            Event,
+            MigrateReason, //
+        },
+        stats::Counter, //
     },
     kernel::{
-        identity::{MemoryId, MigrationId},
-        reentry,
+        identity::{
+            MemoryId,
+            MigrationId, //
+        },
+        reentry, //
     },
-    memory::{CopyContext, Memory, MemoryOps},
+    memory::{
+        CopyContext,
+        Memory,
+        MemoryOps, //
+    },
     migrate::Outcome,
-    mirror::{AnnounceTries, Announced, CommitResult, Device, InstallFilter, Mirror},
+    mirror::{
+        AnnounceTries,
+        Announced,
+        CommitResult,
+        Device,
+        InstallFilter,
+        Mirror, //
+    },
     mm::{
-        addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        migrate::{Batch, Isolated, PageClass, Source},
+        addr::{
+            PageRange,
+            PMD_ORDER,
+            PMD_PAGES, //
+        },
+        migrate::{
+            Batch,
+            Isolated,
+            PageClass,
+            Source, //
+        },
         range_fault::AddressSpace,
-        vma::{MmapGuard, Vma},
+        vma::{
+            MmapGuard,
+            Vma, //
+        }, //
     },
     pgtable::Prealloc,
-    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc, Readers},
+    space::{
+        Destination,
+        EventMatch,
+        JoinedMirrors,
+        MigrationDesc,
+        Readers, //
+    }, //
 };
-use kernel::{mm::virt::flags, prelude::*};
+use kernel::{
+    mm::virt::flags,
+    prelude::*, //
+};
 
 pub use crate::memory::Connection;
 

@@ -9,23 +9,49 @@
 
 use crate::{
     kernel::{
-        deferred::{Deferred, DropWaits},
-        lock_classes, reentry,
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes,
+        reentry, //
     },
-    mirror::{Device, Mirror},
+    mirror::{
+        Device,
+        Mirror, //
+    },
     mm::{
         addr::PageRange,
-        dma::{DmaAddress, DmaDevice, DmaMapping},
+        dma::{
+            DmaAddress,
+            DmaDevice,
+            DmaMapping, //
+        },
         folio::CpuPagesMut,
-        pin::{LockedVmCharge, PinnedPages},
-    },
+        pin::{
+            LockedVmCharge,
+            PinnedPages, //
+        }, //
+    }, //
 };
 use kernel::{
-    page::{PAGE_SHIFT, PAGE_SIZE},
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
-    sync::{Arc, Mutex},
-    xarray::{AllocKind, XArray},
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
+    sync::{
+        Arc,
+        Mutex, //
+    },
+    xarray::{
+        AllocKind,
+        XArray, //
+    }, //
 };
 
 /// Start of the device addresses of locked memory, beyond all virtual addresses of a process.

@@ -13,16 +13,26 @@
 //! variable that is not modified, and a branch. Without the option a use costs nothing.
 
 use crate::kernel::{
-    debugfs::{DebugFile, FileContents},
-    names::named,
+    debugfs::{
+        DebugFile,
+        FileContents, //
+    },
+    names::named, //
 };
 use core::str::FromStr;
 use kernel::{
-    debugfs::{Reader, Writer},
+    debugfs::{
+        Reader,
+        Writer, //
+    },
     fmt,
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic, AtomicFlag},
-    uaccess::UserSliceReader,
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic,
+        AtomicFlag, //
+    },
+    uaccess::UserSliceReader, //
 };
 
 named! {

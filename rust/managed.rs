@@ -8,29 +8,48 @@
 //! `Documentation/managed.rst`.
 
 use crate::{
-    attributes::{Attributes, PreferredLocation},
+    attributes::{
+        Attributes,
+        PreferredLocation, //
+    },
     kernel::{
         cancel::CancelToken,
         fence::Fence,
-        miscdevice::{FileOps, OpenFile},
-        reentry,
+        miscdevice::{
+            FileOps,
+            OpenFile, //
+        },
+        reentry, //
     },
     migrate::Outcome,
-    mirror::{Device, Mirror},
-    mm::{
-        addr::{PageRange, PMD_SIZE},
-        mmap,
+    mirror::{
+        Device,
+        Mirror, //
     },
-    queue::{HasMirror, Queue, TransferReport},
+    mm::{
+        addr::{
+            PageRange,
+            PMD_SIZE, //
+        },
+        mmap, //
+    },
+    queue::{
+        HasMirror,
+        Queue,
+        TransferReport, //
+    }, //
 };
 use kernel::{
     mm::virt::VmaNew,
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
+    }, //
 };
 
 /// Bit of the offset that marks a mapping of the device file as managed memory. The bits below

@@ -4,30 +4,54 @@
 
 use crate::{
     debug::{
-        registry::{self, DebugEntry},
+        registry::{
+            self,
+            DebugEntry, //
+        },
         stats::Stats,
-        trace,
+        trace, //
     },
     inject::DeviceFaults,
     kernel::{
-        deferred::{Deferred, DropWaits},
-        identity::{MemoryId, MmId, PgmapOwner},
-        lock_classes,
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        identity::{
+            MemoryId,
+            MmId,
+            PgmapOwner, //
+        },
+        lock_classes, //
     },
     mm::{
         addr::PMD_PAGES,
-        device_pages::{DevicePages, DeviceRange, MemoryKind, Owner, MAX_PAGES},
-        migrate::{Isolated, Origin},
-        page_set::PageSet,
+        device_pages::{
+            DevicePages,
+            DeviceRange,
+            MemoryKind,
+            Owner,
+            MAX_PAGES, //
+        },
+        migrate::{
+            Isolated,
+            Origin, //
+        },
+        page_set::PageSet, //
     },
-    policy::fault_around::FaultWindows,
+    policy::fault_around::FaultWindows, //
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
-        Arc, SetOnce,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic,
+            AtomicFlag, //
+        },
+        Arc,
+        SetOnce, //
+    }, //
 };
 
 mod allocator;
@@ -61,14 +85,23 @@ pub use connection::Connection;
 use connection_cache::ConnectionCache;
 #[cfg(CONFIG_RUST_HMM_CAPI)]
 pub(crate) use copy::RawCopyJob;
-pub(crate) use copy::{CopyContext, CopyEndpoint};
-pub use copy::{CopyDesc, CopyJob};
+pub(crate) use copy::{
+    CopyContext,
+    CopyEndpoint, //
+};
+pub use copy::{
+    CopyDesc,
+    CopyJob, //
+};
 pub(crate) use copying::Copying;
 pub use dma_copy::DmaCopy;
 use lru::Lru;
 pub(crate) use lru::LruStamp;
 use mirrors::MirrorList;
-pub(crate) use mirrors::{MemoryClient, MirrorRegistration};
+pub(crate) use mirrors::{
+    MemoryClient,
+    MirrorRegistration, //
+};
 pub use no_memory::NoMemory;
 pub use ops::MemoryOps;
 use splits::Splits;
@@ -76,7 +109,10 @@ use state::MemoryState;
 pub(crate) use steps::StepGuard;
 use steps::Steps;
 use victims::Victims;
-use worker::{DeferredWork, MemoryWorker};
+use worker::{
+    DeferredWork,
+    MemoryWorker, //
+};
 
 /// Memory of one device, shared by all its mirrors.
 ///

@@ -14,12 +14,21 @@
 
 use crate::{
     debug::{
-        events::{Event, MigrateReason},
-        stats::Counter,
+        events::{
+            Event,
+            MigrateReason, //
+        },
+        stats::Counter, //
     },
-    kernel::{cancel::CancelToken, reentry},
-    mirror::{Device, Mirror},
-    mm::addr::PageRange,
+    kernel::{
+        cancel::CancelToken,
+        reentry, //
+    },
+    mirror::{
+        Device,
+        Mirror, //
+    },
+    mm::addr::PageRange, //
 };
 use kernel::prelude::*;
 use step::MigrateStep;
@@ -32,10 +41,16 @@ mod overlaps;
 mod step;
 mod survey;
 
-pub use crate::mirror::{Outcome, PageOutcome};
+pub use crate::mirror::{
+    Outcome,
+    PageOutcome, //
+};
 pub(crate) use overlaps::OverlapReport;
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
-pub(crate) use overlaps::{counted, Overlap};
+pub(crate) use overlaps::{
+    counted,
+    Overlap, //
+};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Target {

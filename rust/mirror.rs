@@ -15,31 +15,58 @@ use crate::host_lock::HostLocks;
 use crate::{
     debug::{
         events::Event,
-        registry::{DebugEntry, ObjectKind},
-        stats::Stats,
+        registry::{
+            DebugEntry,
+            ObjectKind, //
+        },
+        stats::Stats, //
     },
     kernel::{
-        deferred::{Deferred, DropWaits},
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
         identity::MmId,
         reentry,
-        shrinker::owner::{self, ReclaimOwner},
+        shrinker::owner::{
+            self,
+            ReclaimOwner, //
+        }, //
     },
-    memory::{Memory, MemoryOps, MirrorRegistration},
+    memory::{
+        Memory,
+        MemoryOps,
+        MirrorRegistration, //
+    },
     mm::{
         addr::PageRange,
-        dma::{DmaDevice, DmaWindows},
+        dma::{
+            DmaDevice,
+            DmaWindows, //
+        },
         range_fault::AddressSpace,
-        table_memory::TableMemory,
+        table_memory::TableMemory, //
     },
-    pgtable::{DevicePte, Format, Prealloc, Table},
+    pgtable::{
+        DevicePte,
+        Format,
+        Prealloc,
+        Table, //
+    },
     policy::Immovable,
-    space::{Membership, SpaceHandle},
+    space::{
+        Membership,
+        SpaceHandle, //
+    }, //
 };
 use kernel::{
     mm::MmWithUser,
     page::PAGE_MASK,
     prelude::*,
-    sync::{Arc, LockClassKey},
+    sync::{
+        Arc,
+        LockClassKey, //
+    }, //
 };
 
 mod announce;
@@ -63,20 +90,41 @@ mod table_guard;
 mod tests;
 mod tiles;
 
-pub use crate::mm::location::{PageAddress, PageMemory, PageMemoryMut};
+pub use crate::mm::location::{
+    PageAddress,
+    PageMemory,
+    PageMemoryMut, //
+};
 pub(crate) use announce::AnnounceTries;
 pub(crate) use announced::Announced;
 pub(crate) use commit::CommitResult;
 pub(crate) use fault::InstallFilter;
 pub use fault_policy::FaultOutcome;
-pub(crate) use invalidate::{MirrorShared, MirrorState};
-pub use outcome::{Outcome, PageOutcome};
-pub use snapshot::{PageLocation, Snapshot};
-pub use software_mmu::{AccessSection, TableTranslation, TranslateError, Walkers};
+pub(crate) use invalidate::{
+    MirrorShared,
+    MirrorState, //
+};
+pub use outcome::{
+    Outcome,
+    PageOutcome, //
+};
+pub use snapshot::{
+    PageLocation,
+    Snapshot, //
+};
+pub use software_mmu::{
+    AccessSection,
+    TableTranslation,
+    TranslateError,
+    Walkers, //
+};
 pub use table_guard::TableGuard;
 
 use in_flight::InFlightMigrations;
-use invalidate::{remove, remove_some};
+use invalidate::{
+    remove,
+    remove_some, //
+};
 
 /// Operations of a device that uses the address space of a process. Implemented by the driver.
 pub trait Device: Send + Sync + Sized + 'static {

@@ -47,14 +47,40 @@ mod tree;
 mod update;
 mod walk;
 
-pub use crate::mm::flush::{Flushed, Flusher};
+pub use crate::mm::flush::{
+    Flushed,
+    Flusher, //
+};
 pub use dma::DmaFormat;
-pub use entry::{DevicePte, Leaf};
-pub use flush::{FlushBatch, Flushing};
-pub(crate) use format::{has_leaves, reaches};
-pub use format::{Format, Radix, Radix4, Radix5, Word};
-pub use layout::{Bits, FormatOf, Layout};
+pub use entry::{
+    DevicePte,
+    Leaf, //
+};
+pub use flush::{
+    FlushBatch,
+    Flushing, //
+};
+pub(crate) use format::{
+    has_leaves,
+    reaches, //
+};
+pub use format::{
+    Format,
+    Radix,
+    Radix4,
+    Radix5,
+    Word, //
+};
+pub use layout::{
+    Bits,
+    FormatOf,
+    Layout, //
+};
 pub use sizes::BreakBeforeMake;
 pub(crate) use sizes::Unwritten;
-pub use table::{Prealloc, Table, TableReader};
+pub use table::{
+    Prealloc,
+    Table,
+    TableReader, //
+};
 pub(crate) use walk::WalkCache;

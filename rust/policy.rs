@@ -15,7 +15,11 @@
 
 use crate::{
     attributes::Attributes,
-    mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
+    mm::addr::{
+        PageRange,
+        PMD_PAGES,
+        PMD_SIZE, //
+    }, //
 };
 
 mod bounces;
@@ -27,7 +31,10 @@ mod thrash;
 
 pub use crate::mm::page_set::PageSet;
 pub use bounces::Bounces;
-pub use density::{Density, Parameters};
+pub use density::{
+    Density,
+    Parameters, //
+};
 pub(crate) use immovable::Immovable;
 
 /// State at a device fault, the input of a policy.

@@ -13,20 +13,33 @@
 
 use crate::kernel::{
     cancel::CancelToken,
-    completion::{cond_resched, TimedCompletion},
-    deferred::{Deferred, DropWaits},
-    fence::{DriverFence, Fence},
+    completion::{
+        cond_resched,
+        TimedCompletion, //
+    },
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
+    fence::{
+        DriverFence,
+        Fence, //
+    },
     identity::FenceType,
     kthread::Thread,
-    lock_classes,
+    lock_classes, //
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc, Mutex,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc,
+        Mutex, //
     },
-    time::Jiffies,
+    time::Jiffies, //
 };
 
 mod fifo;
@@ -37,7 +50,11 @@ mod transfer;
 
 use fifo::Fifo;
 pub use pool::WorkerPool;
-pub use transfer::{HasMirror, Transfer, TransferReport};
+pub use transfer::{
+    HasMirror,
+    Transfer,
+    TransferReport, //
+};
 
 /// Number of polls of a fence of another type of device before the queue sleeps.
 const FOREIGN_FENCE_POLLS: usize = 8;

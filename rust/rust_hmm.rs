@@ -94,13 +94,21 @@ mod capi;
 mod space;
 
 use self::{
-    debug::{footprint, registry, timing},
+    debug::{
+        footprint,
+        registry,
+        timing, //
+    },
     kernel::{
-        debugfs::{DebugDirectory, DebugFile, FileContents},
+        debugfs::{
+            DebugDirectory,
+            DebugFile,
+            FileContents, //
+        },
         deferred::Workqueue,
         shrinker::owner::Owners,
-        task_work::TaskWorks,
-    },
+        task_work::TaskWorks, //
+    }, //
 };
 use ::kernel::prelude::*;
 

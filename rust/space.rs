@@ -10,18 +10,33 @@ use crate::{
     debug::events::EvictReason,
     kernel::{
         identity::MmId,
-        rcu_map::{RcuArc, RcuMap},
+        rcu_map::{
+            RcuArc,
+            RcuMap, //
+        }, //
     },
-    mm::{notifier::NotifierRange, registration::Registration},
+    mm::{
+        notifier::NotifierRange,
+        registration::Registration, //
+    }, //
 };
 use kernel::{
-    mm::{Mm, MmWithUser},
+    mm::{
+        Mm,
+        MmWithUser, //
+    },
     prelude::*,
     sync::{
         aref::ARef,
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        }, //
     },
-    time::{Instant, Monotonic},
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 mod attribute_watch;
@@ -33,9 +48,22 @@ mod windows;
 
 use attribute_watch::AttributeWatch;
 use mirrors::EnteredMirror;
-pub(crate) use mirrors::{Home, Invalidated, Membership, MirrorOps, SpaceMirrors};
-pub(crate) use readers::{JoinedMirrors, Readers};
-pub(crate) use request::{Destination, EventMatch, MigrationDesc};
+pub(crate) use mirrors::{
+    Home,
+    Invalidated,
+    Membership,
+    MirrorOps,
+    SpaceMirrors, //
+};
+pub(crate) use readers::{
+    JoinedMirrors,
+    Readers, //
+};
+pub(crate) use request::{
+    Destination,
+    EventMatch,
+    MigrationDesc, //
+};
 pub(crate) use window::NotifierWindow;
 use windows::NotifierWindows;
 pub(crate) use windows::WindowUser;

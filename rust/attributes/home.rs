@@ -3,7 +3,10 @@
 //! Identity of pages with attributes, by which the pages are found again after `mremap()`, and the
 //! encoding of a range's value in the map.
 
-use super::sets::{SetNumber, Sets};
+use super::sets::{
+    SetNumber,
+    Sets, //
+};
 use crate::kernel::hash::hash_64;
 use core::num::NonZeroU64;
 

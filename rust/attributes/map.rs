@@ -10,27 +10,50 @@
 //! are not found are dropped.
 
 use super::{
-    home::{number_of, pack, unpack, Relocated, VmaAnchor},
-    sets::{SetError, SetNumber, Sets},
-    AttributeUpdate, Attributes, CommonAttributes,
+    home::{
+        number_of,
+        pack,
+        unpack,
+        Relocated,
+        VmaAnchor, //
+    },
+    sets::{
+        SetError,
+        SetNumber,
+        Sets, //
+    },
+    AttributeUpdate,
+    Attributes,
+    CommonAttributes, //
 };
 use crate::{
-    kernel::{identity::DeviceId, lock_classes},
+    kernel::{
+        identity::DeviceId,
+        lock_classes, //
+    },
     mm::{
         addr::PageRange,
-        range_map::{RangeEntry, RangeMap, Wait},
-    },
+        range_map::{
+            RangeEntry,
+            RangeMap,
+            Wait, //
+        }, //
+    }, //
 };
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Relaxed, Release},
-            AtomicFlag,
+            ordering::{
+                Acquire,
+                Relaxed,
+                Release, //
+            },
+            AtomicFlag, //
         },
-        Mutex,
-    },
+        Mutex, //
+    }, //
 };
 
 /// Most pieces that are set aside. Of more pieces, the oldest are dropped.

@@ -5,7 +5,11 @@
 //! Each range of pages refers to a set by its number ([`super::Map`]). A set holds the attributes
 //! for all devices of the process. [`Set::seen_by`] returns the part that concerns one device.
 
-use super::{AttributeUpdate, Attributes, PreferredLocation};
+use super::{
+    AttributeUpdate,
+    Attributes,
+    PreferredLocation, //
+};
 use crate::kernel::identity::DeviceId;
 use kernel::prelude::*;
 

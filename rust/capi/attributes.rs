@@ -2,12 +2,25 @@
 
 //! C interface: attributes.
 
-use super::{declared, mirror::this, number, PageRange};
-use crate::{
-    attributes::{AttributeUpdate, Attributes, CommonAttributes, PreferredLocation},
-    bindings,
+use super::{
+    declared,
+    mirror::this,
+    number,
+    PageRange, //
 };
-use kernel::{ffi, prelude::*};
+use crate::{
+    attributes::{
+        AttributeUpdate,
+        Attributes,
+        CommonAttributes,
+        PreferredLocation, //
+    },
+    bindings, //
+};
+use kernel::{
+    ffi,
+    prelude::*, //
+};
 
 declared! {
     rust_hmm_attributes_set,

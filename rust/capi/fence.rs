@@ -6,17 +6,32 @@
 //! `rust_hmm_fence_put()`, `rust_hmm_fence_eventfd()`, `rust_hmm_fence_watch()` and
 //! `rust_hmm_fence_unwatch()`.
 
-use super::{declared, kind, number, pointer};
+use super::{
+    declared,
+    kind,
+    number,
+    pointer, //
+};
 use crate::{
     bindings,
     kernel::{
         dma_fence::DmaFence,
-        fence::{DriverFence, Fence},
-        sync_file::SyncFile,
-    },
+        fence::{
+            DriverFence,
+            Fence, //
+        },
+        sync_file::SyncFile, //
+    }, //
 };
-use core::{mem::ManuallyDrop, ptr::NonNull};
-use kernel::{ffi, prelude::*, time::Delta};
+use core::{
+    mem::ManuallyDrop,
+    ptr::NonNull, //
+};
+use kernel::{
+    ffi,
+    prelude::*,
+    time::Delta, //
+};
 
 declared! {
     rust_hmm_fence_create,

@@ -2,29 +2,58 @@
 
 //! C interface: device memory.
 
-use super::{declared, from_driver, number, pointer, to_destroy, DriverData, Memory, MemoryOps};
+use super::{
+    declared,
+    from_driver,
+    number,
+    pointer,
+    to_destroy,
+    DriverData,
+    Memory,
+    MemoryOps, //
+};
 use crate::{
     bindings,
-    debug::stats::{Counter, Stats},
-    inject::{fails, FailPoint},
+    debug::stats::{
+        Counter,
+        Stats, //
+    },
+    inject::{
+        fails,
+        FailPoint, //
+    },
     kernel::reentry,
-    memory::{CopyEndpoint, CopyJob, RawCopyJob},
+    memory::{
+        CopyEndpoint,
+        CopyJob,
+        RawCopyJob, //
+    },
     mm::{
         addr::PMD_PAGES,
-        device_pages::{DeviceRange, MemoryKind},
-    },
+        device_pages::{
+            DeviceRange,
+            MemoryKind, //
+        }, //
+    }, //
 };
 use kernel::{
     ffi,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Relaxed, Release},
-            Atomic,
+            ordering::{
+                Acquire,
+                Relaxed,
+                Release, //
+            },
+            Atomic, //
         },
-        Arc,
+        Arc, //
     },
-    time::{delay::fsleep, Delta},
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 /// Duration of an injected delay.

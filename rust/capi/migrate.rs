@@ -2,13 +2,24 @@
 
 //! C interface: migration.
 
-use super::{declared, mirror::this, number, PageRange};
+use super::{
+    declared,
+    mirror::this,
+    number,
+    PageRange, //
+};
 use crate::{
     bindings,
     kernel::cancel::CancelToken,
-    migrate::{Outcome, PageOutcome},
+    migrate::{
+        Outcome,
+        PageOutcome, //
+    }, //
 };
-use kernel::{ffi, prelude::*};
+use kernel::{
+    ffi,
+    prelude::*, //
+};
 
 declared! { rust_hmm_migrate }
 

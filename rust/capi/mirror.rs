@@ -3,20 +3,50 @@
 //! C interface: mirrors.
 
 use super::{
-    declared, is_write,
-    memory::{count, CVram, MemoryRef},
-    number, pointer, to_destroy, DriverData, Memory, PageRange,
+    declared,
+    is_write,
+    memory::{
+        count,
+        CVram,
+        MemoryRef, //
+    },
+    number,
+    pointer,
+    to_destroy,
+    DriverData,
+    Memory,
+    PageRange, //
 };
 use crate::{
     bindings,
     kernel::{
         lock_classes,
-        reentry::{self, current_task},
+        reentry::{
+            self,
+            current_task, //
+        }, //
     },
-    mirror::{Device, Mirror, PageLocation, PageMemory, PageMemoryMut, Snapshot, TableGuard},
-    mm::{folio::CpuPages, range_fault::Access},
+    mirror::{
+        Device,
+        Mirror,
+        PageLocation,
+        PageMemory,
+        PageMemoryMut,
+        Snapshot,
+        TableGuard, //
+    },
+    mm::{
+        folio::CpuPages,
+        range_fault::Access, //
+    },
     pgtable::Radix4,
-    policy::{Density, NoMigration, Parameters, Policy, SinglePage},
+    policy::{
+        Density,
+        NoMigration,
+        Parameters,
+        Policy,
+        SinglePage, //
+    }, //
 };
 use core::cell::UnsafeCell;
 use kernel::{
@@ -24,9 +54,12 @@ use kernel::{
     mm::MmWithUser,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        SetOnce,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        SetOnce, //
+    }, //
 };
 
 declared! {

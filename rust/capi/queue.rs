@@ -17,18 +17,24 @@ use crate::{
     kernel::{
         cancel::CancelToken,
         fence::Fence,
-        reentry::{self, current_task},
+        reentry::{
+            self,
+            current_task, //
+        }, //
     },
-    queue::Queue,
+    queue::Queue, //
 };
 use core::ptr::NonNull;
 use kernel::{
     ffi,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
+    }, //
 };
 
 declared! {

@@ -6,50 +6,119 @@
 use super::PageRange;
 use crate::{
     bindings::{
-        self, mm_struct, rust_hmm_attributes, rust_hmm_attributes_clear, rust_hmm_attributes_get,
-        rust_hmm_attributes_set, rust_hmm_copy_cancelled, rust_hmm_copy_done, rust_hmm_copy_job,
-        rust_hmm_counter_RUST_HMM_CPU_FAULTS, rust_hmm_counter_RUST_HMM_TO_DEVICE,
-        rust_hmm_discard, rust_hmm_fault, rust_hmm_fence_create, rust_hmm_fence_eventfd,
-        rust_hmm_fence_from_dma, rust_hmm_fence_put, rust_hmm_fence_signal_once,
-        rust_hmm_fence_wait_for, rust_hmm_location_RUST_HMM_IS_DEVICE as RUST_HMM_IS_DEVICE,
+        self,
+        mm_struct,
+        rust_hmm_attributes,
+        rust_hmm_attributes_clear,
+        rust_hmm_attributes_get,
+        rust_hmm_attributes_set,
+        rust_hmm_copy_cancelled,
+        rust_hmm_copy_done,
+        rust_hmm_copy_job,
+        rust_hmm_counter_RUST_HMM_CPU_FAULTS,
+        rust_hmm_counter_RUST_HMM_TO_DEVICE,
+        rust_hmm_discard,
+        rust_hmm_fault,
+        rust_hmm_fence_create,
+        rust_hmm_fence_eventfd,
+        rust_hmm_fence_from_dma,
+        rust_hmm_fence_put,
+        rust_hmm_fence_signal_once,
+        rust_hmm_fence_wait_for,
+        rust_hmm_location_RUST_HMM_IS_DEVICE as RUST_HMM_IS_DEVICE,
         rust_hmm_location_RUST_HMM_IS_NONE as RUST_HMM_IS_NONE,
-        rust_hmm_location_RUST_HMM_IS_ZERO as RUST_HMM_IS_ZERO, rust_hmm_memory,
-        rust_hmm_memory_counter, rust_hmm_memory_create, rust_hmm_memory_destroy,
-        rust_hmm_memory_evict, rust_hmm_memory_ops, rust_hmm_memory_unplug, rust_hmm_memory_usage,
-        rust_hmm_migrate, rust_hmm_migration, rust_hmm_mirror, rust_hmm_mirror_alive,
-        rust_hmm_mirror_counter, rust_hmm_mirror_create, rust_hmm_mirror_destroy,
-        rust_hmm_mirror_ops, rust_hmm_outcome, rust_hmm_place, rust_hmm_queue,
-        rust_hmm_queue_create, rust_hmm_queue_destroy, rust_hmm_queue_record,
-        rust_hmm_queue_submit, rust_hmm_queue_wait, rust_hmm_residency, rust_hmm_serve,
-        rust_hmm_served, rust_hmm_snapshot, rust_hmm_stop, rust_hmm_stopped, rust_hmm_table_lock,
-        rust_hmm_table_lookup, rust_hmm_table_unlock, rust_hmm_target_RUST_HMM_TO_THE_DEVICE,
-        rust_hmm_usage, rust_hmm_where_RUST_HMM_CPU, rust_hmm_where_RUST_HMM_DEVICE,
-        RUST_HMM_FLUSH_SLEEPS, RUST_HMM_HAS_ACCESSED_BY, RUST_HMM_HAS_GRANULARITY,
-        RUST_HMM_HAS_NEVER_MIGRATE, RUST_HMM_HAS_PREFERRED, RUST_HMM_HAS_READ_MOSTLY,
-        RUST_HMM_PREFER_ANY, RUST_HMM_PREFER_DEVICE, RUST_HMM_PREFER_OTHER, RUST_HMM_PREFER_SYSTEM,
-        RUST_HMM_WRITE,
+        rust_hmm_location_RUST_HMM_IS_ZERO as RUST_HMM_IS_ZERO,
+        rust_hmm_memory,
+        rust_hmm_memory_counter,
+        rust_hmm_memory_create,
+        rust_hmm_memory_destroy,
+        rust_hmm_memory_evict,
+        rust_hmm_memory_ops,
+        rust_hmm_memory_unplug,
+        rust_hmm_memory_usage,
+        rust_hmm_migrate,
+        rust_hmm_migration,
+        rust_hmm_mirror,
+        rust_hmm_mirror_alive,
+        rust_hmm_mirror_counter,
+        rust_hmm_mirror_create,
+        rust_hmm_mirror_destroy,
+        rust_hmm_mirror_ops,
+        rust_hmm_outcome,
+        rust_hmm_place,
+        rust_hmm_queue,
+        rust_hmm_queue_create,
+        rust_hmm_queue_destroy,
+        rust_hmm_queue_record,
+        rust_hmm_queue_submit,
+        rust_hmm_queue_wait,
+        rust_hmm_residency,
+        rust_hmm_serve,
+        rust_hmm_served,
+        rust_hmm_snapshot,
+        rust_hmm_stop,
+        rust_hmm_stopped,
+        rust_hmm_table_lock,
+        rust_hmm_table_lookup,
+        rust_hmm_table_unlock,
+        rust_hmm_target_RUST_HMM_TO_THE_DEVICE,
+        rust_hmm_usage,
+        rust_hmm_where_RUST_HMM_CPU,
+        rust_hmm_where_RUST_HMM_DEVICE,
+        RUST_HMM_FLUSH_SLEEPS,
+        RUST_HMM_HAS_ACCESSED_BY,
+        RUST_HMM_HAS_GRANULARITY,
+        RUST_HMM_HAS_NEVER_MIGRATE,
+        RUST_HMM_HAS_PREFERRED,
+        RUST_HMM_HAS_READ_MOSTLY,
+        RUST_HMM_PREFER_ANY,
+        RUST_HMM_PREFER_DEVICE,
+        RUST_HMM_PREFER_OTHER,
+        RUST_HMM_PREFER_SYSTEM,
+        RUST_HMM_WRITE, //
     },
-    inject::{ArmedPoint, FailPoint},
-    kernel::{kthread::Thread, reentry},
+    inject::{
+        ArmedPoint,
+        FailPoint, //
+    },
+    kernel::{
+        kthread::Thread,
+        reentry, //
+    },
     mm::{
         addr::PMD_PAGES,
-        folio::{CpuPages, CpuPagesMut, SharedBytes},
-    },
+        folio::{
+            CpuPages,
+            CpuPagesMut,
+            SharedBytes, //
+        }, //
+    }, //
 };
-use core::ptr::{null, null_mut};
+use core::ptr::{
+    null,
+    null_mut, //
+};
 use kernel::{
     ffi,
     page::PAGE_SIZE,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Full, Relaxed, Release},
-            Atomic,
+            ordering::{
+                Acquire,
+                Full,
+                Relaxed,
+                Release, //
+            },
+            Atomic, //
         },
-        Arc,
+        Arc, //
     },
-    time::{delay::fsleep, Delta},
-    uaccess::UserSlice,
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
+    uaccess::UserSlice, //
 };
 
 mod attributes;

@@ -8,7 +8,10 @@
 
 #[cfg(doc)]
 use crate::mirror::Device;
-use crate::mm::{addr::PageRange, notifier::NotifierEvent};
+use crate::mm::{
+    addr::PageRange,
+    notifier::NotifierEvent, //
+};
 use kernel::prelude::*;
 
 /// Reason of a migration. The numbers are those of `hmm_show_trigger()`.

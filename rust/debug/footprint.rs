@@ -3,8 +3,14 @@
 //! Memory footprint of the page tables of all mirrors, whether in use or cached (`rust_hmm/tables`
 //! in debugfs), and numbers of pages mapped for DMA (`rust_hmm/dma`).
 
-use crate::mm::{dma, table_memory};
-use kernel::{debugfs::Writer, fmt};
+use crate::mm::{
+    dma,
+    table_memory, //
+};
+use kernel::{
+    debugfs::Writer,
+    fmt, //
+};
 
 /// Text of the file `tables`: number and bytes of table pages.
 pub(crate) struct TablesReport;

@@ -8,18 +8,28 @@
 //! dropped meanwhile. Readers take no lock that faults or callbacks take, and walk page tables
 //! locklessly.
 
-use crate::{mm::addr::PageRange, pgtable::DevicePte};
+use crate::{
+    mm::addr::PageRange,
+    pgtable::DevicePte, //
+};
 use kernel::{
     fmt,
     prelude::*,
-    sync::{Arc, Mutex}, //
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 
 mod list;
 mod map;
 mod report;
 
-pub(crate) use list::{exit, init, DebugEntry};
+pub(crate) use list::{
+    exit,
+    init,
+    DebugEntry, //
+};
 pub(crate) use map::MapFile;
 pub(crate) use report::ObjectReport;
 

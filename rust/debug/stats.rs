@@ -2,7 +2,10 @@
 
 //! Event counters.
 
-use kernel::sync::atomic::{ordering::Relaxed, Atomic};
+use kernel::sync::atomic::{
+    ordering::Relaxed,
+    Atomic, //
+};
 
 /// Type of an event that is counted. Numbers of pages count pages of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

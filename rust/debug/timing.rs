@@ -11,8 +11,14 @@ use kernel::prelude::*;
 use kernel::{
     debugfs::Writer,
     fmt,
-    sync::atomic::{ordering::Relaxed, Atomic},
-    time::{Instant, Monotonic}, //
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    },
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 /// A phase of a fault or of a migration.

@@ -8,13 +8,21 @@
 
 use crate::{
     bindings,
-    debug::events::{Event, EvictReason, MigrateReason, RetryReason},
-    mm::addr::PageRange,
+    debug::events::{
+        Event,
+        EvictReason,
+        MigrateReason,
+        RetryReason, //
+    },
+    mm::addr::PageRange, //
 };
 use kernel::{
     mm::MmWithUser,
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    }, //
 };
 
 /// Numbers of mirrors and devices, in the order of their creation.

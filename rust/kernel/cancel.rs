@@ -15,7 +15,7 @@ use kernel::{
             AtomicFlag, //
         },
         Arc, //
-    },
+    }, //
 };
 
 /// Returns `ECANCELED`, for which the kernel crate of 7.2 has no constant.

@@ -5,7 +5,11 @@
 //! C header: [`include/linux/completion.h`](srctree/include/linux/completion.h)
 
 use crate::bindings;
-use kernel::{prelude::*, time::Jiffies, types::Opaque};
+use kernel::{
+    prelude::*,
+    time::Jiffies,
+    types::Opaque, //
+};
 
 /// A `struct completion`. The waiter checks its condition each time it is woken. A call of
 /// [`Self::complete`] that precedes the wait is not lost: each call completes one wait.

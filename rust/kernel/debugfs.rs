@@ -14,13 +14,18 @@
 use crate::bindings;
 use core::ptr;
 use kernel::{
-    debugfs::{BinaryWriter, Reader, Writer},
-    ffi, fmt,
+    debugfs::{
+        BinaryWriter,
+        Reader,
+        Writer, //
+    },
+    ffi,
+    fmt,
     prelude::*,
     seq_file::SeqFile,
     seq_print,
     sync::SetOnce,
-    uaccess::UserSlice,
+    uaccess::UserSlice, //
 };
 
 /// Text that can be read and written.

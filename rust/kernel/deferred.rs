@@ -29,7 +29,10 @@ use kernel::{
     ffi,
     prelude::*,
     sync::{
-        atomic::{ordering::Full, Atomic},
+        atomic::{
+            ordering::Full,
+            Atomic, //
+        },
         Arc, //
     },
     types::Opaque, //

@@ -18,13 +18,22 @@
 
 use crate::{
     bindings,
-    kernel::{cancel::cancelled, identity::FenceType},
+    kernel::{
+        cancel::cancelled,
+        identity::FenceType, //
+    }, //
 };
-use core::{mem::ManuallyDrop, ptr::NonNull};
+use core::{
+    mem::ManuallyDrop,
+    ptr::NonNull, //
+};
 use kernel::{
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
-    types::NotThreadSafe,
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    },
+    types::NotThreadSafe, //
 };
 
 /// A fence context. Its fences signal in the order in which they are created.
@@ -239,7 +248,10 @@ impl Drop for SignallingSection {
 #[kunit_tests(rust_hmm_dma_fence)]
 mod tests {
     use super::*;
-    use crate::kernel::fence::{Fence, FenceStatus};
+    use crate::kernel::fence::{
+        Fence,
+        FenceStatus, //
+    };
 
     fn pending(kind: FenceType) -> Result<DmaDriverFence> {
         Ok(DmaFenceAlloc::new()?.init(&FenceContext::new(), kind))

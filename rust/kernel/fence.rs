@@ -12,16 +12,31 @@
 //! space observes a fence by an eventfd ([`Fence::eventfd`]) or by `poll()` of a driver's file
 //! ([`Watch`](super::fence_watch::FenceWatch)).
 
-use super::{completion::TimedCompletion, dma_fence::DmaFence, reentry};
+use super::{
+    completion::TimedCompletion,
+    dma_fence::DmaFence,
+    reentry, //
+};
 use crate::{
     bindings,
-    kernel::{cancel::cancelled, identity::FenceType},
+    kernel::{
+        cancel::cancelled,
+        identity::FenceType, //
+    }, //
 };
-use core::{mem::ManuallyDrop, ptr::NonNull};
+use core::{
+    mem::ManuallyDrop,
+    ptr::NonNull, //
+};
 use kernel::{
     error::to_result,
     prelude::*,
-    time::{Delta, Instant, Jiffies, Monotonic},
+    time::{
+        Delta,
+        Instant,
+        Jiffies,
+        Monotonic, //
+    }, //
 };
 
 /// Maximum duration of one sleep of a wait, in jiffies. After it the elapsed time is checked again.

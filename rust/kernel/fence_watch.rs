@@ -10,19 +10,27 @@ use super::fence::Fence;
 use crate::{
     bindings,
     kernel::{
-        deferred::{Deferred, DropWaits},
-        lock_classes,
-    },
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes, //
+    }, //
 };
 use kernel::{
     ffi,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
+        atomic::{
+            ordering::Relaxed,
+            Atomic,
+            AtomicFlag, //
+        },
         poll::PollCondVar,
-        Arc, LockClassKey,
+        Arc,
+        LockClassKey, //
     },
-    types::Opaque,
+    types::Opaque, //
 };
 
 /// The number of signalled fences of a file, and the tasks that poll the file for them.
@@ -161,8 +169,16 @@ impl PinnedDrop for WatchedFence {
 #[kunit_tests(rust_hmm_fence_watch)]
 mod tests {
     use super::*;
-    use crate::kernel::{fence::DriverFence, identity::FenceType};
-    use kernel::time::{delay::fsleep, Delta, Instant, Monotonic};
+    use crate::kernel::{
+        fence::DriverFence,
+        identity::FenceType, //
+    };
+    use kernel::time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Monotonic, //
+    };
 
     #[test]
     fn signalled_fence_is_counted_until_dropped() -> Result {

@@ -9,7 +9,10 @@ use crate::bindings;
 use core::ptr;
 use kernel::{
     ffi,
-    mm::{Mm, MmWithUser},
+    mm::{
+        Mm,
+        MmWithUser, //
+    },
     prelude::*, //
 };
 

@@ -14,8 +14,15 @@ use crate::{
         reentry, //
     }, //
 };
-use core::{marker::PhantomData, ptr};
-use kernel::{error::from_err_ptr, ffi, prelude::*};
+use core::{
+    marker::PhantomData,
+    ptr, //
+};
+use kernel::{
+    error::from_err_ptr,
+    ffi,
+    prelude::*, //
+};
 
 /// A kernel thread. Dropping it waits until the closure has returned.
 ///
@@ -139,8 +146,11 @@ impl Drop for Running {
 mod tests {
     use super::*;
     use kernel::sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
     };
 
     /// Counts its drops.

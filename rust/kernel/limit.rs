@@ -8,7 +8,10 @@
 use crate::kernel::completion::ktime_get_ns;
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 use kernel::prelude::*;
-use kernel::sync::atomic::{ordering::Relaxed, Atomic};
+use kernel::sync::atomic::{
+    ordering::Relaxed,
+    Atomic, //
+};
 
 /// Length of a period, in ns.
 const LIMIT_PERIOD_NS: u64 = 5_000_000_000;

@@ -7,7 +7,11 @@
 //! into drivers, where a key or name written in it would be another object. So all of them are
 //! here, in functions that are neither generic nor inlined. The crate root has the lock order.
 
-use kernel::{prelude::*, static_lock_class, sync::LockClassKey};
+use kernel::{
+    prelude::*,
+    static_lock_class,
+    sync::LockClassKey, //
+};
 
 /// Name and key of a class.
 pub(crate) type LockClass = (&'static CStr, Pin<&'static LockClassKey>);

@@ -11,11 +11,20 @@
 use crate::{
     bindings,
     kernel::{
-        deferred::{Deferred, DropWaits},
-        reentry::{self, ReentryGuard},
-    },
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        reentry::{
+            self,
+            ReentryGuard, //
+        }, //
+    }, //
 };
-use core::{marker::PhantomData, ptr::NonNull};
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
 use kernel::{
     error::to_result,
     ffi,
@@ -23,12 +32,25 @@ use kernel::{
     mm::virt::VmaNew,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        poll::{PollCondVar, PollTable},
-        Arc, SetOnce,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        poll::{
+            PollCondVar,
+            PollTable, //
+        },
+        Arc,
+        SetOnce, //
     },
-    types::{ForeignOwnable, Opaque},
-    uaccess::{UserSlice, UserSliceWriter},
+    types::{
+        ForeignOwnable,
+        Opaque, //
+    },
+    uaccess::{
+        UserSlice,
+        UserSliceWriter, //
+    }, //
 };
 
 /// Operations of an open file.

@@ -13,7 +13,10 @@ use core::{
 };
 use kernel::{
     prelude::*,
-    sync::atomic::{ordering::Full, Atomic}, //
+    sync::atomic::{
+        ordering::Full,
+        Atomic, //
+    }, //
 };
 
 /// A slot for one `T`.

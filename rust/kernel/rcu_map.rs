@@ -10,11 +10,18 @@
 //! [`include/linux/refcount.h`](srctree/include/linux/refcount.h)
 
 use crate::bindings;
-use core::{marker::PhantomData, ops::Deref, ptr::NonNull};
+use core::{
+    marker::PhantomData,
+    ops::Deref,
+    ptr::NonNull, //
+};
 use kernel::{
     error::to_result,
     prelude::*,
-    sync::{rcu, Refcount},
+    sync::{
+        rcu,
+        Refcount, //
+    },
     types::Opaque, //
 };
 
@@ -259,10 +266,18 @@ mod tests {
     use crate::kernel::kthread::Thread;
     use kernel::{
         sync::{
-            atomic::{ordering::Relaxed, Atomic},
+            atomic::{
+                ordering::Relaxed,
+                Atomic, //
+            },
             Arc, //
         },
-        time::{delay::fsleep, Delta, Instant, Monotonic},
+        time::{
+            delay::fsleep,
+            Delta,
+            Instant,
+            Monotonic, //
+        }, //
     };
 
     /// Counts how many objects were dropped.

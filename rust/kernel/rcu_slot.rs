@@ -6,16 +6,23 @@
 
 use super::word::load_ptr;
 use crate::bindings;
-use core::{marker::PhantomData, ptr::null_mut};
+use core::{
+    marker::PhantomData,
+    ptr::null_mut, //
+};
 use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Full, Relaxed},
+            ordering::{
+                Acquire,
+                Full,
+                Relaxed, //
+            },
             Atomic, //
         },
-        rcu::Guard,
-    },
+        rcu::Guard, //
+    }, //
 };
 
 /// A slot for one `T`.

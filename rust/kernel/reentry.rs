@@ -16,19 +16,29 @@ use crate::{
     bindings,
     kernel::{
         limit::RateLimit,
-        word::{peek_u32, peek_u64, peek_usize, store_u32, store_u64},
-    },
+        word::{
+            peek_u32,
+            peek_u64,
+            peek_usize,
+            store_u32,
+            store_u64, //
+        }, //
+    }, //
 };
 use core::panic::Location;
 use kernel::{
     ffi,
     prelude::*,
     sync::atomic::{
-        ordering::{Acquire, Relaxed, Release},
-        Atomic,
+        ordering::{
+            Acquire,
+            Relaxed,
+            Release, //
+        },
+        Atomic, //
     },
     task::Task,
-    types::NotThreadSafe,
+    types::NotThreadSafe, //
 };
 
 /// Limits the reports of refused calls.

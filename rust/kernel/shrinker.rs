@@ -7,12 +7,19 @@
 use crate::{
     bindings,
     kernel::{
-        deferred::{Deferred, DropWaits},
-        reentry::ReentryGuard,
-    },
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        reentry::ReentryGuard, //
+    }, //
 };
 use core::ptr::NonNull;
-use kernel::{ffi, prelude::*, sync::Arc};
+use kernel::{
+    ffi,
+    prelude::*,
+    sync::Arc, //
+};
 
 pub(crate) mod owner;
 

@@ -6,7 +6,10 @@
 
 use super::dma_fence::DmaFence;
 use crate::bindings;
-use core::{mem::ManuallyDrop, ptr::NonNull};
+use core::{
+    mem::ManuallyDrop,
+    ptr::NonNull, //
+};
 use kernel::{
     error::to_result,
     ffi,

@@ -10,7 +10,13 @@
 
 use super::completion::TimedCompletion;
 use crate::bindings;
-use kernel::{error::to_result, ffi, prelude::*, sync::Arc, types::Opaque};
+use kernel::{
+    error::to_result,
+    ffi,
+    prelude::*,
+    sync::Arc,
+    types::Opaque, //
+};
 
 /// Task work that waits for `completion`.
 #[repr(C)]
@@ -92,8 +98,11 @@ mod tests {
     use super::*;
     use crate::kernel::kthread::Thread;
     use kernel::sync::atomic::{
-        ordering::{Acquire, Release},
-        Atomic,
+        ordering::{
+            Acquire,
+            Release, //
+        },
+        Atomic, //
     };
 
     #[test]

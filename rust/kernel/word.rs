@@ -8,7 +8,10 @@
 //! other architectures it calls the C functions.
 
 #[cfg(CONFIG_X86_64)]
-use core::sync::atomic::{compiler_fence, Ordering};
+use core::sync::atomic::{
+    compiler_fence,
+    Ordering, //
+};
 #[cfg(not(CONFIG_X86_64))]
 use kernel::sync::atomic::ordering;
 use kernel::sync::atomic::Atomic;

@@ -8,7 +8,7 @@ use kernel::{
         Flags, //
     },
     prelude::*,
-    sync::atomic::Atomic,
+    sync::atomic::Atomic, //
 };
 
 /// Allocates `count` words, all 0.

@@ -2,14 +2,24 @@
 
 //! Allocation of device memory for the pages of a migration.
 
-use super::{Arrival, MemoryOps, MemoryState};
+use super::{
+    Arrival,
+    MemoryOps,
+    MemoryState, //
+};
 use crate::{
     kernel::reentry::ReentryGuard,
     mm::{
-        addr::{PMD_ORDER, PMD_PAGES},
-        device_pages::{DevicePages, Row},
-        folio::LockedFolio,
-    },
+        addr::{
+            PMD_ORDER,
+            PMD_PAGES, //
+        },
+        device_pages::{
+            DevicePages,
+            Row, //
+        },
+        folio::LockedFolio, //
+    }, //
 };
 
 /// Allocator of device pages for one step of a migration.

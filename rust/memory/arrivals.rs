@@ -2,14 +2,20 @@
 
 //! Migration steps that allocate device memory, counted until the device is unplugged.
 
-use super::steps::{StepGuard, Steps};
+use super::steps::{
+    StepGuard,
+    Steps, //
+};
 use crate::kernel::lock_classes;
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{Full, Relaxed},
-        AtomicFlag,
-    },
+        ordering::{
+            Full,
+            Relaxed, //
+        },
+        AtomicFlag, //
+    }, //
 };
 
 /// Counter of the migration steps of one device memory that may allocate in it.

@@ -3,16 +3,22 @@
 //! Cache of the connections between device memories, as their drivers reported them.
 
 use super::Connection;
-use crate::kernel::{identity::MemoryId, lock_classes};
+use crate::kernel::{
+    identity::MemoryId,
+    lock_classes, //
+};
 use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Release},
-            Atomic,
+            ordering::{
+                Acquire,
+                Release, //
+            },
+            Atomic, //
         },
-        Mutex,
-    },
+        Mutex, //
+    }, //
 };
 
 /// Number of cached connections. With more devices, drivers are asked again.

@@ -4,28 +4,54 @@
 
 use super::MemoryOps;
 use crate::{
-    inject::{fails, FailPoint},
-    kernel::{cancel::CancelToken, completion::ktime_get_ns, limit::RateLimit, lock_classes},
+    inject::{
+        fails,
+        FailPoint, //
+    },
+    kernel::{
+        cancel::CancelToken,
+        completion::ktime_get_ns,
+        limit::RateLimit,
+        lock_classes, //
+    },
     mm::{
         addr::PMD_PAGES,
         device_pages::DeviceRange,
-        folio::{CpuPages, CpuPagesMut},
-        location::{PageMemory, PageMemoryMut},
+        folio::{
+            CpuPages,
+            CpuPagesMut, //
+        },
+        location::{
+            PageMemory,
+            PageMemoryMut, //
+        },
         page_set::PageSet,
-        vma::fatal_signal_pending,
-    },
+        vma::fatal_signal_pending, //
+    }, //
 };
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Full, Relaxed},
-            Atomic, AtomicFlag,
+            ordering::{
+                Acquire,
+                Full,
+                Relaxed, //
+            },
+            Atomic,
+            AtomicFlag, //
         },
-        Arc, CondVar, CondVarTimeoutResult, Mutex,
+        Arc,
+        CondVar,
+        CondVarTimeoutResult,
+        Mutex, //
     },
-    time::{delay::fsleep, Delta, Jiffies},
+    time::{
+        delay::fsleep,
+        Delta,
+        Jiffies, //
+    }, //
 };
 
 #[cfg(CONFIG_RUST_HMM_CAPI)]

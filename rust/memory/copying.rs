@@ -3,10 +3,17 @@
 //! Isolated pages with outstanding copies.
 
 use super::{
-    copy::{Cancel, CopyBatch},
+    copy::{
+        Cancel,
+        CopyBatch, //
+    },
     CopyContext, //
 };
-use crate::mm::{addr::PMD_PAGES, migrate::Isolated, page_set::PageSet};
+use crate::mm::{
+    addr::PMD_PAGES,
+    migrate::Isolated,
+    page_set::PageSet, //
+};
 use kernel::prelude::*;
 
 /// Isolated pages with copies in flight. Dropping it waits for the copies, and then restores the
@@ -128,7 +135,10 @@ pub(super) fn release_unfilled<R>(
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_copies)]
 mod tests {
-    use super::{super::CopyEndpoint, *};
+    use super::{
+        super::CopyEndpoint,
+        *, //
+    };
 
     struct NoDriver;
 

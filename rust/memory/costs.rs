@@ -2,7 +2,11 @@
 
 //! Measures the search for an eviction victim, for several sizes of device memory.
 
-use super::lru::{BlockUsage, Lru, GROUP_BLOCKS};
+use super::lru::{
+    BlockUsage,
+    Lru,
+    GROUP_BLOCKS, //
+};
 use crate::kernel::completion::ktime_get_ns;
 use kernel::prelude::*;
 

@@ -8,25 +8,61 @@
 //! all other mirrors.
 
 use super::{
-    splits::{sleep_before_return, Met},
-    CopyContext, MemoryOps, MemoryState,
+    splits::{
+        sleep_before_return,
+        Met, //
+    },
+    CopyContext,
+    MemoryOps,
+    MemoryState, //
 };
 use crate::{
-    debug::timing::{Phase, Stopwatch},
+    debug::timing::{
+        Phase,
+        Stopwatch, //
+    },
     kernel::{
         completion::TimedCompletion,
-        identity::{MemoryId, MigrationId},
+        identity::{
+            MemoryId,
+            MigrationId, //
+        }, //
     },
     mm::{
-        addr::{PageRange, PMD_ORDER, PMD_SIZE},
-        device_pages::{CpuFault, DevicePages, FaultError},
-        folio::{Effort, LockedFolio},
-        migrate::{Batch, Isolated, PageClass, Source},
-        vma::Vma,
+        addr::{
+            PageRange,
+            PMD_ORDER,
+            PMD_SIZE, //
+        },
+        device_pages::{
+            CpuFault,
+            DevicePages,
+            FaultError, //
+        },
+        folio::{
+            Effort,
+            LockedFolio, //
+        },
+        migrate::{
+            Batch,
+            Isolated,
+            PageClass,
+            Source, //
+        },
+        vma::Vma, //
     },
-    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc},
+    space::{
+        Destination,
+        EventMatch,
+        JoinedMirrors,
+        MigrationDesc, //
+    }, //
 };
-use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::Arc, //
+};
 
 /// Migrates the faulting page to system memory and, as far as possible, the window around it.
 /// Returns the number of pages that moved.

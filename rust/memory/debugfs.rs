@@ -2,10 +2,19 @@
 
 //! Columns of device memory in debugfs.
 
-use super::{MemoryOps, MemoryState};
+use super::{
+    MemoryOps,
+    MemoryState, //
+};
 use crate::{
-    debug::{registry::DebugObject, stats::Counter},
-    mm::device_pages::{DevicePages, MemoryKind},
+    debug::{
+        registry::DebugObject,
+        stats::Counter, //
+    },
+    mm::device_pages::{
+        DevicePages,
+        MemoryKind, //
+    }, //
 };
 use kernel::fmt;
 

@@ -2,12 +2,24 @@
 
 //! Copies for engines that address memory by DMA address.
 
-use super::copy::{CopyEndpoint, CopyJob};
-use crate::mm::{
-    dma::{DeviceAddress, DmaDevice, DmaDirection, DmaRun},
-    location::PageAddress,
+use super::copy::{
+    CopyEndpoint,
+    CopyJob, //
 };
-use kernel::{page::PAGE_SHIFT, prelude::*, sync::Arc};
+use crate::mm::{
+    dma::{
+        DeviceAddress,
+        DmaDevice,
+        DmaDirection,
+        DmaRun, //
+    },
+    location::PageAddress, //
+};
+use kernel::{
+    page::PAGE_SHIFT,
+    prelude::*,
+    sync::Arc, //
+};
 
 /// One end of a copy: device page numbers, or system memory that is mapped until the copy ends.
 enum MappedEndpoint {

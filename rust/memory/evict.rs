@@ -3,32 +3,64 @@
 //! Eviction of pages from device memory, by block, whichever processes map them.
 
 use super::{
-    lru::{Claim, Lru, NoClaim},
+    lru::{
+        Claim,
+        Lru,
+        NoClaim, //
+    },
     steps::StepGuard,
-    CopyContext, Memory, MemoryOps, MemoryParts,
+    CopyContext,
+    Memory,
+    MemoryOps,
+    MemoryParts, //
 };
 use crate::{
     debug::{
         events::EvictReason,
         stats::Counter,
-        timing::{Phase, Stopwatch},
-        trace,
+        timing::{
+            Phase,
+            Stopwatch, //
+        },
+        trace, //
     },
-    kernel::{identity::MmId, reentry},
+    kernel::{
+        identity::MmId,
+        reentry, //
+    },
     mm::{
-        addr::{PMD_ORDER, PMD_PAGES},
-        device_pages::{DeviceRange, MmapLocks},
-        folio::{Effort, LockedFolio},
-        migrate::{Batch, Isolated, Source},
-        vma::fatal_signal_pending,
+        addr::{
+            PMD_ORDER,
+            PMD_PAGES, //
+        },
+        device_pages::{
+            DeviceRange,
+            MmapLocks, //
+        },
+        folio::{
+            Effort,
+            LockedFolio, //
+        },
+        migrate::{
+            Batch,
+            Isolated,
+            Source, //
+        },
+        vma::fatal_signal_pending, //
     },
-    space,
+    space, //
 };
 use core::cell::Cell;
 use kernel::{
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
-    time::{delay::fsleep, Delta},
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 /// Passes over the memory before an eviction of all pages gives up. A page to which another task

@@ -24,17 +24,29 @@ mod tests;
 mod turns;
 
 use crate::kernel::once_box::OnceBox;
-use bounds::{LruNode, LruTree, TreeBounds, FANOUT};
+use bounds::{
+    LruNode,
+    LruTree,
+    TreeBounds,
+    FANOUT, //
+};
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{Acquire, Relaxed, Release},
-        AtomicFlag,
-    },
+        ordering::{
+            Acquire,
+            Relaxed,
+            Release, //
+        },
+        AtomicFlag, //
+    }, //
 };
 use search::Search;
 pub(crate) use turns::LruStamp;
-use turns::{BlockState, LruClock};
+use turns::{
+    BlockState,
+    LruClock, //
+};
 
 /// Blocks whose state is allocated at once: 8 GiB.
 pub(super) const GROUP_BLOCKS: usize = FANOUT * FANOUT;

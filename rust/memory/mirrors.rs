@@ -2,10 +2,16 @@
 
 //! Mirrors of a device, in any address space: for evictions, and for unplug.
 
-use crate::{debug::events::EvictReason, kernel::lock_classes};
+use crate::{
+    debug::events::EvictReason,
+    kernel::lock_classes, //
+};
 use kernel::{
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 
 /// Operations of a mirror that the memory of its device calls.
@@ -115,13 +121,24 @@ impl MirrorList {
 #[kunit_tests(rust_hmm_peers)]
 mod tests {
     use super::*;
-    use crate::{debug::events::EvictReason, kernel::kthread::Thread};
+    use crate::{
+        debug::events::EvictReason,
+        kernel::kthread::Thread, //
+    };
     use kernel::{
         sync::{
-            atomic::{ordering::Relaxed, Atomic},
-            SetOnce,
+            atomic::{
+                ordering::Relaxed,
+                Atomic, //
+            },
+            SetOnce, //
         },
-        time::{delay::fsleep, Delta, Instant, Monotonic},
+        time::{
+            delay::fsleep,
+            Delta,
+            Instant,
+            Monotonic, //
+        }, //
     };
 
     /// A mirror that counts calls of `remove_entries`.

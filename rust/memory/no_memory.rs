@@ -2,7 +2,10 @@
 
 //! Memory type of devices that have no memory.
 
-use super::{CopyJob, MemoryOps};
+use super::{
+    CopyJob,
+    MemoryOps, //
+};
 
 /// Memory type of a device without memory: [`Device::Memory`](crate::mirror::Device::Memory). No
 /// value of the type exists, so that no such memory can be created.

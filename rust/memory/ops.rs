@@ -2,11 +2,18 @@
 
 //! Driver callbacks for device memory.
 
-use super::{Connection, CopyDesc, CopyJob};
+use super::{
+    Connection,
+    CopyDesc,
+    CopyJob, //
+};
 use crate::{
     debug::events::Event,
     kernel::identity::MmId,
-    mm::device_pages::{DeviceRange, MemoryKind},
+    mm::device_pages::{
+        DeviceRange,
+        MemoryKind, //
+    }, //
 };
 use kernel::prelude::*;
 

@@ -7,21 +7,38 @@
 //! pages stay in system memory and the device maps them there.
 
 use super::{
-    lru::{BlockUsage, Claim, Lru, LruStamp, NoClaim},
-    CopyContext, Memory, MemoryOps,
+    lru::{
+        BlockUsage,
+        Claim,
+        Lru,
+        LruStamp,
+        NoClaim, //
+    },
+    CopyContext,
+    Memory,
+    MemoryOps, //
 };
 use crate::{
-    debug::{events::EvictReason, stats::Counter},
+    debug::{
+        events::EvictReason,
+        stats::Counter, //
+    },
     mm::{
         addr::PMD_PAGES,
-        device_pages::{DeviceRange, MmapLocks},
+        device_pages::{
+            DeviceRange,
+            MmapLocks, //
+        },
         migrate::Batch,
-        vma::fatal_signal_pending,
-    },
+        vma::fatal_signal_pending, //
+    }, //
 };
 use kernel::{
     prelude::*,
-    time::{delay::fsleep, Delta},
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 /// Number of blocks whose eviction is tried for one step. A block that cannot be evicted, because

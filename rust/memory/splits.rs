@@ -13,31 +13,53 @@
 //! sleep for it. Such a fault returns early while the work item is running, and fails after the
 //! work item has given up.
 
-use super::{MemoryOps, MemoryState};
+use super::{
+    MemoryOps,
+    MemoryState, //
+};
 use crate::{
     kernel::{
         completion::TimedCompletion,
-        deferred::{Recurring, RecurringWork},
-        lock_classes, task_work,
+        deferred::{
+            Recurring,
+            RecurringWork, //
+        },
+        lock_classes,
+        task_work, //
     },
     mm::{
-        device_pages::{DevicePages, MmapLocks},
-        migrate::Batch,
-    },
+        device_pages::{
+            DevicePages,
+            MmapLocks, //
+        },
+        migrate::Batch, //
+    }, //
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc, Mutex,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc,
+        Mutex, //
     },
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 mod table;
 
 pub(super) use table::Met;
-use table::{SplitItem, SplitTable};
+use table::{
+    SplitItem,
+    SplitTable, //
+};
 
 /// Time after which a work item gives up.
 const SPLIT_TIMEOUT: Delta = Delta::from_secs(2);

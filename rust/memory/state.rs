@@ -5,8 +5,14 @@
 use super::{
     arrivals::Arrivals,
     connection_cache::ConnectionCache,
-    copy::{Cancel, CopyBatch},
-    copying::{release_unfilled, Copying},
+    copy::{
+        Cancel,
+        CopyBatch, //
+    },
+    copying::{
+        release_unfilled,
+        Copying, //
+    },
     cpu_fault,
     lru::Lru,
     mirrors::MirrorList,
@@ -14,30 +20,48 @@ use super::{
     steps::Steps,
     victims::Victims,
     worker::DeferredWork,
-    CopyContext, CopyEndpoint, MemoryOps,
+    CopyContext,
+    CopyEndpoint,
+    MemoryOps, //
 };
 use crate::{
     debug::{
         events::Event,
-        stats::{Counter, Stats},
-        trace,
+        stats::{
+            Counter,
+            Stats, //
+        },
+        trace, //
     },
     inject::DeviceFaults,
     kernel::reentry::ReentryGuard,
     mm::{
         addr::PMD_PAGES,
-        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind},
-        migrate::{Isolated, Source},
-        page_set::PageSet,
+        device_pages::{
+            CpuFault,
+            DevicePageOps,
+            DevicePages,
+            DeviceRange,
+            FaultError,
+            MemoryKind, //
+        },
+        migrate::{
+            Isolated,
+            Source, //
+        },
+        page_set::PageSet, //
     },
-    policy::fault_around::FaultWindows,
+    policy::fault_around::FaultWindows, //
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{Atomic, AtomicFlag},
-        rcu,
-    },
+        atomic::{
+            Atomic,
+            AtomicFlag, //
+        },
+        rcu, //
+    }, //
 };
 
 /// State of a device memory, stored with its pages.

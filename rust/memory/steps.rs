@@ -7,11 +7,15 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Full},
-            Atomic,
+            ordering::{
+                Acquire,
+                Full, //
+            },
+            Atomic, //
         },
-        CondVar, Mutex,
-    },
+        CondVar,
+        Mutex, //
+    }, //
 };
 
 /// Counter of the steps of one kind that are in flight.

@@ -2,19 +2,29 @@
 
 //! Removal of device memory: of a part of it at run time, or of all of it on unplug.
 
-use super::{CopyContext, Memory, MemoryOps};
+use super::{
+    CopyContext,
+    Memory,
+    MemoryOps, //
+};
 use crate::{
     debug::stats::Counter,
     kernel::reentry,
     mm::{
         addr::PMD_PAGES,
-        device_pages::{DeviceRange, MmapLocks},
-        migrate::Batch,
-    },
+        device_pages::{
+            DeviceRange,
+            MmapLocks, //
+        },
+        migrate::Batch, //
+    }, //
 };
 use kernel::{
     prelude::*,
-    time::{delay::fsleep, Delta},
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 /// Number of passes over the pages to be removed. A page that has a temporary reference is evicted

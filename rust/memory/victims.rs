@@ -3,8 +3,14 @@
 //! Address spaces whose pages were evicted. Their mirrors are found by identity to be notified,
 //! because a walk of all mirrors of the device would cost more with each process.
 
-use crate::kernel::{identity::MmId, lock_classes};
-use kernel::{prelude::*, sync::SpinLock};
+use crate::kernel::{
+    identity::MmId,
+    lock_classes, //
+};
+use kernel::{
+    prelude::*,
+    sync::SpinLock, //
+};
 
 /// Maximum number of spaces that are recorded separately. A folio is rarely mapped by more
 /// processes that have a mirror.

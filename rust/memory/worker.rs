@@ -11,21 +11,33 @@ use crate::{
     kernel::{
         kthread::Thread,
         lock_classes,
-        shrinker::{Shrink, Shrinker},
+        shrinker::{
+            Shrink,
+            Shrinker, //
+        }, //
     },
     memory::MemoryOps,
-    mm::device_pages::{DevicePages, CHUNK_OVERHEAD},
+    mm::device_pages::{
+        DevicePages,
+        CHUNK_OVERHEAD, //
+    }, //
 };
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Full, Relaxed},
-            Atomic, AtomicFlag,
+            ordering::{
+                Full,
+                Relaxed, //
+            },
+            Atomic,
+            AtomicFlag, //
         },
-        Arc, CondVar, Mutex,
-    },
+        Arc,
+        CondVar,
+        Mutex, //
+    }, //
 };
 
 /// Number of shrinker objects that a chunk counts as, in pages of system memory.

@@ -2,19 +2,38 @@
 
 //! Preparation of overlapping steps without locks, and their completion.
 
-use super::{attempt::BlockBuffers, step::MigrateStep, PageOutcome, Target};
+use super::{
+    attempt::BlockBuffers,
+    step::MigrateStep,
+    PageOutcome,
+    Target, //
+};
 use crate::{
-    debug::timing::{Phase, Stopwatch},
+    debug::timing::{
+        Phase,
+        Stopwatch, //
+    },
     kernel::cancel::CancelToken,
     memory::Memory,
-    mirror::{AnnounceTries, Device, InstallFilter, Mirror},
+    mirror::{
+        AnnounceTries,
+        Device,
+        InstallFilter,
+        Mirror, //
+    },
     mm::{
-        addr::{PageRange, PMD_PAGES},
+        addr::{
+            PageRange,
+            PMD_PAGES, //
+        },
         notifier::Seq,
-        range_fault::AddressSpace,
+        range_fault::AddressSpace, //
     },
     pgtable::Format,
-    space::{JoinedMirrors, WindowUser},
+    space::{
+        JoinedMirrors,
+        WindowUser, //
+    }, //
 };
 use kernel::prelude::*;
 

@@ -3,22 +3,63 @@
 //! One attempt of a migration step: isolate, allocate, copy, migrate, replace device PTEs,
 //! finalize.
 
-use super::{survey::Movable, PageOutcome, Target};
-use crate::{
-    debug::timing::{Phase, Stopwatch},
-    kernel::cancel::CancelToken,
-    memory::{Arrival, CopyContext, Copying, Memory, MemoryOps, StepGuard},
-    mirror::{Announced, CommitResult, Device, Mirror},
-    mm::{
-        addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        folio::{Effort, LockedFolio},
-        migrate::{Batch, Isolated, MigrateEntry, Source},
-        vma::Vma,
-    },
-    pgtable::{Format, Prealloc},
-    space::{JoinedMirrors, MigrationDesc, Readers},
+use super::{
+    survey::Movable,
+    PageOutcome,
+    Target, //
 };
-use kernel::{mm::virt::flags, prelude::*};
+use crate::{
+    debug::timing::{
+        Phase,
+        Stopwatch, //
+    },
+    kernel::cancel::CancelToken,
+    memory::{
+        Arrival,
+        CopyContext,
+        Copying,
+        Memory,
+        MemoryOps,
+        StepGuard, //
+    },
+    mirror::{
+        Announced,
+        CommitResult,
+        Device,
+        Mirror, //
+    },
+    mm::{
+        addr::{
+            PageRange,
+            PMD_ORDER,
+            PMD_PAGES, //
+        },
+        folio::{
+            Effort,
+            LockedFolio, //
+        },
+        migrate::{
+            Batch,
+            Isolated,
+            MigrateEntry,
+            Source, //
+        },
+        vma::Vma, //
+    },
+    pgtable::{
+        Format,
+        Prealloc, //
+    },
+    space::{
+        JoinedMirrors,
+        MigrationDesc,
+        Readers, //
+    }, //
+};
+use kernel::{
+    mm::virt::flags,
+    prelude::*, //
+};
 
 /// Buffers for one block in flight.
 pub(super) struct BlockBuffers<F: Format> {

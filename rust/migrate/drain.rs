@@ -6,20 +6,36 @@
 //! address space is known and no device access is running, so that walking the device's table is
 //! cheaper.
 
-use super::{step::MigrateStep, OutcomeTally, Target};
+use super::{
+    step::MigrateStep,
+    OutcomeTally,
+    Target, //
+};
 use crate::{
     debug::{
-        events::{Event, MigrateReason},
-        stats::Counter,
+        events::{
+            Event,
+            MigrateReason, //
+        },
+        stats::Counter, //
     },
     kernel::reentry,
     memory::Memory,
-    mirror::{Device, Mirror},
-    mm::addr::{PageRange, PMD_SIZE},
+    mirror::{
+        Device,
+        Mirror, //
+    },
+    mm::addr::{
+        PageRange,
+        PMD_SIZE, //
+    }, //
 };
 use kernel::{
-    page::{PAGE_MASK, PAGE_SIZE},
-    prelude::*,
+    page::{
+        PAGE_MASK,
+        PAGE_SIZE, //
+    },
+    prelude::*, //
 };
 
 /// Maximum number of ranges that are collected before they are migrated. Each lies within a block

@@ -7,23 +7,57 @@
 //! evicted.
 
 use super::{
-    ahead::{AheadBuffers, BlockOutcomes, PartialBlock, SequencedBlock},
-    attempt::{
-        finish, submit, AttemptResult, BlockBuffers, BlockInFlight, BorrowedBuffers, Submitted,
+    ahead::{
+        AheadBuffers,
+        BlockOutcomes,
+        PartialBlock,
+        SequencedBlock, //
     },
-    overlaps::{self, Overlap},
-    survey::{Movable, Surveyor},
-    OutcomeTally, PageOutcome,
+    attempt::{
+        finish,
+        submit,
+        AttemptResult,
+        BlockBuffers,
+        BlockInFlight,
+        BorrowedBuffers,
+        Submitted, //
+    },
+    overlaps::{
+        self,
+        Overlap, //
+    },
+    survey::{
+        Movable,
+        Surveyor, //
+    },
+    OutcomeTally,
+    PageOutcome, //
 };
 use crate::{
-    kernel::{cancel::CancelToken, identity::MigrationId},
+    kernel::{
+        cancel::CancelToken,
+        identity::MigrationId, //
+    },
     memory::Memory,
-    mirror::{AnnounceTries, Announced, Device, Mirror},
+    mirror::{
+        AnnounceTries,
+        Announced,
+        Device,
+        Mirror, //
+    },
     mm::{
         addr::PageRange,
-        vma::{fatal_signal_pending, MmapGuard},
+        vma::{
+            fatal_signal_pending,
+            MmapGuard, //
+        }, //
     },
-    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc},
+    space::{
+        Destination,
+        EventMatch,
+        JoinedMirrors,
+        MigrationDesc, //
+    }, //
 };
 use kernel::prelude::*;
 

@@ -6,7 +6,10 @@
 use kernel::{
     debugfs::Writer,
     fmt,
-    sync::atomic::{ordering::Relaxed, Atomic}, //
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    }, //
 };
 
 /// Result of the attempt to isolate a block while the previous one is copied.

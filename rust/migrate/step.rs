@@ -4,25 +4,51 @@
 
 use super::{
     ahead::AheadBuffers,
-    attempt::{AttemptResult, MigrateBuffers},
+    attempt::{
+        AttemptResult,
+        MigrateBuffers, //
+    },
     overlap::BlockChain,
-    survey::{Survey, Surveyor},
-    OutcomeTally, PageOutcome, Target,
+    survey::{
+        Survey,
+        Surveyor, //
+    },
+    OutcomeTally,
+    PageOutcome,
+    Target, //
 };
 use crate::{
     debug::stats::Counter,
-    kernel::{cancel::CancelToken, identity::MigrationId},
-    memory::LruStamp,
-    mirror::{AnnounceTries, Device, InstallFilter, Mirror},
-    mm::{
-        addr::{PageRange, PMD_PAGES},
-        range_fault::AddressSpace,
+    kernel::{
+        cancel::CancelToken,
+        identity::MigrationId, //
     },
-    space::{Destination, EventMatch, MigrationDesc},
+    memory::LruStamp,
+    mirror::{
+        AnnounceTries,
+        Device,
+        InstallFilter,
+        Mirror, //
+    },
+    mm::{
+        addr::{
+            PageRange,
+            PMD_PAGES, //
+        },
+        range_fault::AddressSpace, //
+    },
+    space::{
+        Destination,
+        EventMatch,
+        MigrationDesc, //
+    }, //
 };
 use kernel::{
     prelude::*,
-    time::{delay::fsleep, Delta},
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 /// Maximum number of further passes of a step to the device, each after a pause. Made if pages were

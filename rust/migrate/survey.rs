@@ -3,14 +3,23 @@
 //! Survey of the CPU page table before a step: finds the movable pages, and the outcomes of the
 //! others.
 
-use super::{PageOutcome, Target};
+use super::{
+    PageOutcome,
+    Target, //
+};
 use crate::{
     kernel::identity::MemoryId,
     mm::{
         addr::PageRange,
-        migrate::{PageClass, SystemPages},
-        vma::{MmapGuard, Vma},
-    },
+        migrate::{
+            PageClass,
+            SystemPages, //
+        },
+        vma::{
+            MmapGuard,
+            Vma, //
+        }, //
+    }, //
 };
 use kernel::prelude::*;
 

@@ -5,22 +5,45 @@
 //!
 //! `Documentation/faultless.rst` describes why this is correct.
 
-use super::{in_flight::InFlightNode, Announced, Device, Mirror, MirrorShared, MirrorState};
+use super::{
+    in_flight::InFlightNode,
+    Announced,
+    Device,
+    Mirror,
+    MirrorShared,
+    MirrorState, //
+};
 use crate::{
-    debug::timing::{Phase, Stopwatch},
+    debug::timing::{
+        Phase,
+        Stopwatch, //
+    },
     mm::{
         addr::PageRange,
         folio::DirtyBatch,
         notifier::Seq,
         range_fault::AddressSpace,
-        vma::{fatal_signal_pending, MmapGuard},
+        vma::{
+            fatal_signal_pending,
+            MmapGuard, //
+        }, //
     },
-    pgtable::{Flushing, Table},
-    space::{MigrationDesc, Space, WindowUser},
+    pgtable::{
+        Flushing,
+        Table, //
+    },
+    space::{
+        MigrationDesc,
+        Space,
+        WindowUser, //
+    }, //
 };
 use kernel::{
     prelude::*,
-    time::{delay::fsleep, Delta},
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 /// Maximum number of announcements of a step. Each retry is caused by a concurrent invalidation.

@@ -3,17 +3,28 @@
 //! An announced step, until its migration is over.
 
 use super::{
-    commit::{forget_moved, switch_present},
-    CommitResult, Device, Mirror,
+    commit::{
+        forget_moved,
+        switch_present, //
+    },
+    CommitResult,
+    Device,
+    Mirror, //
 };
 use crate::{
     kernel::identity::MigrationId,
     mm::{
         addr::PageRange,
-        migrate::{MigrationReader, Moved},
+        migrate::{
+            MigrationReader,
+            Moved, //
+        }, //
     },
-    pgtable::{Flushed, Prealloc},
-    space::WindowUser,
+    pgtable::{
+        Flushed,
+        Prealloc, //
+    },
+    space::WindowUser, //
 };
 use kernel::prelude::*;
 

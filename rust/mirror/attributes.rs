@@ -3,23 +3,44 @@
 //! Attributes of ranges as the device of a mirror sees them. They are set and queried here, and
 //! follow VMAs that are moved.
 
-use super::{Device, InstallFilter, Mirror, MirrorShared};
+use super::{
+    Device,
+    InstallFilter,
+    Mirror,
+    MirrorShared, //
+};
 #[cfg(CONFIG_RUST_HMM_MANAGED)]
 use crate::managed::Flags;
 use crate::{
-    attributes::{AttributeUpdate, Attributes, CommonAttributes, Relocated, VmaAnchor},
+    attributes::{
+        AttributeUpdate,
+        Attributes,
+        CommonAttributes,
+        Relocated,
+        VmaAnchor, //
+    },
     kernel::{
-        identity::{DeviceId, MemoryId},
-        reentry,
+        identity::{
+            DeviceId,
+            MemoryId, //
+        },
+        reentry, //
     },
     mm::{
         addr::PageRange,
         range_fault::AddressSpace,
-        vma::{MmapGuard, Vma},
+        vma::{
+            MmapGuard,
+            Vma, //
+        }, //
     },
-    space::Space,
+    space::Space, //
 };
-use kernel::{mm::virt::flags, page::PAGE_SHIFT, prelude::*};
+use kernel::{
+    mm::virt::flags,
+    page::PAGE_SHIFT,
+    prelude::*, //
+};
 
 /// Returns the identity by which attributes follow the pages of a VMA. Attributes of a VMA that is
 /// not anonymous do not follow it.

@@ -9,14 +9,24 @@
 
 use super::{
     in_flight::InFlightMigrations,
-    invalidate::{MirrorShared, MirrorState},
-    Device,
+    invalidate::{
+        MirrorShared,
+        MirrorState, //
+    },
+    Device, //
 };
 use crate::{
     debug::stats::Counter,
-    kernel::shrinker::{owner, Shrink},
+    kernel::shrinker::{
+        owner,
+        Shrink, //
+    },
     mm::folio::DirtyBatch,
-    pgtable::{DevicePte, FlushBatch, Table},
+    pgtable::{
+        DevicePte,
+        FlushBatch,
+        Table, //
+    }, //
 };
 
 impl<D: Device> Shrink for MirrorShared<D> {

@@ -9,21 +9,40 @@
 //! may still read the source page through its TLB, and would miss data that another engine writes
 //! to the destination. After the flush, pages whose mark is still intact become writable again.
 
-use super::{in_flight::InFlightMigration, Device, Mirror, MirrorShared, MirrorState};
+use super::{
+    in_flight::InFlightMigration,
+    Device,
+    Mirror,
+    MirrorShared,
+    MirrorState, //
+};
 use crate::{
     debug::{
         stats::Counter,
-        timing::{Phase, Stopwatch},
+        timing::{
+            Phase,
+            Stopwatch, //
+        }, //
     },
     kernel::identity::MigrationId,
     memory::Memory,
     mm::{
         addr::PageRange,
         folio::DirtyBatch,
-        migrate::{MigrateEntry, Moved, Source},
-        page_set::PageSet,
+        migrate::{
+            MigrateEntry,
+            Moved,
+            Source, //
+        },
+        page_set::PageSet, //
     },
-    pgtable::{DevicePte, Flushed, Flushing, Format, Prealloc},
+    pgtable::{
+        DevicePte,
+        Flushed,
+        Flushing,
+        Format,
+        Prealloc, //
+    }, //
 };
 use core::ops::Range;
 use kernel::prelude::*;

@@ -2,12 +2,18 @@
 
 //! Columns of mirrors in debugfs.
 
-use super::{Device, MirrorShared};
+use super::{
+    Device,
+    MirrorShared, //
+};
 use crate::{
-    debug::{registry::DebugObject, stats::Counter},
+    debug::{
+        registry::DebugObject,
+        stats::Counter, //
+    },
     memory::Memory,
     mm::addr::PageRange,
-    pgtable::DevicePte,
+    pgtable::DevicePte, //
 };
 use kernel::fmt;
 

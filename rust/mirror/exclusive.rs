@@ -2,15 +2,37 @@
 
 //! Exclusive access of the device, for atomic operations.
 
-use super::{Device, Mirror, MirrorState};
-use crate::{
-    kernel::{identity::MigrationId, reentry},
-    memory::Memory,
-    mm::{addr::PageRange, exclusive::ExclusivePage, vma::fatal_signal_pending},
-    pgtable::{DevicePte, Flushing, Prealloc},
-    space::{Destination, EventMatch, MigrationDesc},
+use super::{
+    Device,
+    Mirror,
+    MirrorState, //
 };
-use kernel::{page::PAGE_SIZE, prelude::*};
+use crate::{
+    kernel::{
+        identity::MigrationId,
+        reentry, //
+    },
+    memory::Memory,
+    mm::{
+        addr::PageRange,
+        exclusive::ExclusivePage,
+        vma::fatal_signal_pending, //
+    },
+    pgtable::{
+        DevicePte,
+        Flushing,
+        Prealloc, //
+    },
+    space::{
+        Destination,
+        EventMatch,
+        MigrationDesc, //
+    }, //
+};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
 
 /// Maximum number of retries for each page. A retry follows a collision with an invalidation.
 const EXCLUSIVE_MAX_TRIES: usize = 64;

@@ -2,29 +2,69 @@
 
 //! Device faults: collect, validate, commit.
 
-use super::{tiles::Unreached, Device, Mirror, MirrorShared, MirrorState};
+use super::{
+    tiles::Unreached,
+    Device,
+    Mirror,
+    MirrorShared,
+    MirrorState, //
+};
 use crate::{
     debug::{
-        events::{self, Event},
+        events::{
+            self,
+            Event, //
+        },
         stats::Counter,
-        timing::{Phase, Stopwatch},
+        timing::{
+            Phase,
+            Stopwatch, //
+        }, //
     },
-    kernel::{identity::PgmapOwner, reentry},
+    kernel::{
+        identity::PgmapOwner,
+        reentry, //
+    },
     memory::Memory,
     mm::{
-        addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer},
-        vma::fatal_signal_pending,
+        addr::{
+            PageRange,
+            PMD_ORDER,
+            PMD_PAGES, //
+        },
+        range_fault::{
+            Access,
+            AddressSpace,
+            HmmPfn,
+            PfnBuffer, //
+        },
+        vma::fatal_signal_pending, //
     },
-    pgtable::{has_leaves, reaches, DevicePte, Flushing, Format, Prealloc},
+    pgtable::{
+        has_leaves,
+        reaches,
+        DevicePte,
+        Flushing,
+        Format,
+        Prealloc, //
+    },
     policy,
-    space::{Space, WindowUser},
+    space::{
+        Space,
+        WindowUser, //
+    }, //
 };
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::CondVarTimeoutResult,
-    time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic},
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Jiffies,
+        Monotonic, //
+    }, //
 };
 
 /// Time for which a fault that collides with invalidations is retried. The value is that of

@@ -2,20 +2,47 @@
 
 //! Device faults that may migrate memory, as attributes or the policy decide.
 
-use super::{attributes::AttributesAt, fault::TilePages, Device, Mirror, Outcome, PageOutcome};
+use super::{
+    attributes::AttributesAt,
+    fault::TilePages,
+    Device,
+    Mirror,
+    Outcome,
+    PageOutcome, //
+};
 use crate::{
-    attributes::{Attributes, PreferredLocation},
-    debug::events::{Event, MigrateReason},
+    attributes::{
+        Attributes,
+        PreferredLocation, //
+    },
+    debug::events::{
+        Event,
+        MigrateReason, //
+    },
     kernel::reentry,
     memory::Memory,
     mm::{
         addr::PageRange,
-        range_fault::{Access, AddressSpace},
-        vma::msleep_killable,
+        range_fault::{
+            Access,
+            AddressSpace, //
+        },
+        vma::msleep_killable, //
     },
-    policy::{block, Bounces, Decision, FaultInfo, Immovable, PageSet, Policy},
+    policy::{
+        block,
+        Bounces,
+        Decision,
+        FaultInfo,
+        Immovable,
+        PageSet,
+        Policy, //
+    }, //
 };
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
 
 /// Result of a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

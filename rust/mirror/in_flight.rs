@@ -9,21 +9,35 @@
 //! switches only entries that are still marked.
 
 use crate::{
-    inject::{fails, FailPoint},
+    inject::{
+        fails,
+        FailPoint, //
+    },
     kernel::identity::MigrationId,
     mm::{
-        addr::{PageRange, PMD_PAGES, PMD_SIZE},
+        addr::{
+            PageRange,
+            PMD_PAGES,
+            PMD_SIZE, //
+        },
         folio::is_zero_pfn,
         notifier::NotifierRange,
-        page_set::PageSet,
+        page_set::PageSet, //
     },
     pgtable::DevicePte,
-    space::{Destination, EventMatch, MigrationDesc},
+    space::{
+        Destination,
+        EventMatch,
+        MigrationDesc, //
+    }, //
 };
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
-    rbtree::{RBTree, RBTreeNodeReservation},
+    rbtree::{
+        RBTree,
+        RBTreeNodeReservation, //
+    }, //
 };
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]

@@ -9,42 +9,78 @@
 
 use super::{
     flushes::PendingFlushes,
-    in_flight::{InFlightMigration, InFlightMigrations},
-    Device, Walkers,
+    in_flight::{
+        InFlightMigration,
+        InFlightMigrations, //
+    },
+    Device,
+    Walkers, //
 };
 use crate::{
     debug::{
-        events::{Event, EvictReason},
-        stats::{Counter, Stats},
-        trace::TraceContext,
+        events::{
+            Event,
+            EvictReason, //
+        },
+        stats::{
+            Counter,
+            Stats, //
+        },
+        trace::TraceContext, //
     },
     kernel::{
-        identity::DeviceId, lock_classes, rcu_map::RcuArc, reentry::ReentryGuard, word::peek_usize,
+        identity::DeviceId,
+        lock_classes,
+        rcu_map::RcuArc,
+        reentry::ReentryGuard,
+        word::peek_usize, //
     },
     memory::Memory,
     mm::{
         addr::PageRange,
         dma::DmaWindows,
         folio::DirtyBatch,
-        notifier::{NotifierEvent, NotifierRange, NotifierTable},
+        notifier::{
+            NotifierEvent,
+            NotifierRange,
+            NotifierTable, //
+        }, //
     },
     pgtable::{
-        DevicePte, FlushBatch, Flushed, Flusher, Flushing, Format, Table, TableReader, Unwritten,
+        DevicePte,
+        FlushBatch,
+        Flushed,
+        Flusher,
+        Flushing,
+        Format,
+        Table,
+        TableReader,
+        Unwritten, //
     },
     policy::Immovable,
-    space::{NotifierWindow, Space},
+    space::{
+        NotifierWindow,
+        Space, //
+    }, //
 };
 use kernel::{
     mm::MmWithUser,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Full, Relaxed, Release},
-            Atomic,
+            ordering::{
+                Full,
+                Relaxed,
+                Release, //
+            },
+            Atomic, //
         },
         lock::mutex::MutexGuard,
-        Arc, CondVar, LockClassKey, Mutex,
-    },
+        Arc,
+        CondVar,
+        LockClassKey,
+        Mutex, //
+    }, //
 };
 
 /// State of a mirror that the table lock protects.

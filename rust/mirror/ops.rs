@@ -5,26 +5,55 @@
 //! and eviction.
 
 use super::{
-    commit::{forget_moved, switch_present},
+    commit::{
+        forget_moved,
+        switch_present, //
+    },
     in_flight::InFlightNode,
-    remove, Device, MirrorShared, MirrorState,
+    remove,
+    Device,
+    MirrorShared,
+    MirrorState, //
 };
 use crate::{
     debug::{
         events::EvictReason,
-        timing::{Phase, Stopwatch},
+        timing::{
+            Phase,
+            Stopwatch, //
+        }, //
     },
     kernel::{
-        identity::{DeviceId, MemoryId, MigrationId},
-        reentry::ReentryGuard,
+        identity::{
+            DeviceId,
+            MemoryId,
+            MigrationId, //
+        },
+        reentry::ReentryGuard, //
     },
-    memory::{Connection, Memory, MemoryClient},
+    memory::{
+        Connection,
+        Memory,
+        MemoryClient, //
+    },
     mm::{
-        addr::PageRange, folio::DirtyBatch, migrate::Moved, notifier::NotifierRange,
-        page_set::PageSet,
+        addr::PageRange,
+        folio::DirtyBatch,
+        migrate::Moved,
+        notifier::NotifierRange,
+        page_set::PageSet, //
     },
-    pgtable::{Flushed, Flushing},
-    space::{Destination, Home, Invalidated, MigrationDesc, MirrorOps},
+    pgtable::{
+        Flushed,
+        Flushing, //
+    },
+    space::{
+        Destination,
+        Home,
+        Invalidated,
+        MigrationDesc,
+        MirrorOps, //
+    }, //
 };
 use core::ops::ControlFlow;
 use kernel::page::PAGE_MASK;

@@ -2,17 +2,29 @@
 
 //! Snapshots of the CPU page table, for diagnostics and tests.
 
-use super::{fault::RetryBudget, Device, Mirror};
+use super::{
+    fault::RetryBudget,
+    Device,
+    Mirror, //
+};
 use crate::{
     kernel::{
         identity::PgmapOwner,
-        reentry::{self, ReentryGuard},
+        reentry::{
+            self,
+            ReentryGuard, //
+        }, //
     },
     mm::{
         addr::PageRange,
         folio::is_zero_pfn,
-        range_fault::{Access, HmmPfn, PfnBuffer, Retry},
-    },
+        range_fault::{
+            Access,
+            HmmPfn,
+            PfnBuffer,
+            Retry, //
+        }, //
+    }, //
 };
 use kernel::prelude::*;
 

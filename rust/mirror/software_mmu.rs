@@ -8,24 +8,45 @@
 //! holds its lock from the walk, or from the check of a cached translation, until the end of the
 //! access. Therefore it observes the changed entries, or the invalidation waits for its access.
 
-use super::{Device, Mirror, MirrorShared, PageAddress, PageMemory, PageMemoryMut};
+use super::{
+    Device,
+    Mirror,
+    MirrorShared,
+    PageAddress,
+    PageMemory,
+    PageMemoryMut, //
+};
 use crate::{
     kernel::{
-        lock_classes, reentry,
-        word::{peek_usize, store_usize},
+        lock_classes,
+        reentry,
+        word::{
+            peek_usize,
+            store_usize, //
+        }, //
     },
-    pgtable::{DevicePte, Leaf},
+    pgtable::{
+        DevicePte,
+        Leaf, //
+    }, //
 };
 use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Relaxed},
-            Atomic,
+            ordering::{
+                Acquire,
+                Relaxed, //
+            },
+            Atomic, //
         },
-        lock::{spinlock::SpinLockBackend, Guard},
-        Arc, SpinLock,
-    },
+        lock::{
+            spinlock::SpinLockBackend,
+            Guard, //
+        },
+        Arc,
+        SpinLock, //
+    }, //
 };
 
 /// EngineWalker of one engine.

@@ -5,19 +5,45 @@
 //! An invalidation takes the table lock before it removes an entry. Therefore the pages of valid
 //! entries stay until the lock is released.
 
-use super::{Device, Mirror, MirrorShared, MirrorState, PageAddress, PageMemory, PageMemoryMut};
+use super::{
+    Device,
+    Mirror,
+    MirrorShared,
+    MirrorState,
+    PageAddress,
+    PageMemory,
+    PageMemoryMut, //
+};
 use crate::{
     kernel::reentry::ReentryGuard,
     mm::{
         addr::PageRange,
-        device_pages::{DeviceRange, MemoryKind},
-        dma::{DeviceAddress, DmaAddress},
-        folio::{CpuPages, CpuPagesMut},
+        device_pages::{
+            DeviceRange,
+            MemoryKind, //
+        },
+        dma::{
+            DeviceAddress,
+            DmaAddress, //
+        },
+        folio::{
+            CpuPages,
+            CpuPagesMut, //
+        }, //
     },
-    pgtable::{DevicePte, Format, Leaf, WalkCache},
+    pgtable::{
+        DevicePte,
+        Format,
+        Leaf,
+        WalkCache, //
+    }, //
 };
 use core::cell::Cell;
-use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::lock::mutex::MutexGuard, //
+};
 
 /// Guard of the table lock. Entries do not change until it is dropped.
 pub struct TableGuard<'a, D: Device> {

@@ -7,29 +7,59 @@ use crate::{
     bindings,
     connection::Connection,
     debug::stats::Counter,
-    kernel::identity::{EventOwner, FenceType, MigrationId, MmId, PgmapOwner},
-    memory::{CopyDesc, CopyJob},
-    mm::{
-        addr::{PMD_PAGES, PMD_SIZE},
-        device_pages::{MemoryKind, Owner},
-        folio::SharedBytes,
-        notifier::{NotifierEvent, NotifierRange},
-        range_fault::Access,
+    kernel::identity::{
+        EventOwner,
+        FenceType,
+        MigrationId,
+        MmId,
+        PgmapOwner, //
     },
-    pgtable::{DevicePte, Radix4},
-    space::{Invalidated, MirrorOps},
+    memory::{
+        CopyDesc,
+        CopyJob, //
+    },
+    mm::{
+        addr::{
+            PMD_PAGES,
+            PMD_SIZE, //
+        },
+        device_pages::{
+            MemoryKind,
+            Owner, //
+        },
+        folio::SharedBytes,
+        notifier::{
+            NotifierEvent,
+            NotifierRange, //
+        },
+        range_fault::Access, //
+    },
+    pgtable::{
+        DevicePte,
+        Radix4, //
+    },
+    space::{
+        Invalidated,
+        MirrorOps, //
+    }, //
 };
 use core::ops::ControlFlow;
 use kernel::{
     page::PAGE_SIZE,
     sync::{
         atomic::{
-            ordering::{Full, Relaxed, Release},
-            Atomic,
+            ordering::{
+                Full,
+                Relaxed,
+                Release, //
+            },
+            Atomic, //
         },
-        Arc, Mutex, SetOnce,
+        Arc,
+        Mutex,
+        SetOnce, //
     },
-    uaccess::UserSlice,
+    uaccess::UserSlice, //
 };
 
 mod cold;

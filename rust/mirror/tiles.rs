@@ -5,13 +5,24 @@
 //!
 //! For a device with one memory, each of them only checks [`Memory::shares_owner`].
 
-use super::{Device, Mirror, MirrorShared, Outcome};
+use super::{
+    Device,
+    Mirror,
+    MirrorShared,
+    Outcome, //
+};
 use crate::{
     kernel::identity::MemoryId,
-    memory::{Connection, Memory},
-    mm::{addr::PageRange, range_fault::HmmPfn},
+    memory::{
+        Connection,
+        Memory, //
+    },
+    mm::{
+        addr::PageRange,
+        range_fault::HmmPfn, //
+    },
     pgtable::DevicePte,
-    space::Home,
+    space::Home, //
 };
 use kernel::prelude::*;
 

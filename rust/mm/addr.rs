@@ -3,7 +3,11 @@
 //! Page-aligned ranges of virtual addresses.
 
 use kernel::{
-    page::{PAGE_MASK, PAGE_SHIFT, PAGE_SIZE},
+    page::{
+        PAGE_MASK,
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
     prelude::*, //
 };
 

@@ -9,15 +9,25 @@
 //! C headers: [`include/linux/io.h`](srctree/include/linux/io.h),
 //! [`include/linux/pci.h`](srctree/include/linux/pci.h)
 
-use super::{dma::DmaUser, pci::PciMemory, vma::fatal_signal_pending};
+use super::{
+    dma::DmaUser,
+    pci::PciMemory,
+    vma::fatal_signal_pending, //
+};
 use crate::{
     bindings,
     kernel::{
-        deferred::{Deferred, DropWaits},
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
         lock_classes,
-        rcu_slot::{RcuSlot, Retired},
-        shrinker::owner::ReclaimOwner,
-    },
+        rcu_slot::{
+            RcuSlot,
+            Retired, //
+        },
+        shrinker::owner::ReclaimOwner, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -26,10 +36,17 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        rcu::{self, Guard},
-        Arc, Mutex,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        rcu::{
+            self,
+            Guard, //
+        },
+        Arc,
+        Mutex, //
+    }, //
 };
 
 /// Alignment of the start and the end of the part. It is at least the size of a table in any
@@ -387,7 +404,10 @@ impl Drop for OwnedBarTables {
 #[kunit_tests(rust_hmm_bar_tables)]
 mod tests {
     use super::*;
-    use crate::kernel::shrinker::{owner::OwnerRegistration, Shrink};
+    use crate::kernel::shrinker::{
+        owner::OwnerRegistration,
+        Shrink, //
+    };
 
     const PAGES: usize = 8;
     const ADDRESS: u64 = 1 << 32;

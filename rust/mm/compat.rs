@@ -2,8 +2,15 @@
 
 //! Differences between the supported kernel series, 7.2 and 7.3.
 
-use crate::{bindings, mm::addr::PageRange};
-use kernel::{error::to_result, mm::MmWithUser, prelude::*};
+use crate::{
+    bindings,
+    mm::addr::PageRange, //
+};
+use kernel::{
+    error::to_result,
+    mm::MmWithUser,
+    prelude::*, //
+};
 
 #[cfg(not(hmm_series_7_3))]
 use crate::mm::vma::MmapGuard;

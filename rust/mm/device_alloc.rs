@@ -24,10 +24,15 @@ use crate::kernel::word::{
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{Acquire, Full, Relaxed, Release},
+        ordering::{
+            Acquire,
+            Full,
+            Relaxed,
+            Release, //
+        },
         Atomic,
         AtomicFlag, //
-    },
+    }, //
 };
 
 const WORD_PAGES: usize = u64::BITS as usize;

@@ -10,22 +10,32 @@
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
-use super::{addr::PMD_PAGES, range_map::RangeMap};
+use super::{
+    addr::PMD_PAGES,
+    range_map::RangeMap, //
+};
 use crate::{
     bindings,
     kernel::{
-        identity::{MemoryId, PgmapOwner},
+        identity::{
+            MemoryId,
+            PgmapOwner, //
+        },
         lock_classes,
-        word::peek_usize,
-    },
+        word::peek_usize, //
+    }, //
 };
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc, Mutex,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc,
+        Mutex, //
+    }, //
 };
 
 mod alloc;
@@ -41,10 +51,19 @@ mod rmap;
 mod tests;
 
 pub(crate) use alloc::Row;
-use chunk::{Chunk, FrameGuard};
+use chunk::{
+    Chunk,
+    FrameGuard, //
+};
 use chunks::Chunks;
-pub use cpu_fault::{CpuFault, FaultError};
-use hints::{HintClass, Hints};
+pub use cpu_fault::{
+    CpuFault,
+    FaultError, //
+};
+use hints::{
+    HintClass,
+    Hints, //
+};
 pub use owner::Owner;
 pub use rmap::MmapLocks;
 

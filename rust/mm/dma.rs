@@ -7,39 +7,72 @@
 #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 use super::pin::PinnedPages;
 #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-use crate::inject::{fails, FailPoint};
+use crate::inject::{
+    fails,
+    FailPoint, //
+};
 use crate::{
     bindings,
     kernel::{
-        deferred::{Deferred, DropWaits},
-        lock_classes,
-    },
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
-    device::{self, Core},
+    device::{
+        self,
+        Core, //
+    },
     devres,
     error::to_result,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
     sync::{
         atomic::{
-            ordering::{Acquire, Full, Relaxed, Release},
-            Atomic, AtomicFlag,
+            ordering::{
+                Acquire,
+                Full,
+                Relaxed,
+                Release, //
+            },
+            Atomic,
+            AtomicFlag, //
         },
-        Arc, Mutex,
+        Arc,
+        Mutex, //
     },
-    time::{delay::fsleep, Delta},
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 mod address;
 mod iova;
 mod streaming;
 
-pub use address::{DeviceAddress, DmaAddress, PeerAddress};
-pub(crate) use iova::{DmaWindows, OwnedWindows, WindowCursor};
+pub use address::{
+    DeviceAddress,
+    DmaAddress,
+    PeerAddress, //
+};
+pub(crate) use iova::{
+    DmaWindows,
+    OwnedWindows,
+    WindowCursor, //
+};
 pub(crate) use streaming::DmaRun;
-pub use streaming::{DmaBuffer, DmaDirection};
+pub use streaming::{
+    DmaBuffer,
+    DmaDirection, //
+};
 
 /// Interval at which [`DmaDevice::close`] polls the number of calls in progress.
 const CLOSE_POLL_INTERVAL: Delta = Delta::from_millis(1);

@@ -7,11 +7,23 @@
 use super::vma::MmapGuard;
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
-    kernel::identity::{EventOwner, MigrationId},
+    inject::{
+        fails,
+        FailPoint, //
+    },
+    kernel::identity::{
+        EventOwner,
+        MigrationId, //
+    }, //
 };
-use core::{marker::PhantomData, ptr};
-use kernel::{error::from_err_ptr, prelude::*};
+use core::{
+    marker::PhantomData,
+    ptr, //
+};
+use kernel::{
+    error::from_err_ptr,
+    prelude::*, //
+};
 
 /// A locked page in system memory that only the device may access. The first CPU access after this
 /// is dropped notifies the mirrors and ends the exclusive access.

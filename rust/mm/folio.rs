@@ -8,12 +8,21 @@
 //! C headers: [`include/linux/highmem.h`](srctree/include/linux/highmem.h),
 //! [`include/linux/page-flags.h`](srctree/include/linux/page-flags.h)
 
-use super::{addr::PMD_ORDER, vma::Vma};
+use super::{
+    addr::PMD_ORDER,
+    vma::Vma, //
+};
 use crate::{
     bindings,
-    inject::{fails, FailPoint}, //
+    inject::{
+        fails,
+        FailPoint, //
+    }, //
 };
-use core::{marker::PhantomData, mem::ManuallyDrop};
+use core::{
+    marker::PhantomData,
+    mem::ManuallyDrop, //
+};
 use kernel::{
     page::PAGE_SIZE,
     prelude::*, //

@@ -4,8 +4,14 @@
 
 use super::{
     device_pages::DeviceRange,
-    dma::{DeviceAddress, DmaAddress},
-    folio::{CpuPages, CpuPagesMut},
+    dma::{
+        DeviceAddress,
+        DmaAddress, //
+    },
+    folio::{
+        CpuPages,
+        CpuPagesMut, //
+    }, //
 };
 
 /// Memory of a page for a read.

@@ -16,19 +16,38 @@
 //! C header: [`include/linux/migrate.h`](srctree/include/linux/migrate.h)
 
 use super::{
-    addr::{PageRange, PMD_ORDER, PMD_PAGES},
+    addr::{
+        PageRange,
+        PMD_ORDER,
+        PMD_PAGES, //
+    },
     device_pages::CpuFault,
-    folio::{CpuPages, CpuPagesMut, LockedFolio},
+    folio::{
+        CpuPages,
+        CpuPagesMut,
+        LockedFolio, //
+    },
     page_set::PageSet,
-    vma::Vma,
+    vma::Vma, //
 };
 use crate::{
     bindings,
-    inject::{fails, is_injecting, FailPoint},
-    kernel::identity::{EventOwner, MemoryId, PgmapOwner},
+    inject::{
+        fails,
+        is_injecting,
+        FailPoint, //
+    },
+    kernel::identity::{
+        EventOwner,
+        MemoryId,
+        PgmapOwner, //
+    }, //
 };
 use core::ptr;
-use kernel::{error::to_result, prelude::*};
+use kernel::{
+    error::to_result,
+    prelude::*, //
+};
 
 mod batch;
 mod isolate;
@@ -37,12 +56,24 @@ mod reader;
 mod thp;
 
 pub use batch::Batch;
-use batch::{MigrateState, Restored};
+use batch::{
+    MigrateState,
+    Restored, //
+};
 pub use isolate::System;
-pub(crate) use isolate::{PageClass, SystemPages};
-pub use migrated::{Migrated, Moved};
+pub(crate) use isolate::{
+    PageClass,
+    SystemPages, //
+};
+pub use migrated::{
+    Migrated,
+    Moved, //
+};
 pub use reader::MigrationReader;
-use thp::{ThpIsolation, ThpLookup};
+use thp::{
+    ThpIsolation,
+    ThpLookup, //
+};
 
 const MIGRATE_PFN_VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
 const MIGRATE_PFN_MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;

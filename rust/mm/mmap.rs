@@ -7,13 +7,19 @@
 
 use super::{
     addr::PageRange,
-    vma::{MmapGuard, Vma},
+    vma::{
+        MmapGuard,
+        Vma, //
+    }, //
 };
 use crate::bindings;
 use kernel::{
     error::to_result,
     mm::{
-        virt::{flags, VmaNew},
+        virt::{
+            flags,
+            VmaNew, //
+        },
         MmWithUser, //
     },
     page::PAGE_SHIFT,

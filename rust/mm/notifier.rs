@@ -10,13 +10,23 @@
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
-use super::{addr::PageRange, registration::RegisteredMm};
+use super::{
+    addr::PageRange,
+    registration::RegisteredMm, //
+};
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
-    kernel::identity::EventOwner,
+    inject::{
+        fails,
+        FailPoint, //
+    },
+    kernel::identity::EventOwner, //
 };
-use core::{marker::PhantomData, ops::ControlFlow, ptr};
+use core::{
+    marker::PhantomData,
+    ops::ControlFlow,
+    ptr, //
+};
 use kernel::{
     error::to_result,
     mm::Mm,
@@ -24,13 +34,16 @@ use kernel::{
     sync::{
         aref::ARef,
         atomic::{
-            ordering::{Acquire, Release},
-            AtomicFlag,
+            ordering::{
+                Acquire,
+                Release, //
+            },
+            AtomicFlag, //
         },
         lock::mutex::MutexGuard,
-        Mutex,
+        Mutex, //
     },
-    types::Opaque,
+    types::Opaque, //
 };
 
 /// Type of a notifier event. See `enum mmu_notifier_event`.

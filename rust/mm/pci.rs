@@ -6,29 +6,49 @@
 //! C headers: [`include/linux/pci.h`](srctree/include/linux/pci.h),
 //! [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
 
-use super::dma::{DeviceAddress, DmaDevice, DmaUser, PeerAddress};
+use super::dma::{
+    DeviceAddress,
+    DmaDevice,
+    DmaUser,
+    PeerAddress, //
+};
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
-    kernel::{
-        deferred::{Deferred, DropWaits},
-        lock_classes,
+    inject::{
+        fails,
+        FailPoint, //
     },
+    kernel::{
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
+        lock_classes, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
     device::Core,
-    devres::{self, Devres},
+    devres::{
+        self,
+        Devres, //
+    },
     error::to_result,
-    ffi, pci,
+    ffi,
+    pci,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Full, Relaxed},
-            AtomicFlag,
+            ordering::{
+                Acquire,
+                Full,
+                Relaxed, //
+            },
+            AtomicFlag, //
         },
-        Arc, Mutex,
-    },
+        Arc,
+        Mutex, //
+    }, //
 };
 
 /// Memory of a PCI function, behind one of its base address registers (BARs). It is released before

@@ -4,12 +4,19 @@
 //!
 //! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h), `pin_user_pages`
 
-use super::{addr::PageRange, folio::CpuPagesMut, vma::MmapGuard};
+use super::{
+    addr::PageRange,
+    folio::CpuPagesMut,
+    vma::MmapGuard, //
+};
 use crate::bindings;
 use kernel::{
     alloc::flags::__GFP_NOWARN,
     error::to_result,
-    mm::{Mm, MmWithUser},
+    mm::{
+        Mm,
+        MmWithUser, //
+    },
     prelude::*,
     sync::aref::ARef, //
 };

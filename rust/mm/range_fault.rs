@@ -13,22 +13,46 @@ pub use super::notifier::Retry;
 #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 use super::pin::LockedVmCharge;
 use super::{
-    addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
-    notifier::{IntervalNotifier, NotifierOps, NotifierTable, Seq},
-    vma::{fatal_signal_pending, MemcgCharge, MmapGuard},
+    addr::{
+        PageRange,
+        PMD_ORDER,
+        PMD_PAGES,
+        PMD_SIZE, //
+    },
+    notifier::{
+        IntervalNotifier,
+        NotifierOps,
+        NotifierTable,
+        Seq, //
+    },
+    vma::{
+        fatal_signal_pending,
+        MemcgCharge,
+        MmapGuard, //
+    }, //
 };
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
+    inject::{
+        fails,
+        FailPoint, //
+    },
     kernel::identity::PgmapOwner,
-    mm::compat,
+    mm::compat, //
 };
 use core::ptr;
 use kernel::{
-    mm::{virt::flags, Mm, MmWithUser},
+    mm::{
+        virt::flags,
+        Mm,
+        MmWithUser, //
+    },
     page::PAGE_SHIFT,
     prelude::*,
-    sync::{aref::ARef, lock::mutex::MutexGuard},
+    sync::{
+        aref::ARef,
+        lock::mutex::MutexGuard, //
+    }, //
 };
 
 /// Access for which pages are collected.

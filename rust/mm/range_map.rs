@@ -10,10 +10,20 @@
 
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
+    inject::{
+        fails,
+        FailPoint, //
+    }, //
 };
-use core::{num::NonZeroU64, ops::RangeInclusive};
-use kernel::{error::to_result, prelude::*, types::Opaque};
+use core::{
+    num::NonZeroU64,
+    ops::RangeInclusive, //
+};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    types::Opaque, //
+};
 
 /// Largest value that can be stored.
 pub const MAX_VALUE: u64 = (1 << 62) - 1;

@@ -17,8 +17,14 @@
 
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
-    kernel::{identity::MmId, lock_classes},
+    inject::{
+        fails,
+        FailPoint, //
+    },
+    kernel::{
+        identity::MmId,
+        lock_classes, //
+    }, //
 };
 use kernel::{
     error::to_result,
@@ -26,11 +32,14 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Release},
-            AtomicFlag,
+            ordering::{
+                Acquire,
+                Release, //
+            },
+            AtomicFlag, //
         },
-        Mutex,
-    },
+        Mutex, //
+    }, //
 };
 
 /// Whether interval notifiers can be inserted into an address space without its mmap lock.

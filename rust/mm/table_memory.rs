@@ -11,27 +11,44 @@
 //! [`include/linux/gfp.h`](srctree/include/linux/gfp.h)
 
 #[cfg(CONFIG_PCI)]
-use super::bar_tables::{BarTables, Region, TableUser};
-use super::dma::{DmaDevice, DmaUser};
+use super::bar_tables::{
+    BarTables,
+    Region,
+    TableUser, //
+};
+use super::dma::{
+    DmaDevice,
+    DmaUser, //
+};
 use crate::{
     bindings,
     kernel::{
         lock_classes,
-        rcu_slot::{RcuSlot, Retired},
+        rcu_slot::{
+            RcuSlot,
+            Retired, //
+        },
         reentry::ReentryGuard,
         shrinker::owner::ReclaimOwner,
-        word,
-    },
+        word, //
+    }, //
 };
-use core::{marker::PhantomData, ptr::NonNull};
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
 use kernel::{
     ffi::c_void,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         rcu::Guard,
-        Arc, Mutex,
-    },
+        Arc,
+        Mutex, //
+    }, //
 };
 
 /// Number of table pages, and their bytes.

@@ -3,17 +3,36 @@
 //! KUnit tests: invalid arguments from safe code are refused.
 
 use super::{
-    addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
+    addr::{
+        PageRange,
+        PMD_ORDER,
+        PMD_PAGES,
+        PMD_SIZE, //
+    },
     device_pages::*,
-    folio::{Effort, LockedFolio, SharedBytes},
-    migrate::{Batch, Isolated, System},
-    vma::MmapGuard,
+    folio::{
+        Effort,
+        LockedFolio,
+        SharedBytes, //
+    },
+    migrate::{
+        Batch,
+        Isolated,
+        System, //
+    },
+    vma::MmapGuard, //
 };
 use crate::{
     bindings,
-    kernel::identity::{EventOwner, MigrationId},
+    kernel::identity::{
+        EventOwner,
+        MigrationId, //
+    }, //
 };
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
 
 struct NoFaults;
 

@@ -9,7 +9,11 @@
 //! C headers: [`include/linux/uaccess.h`](srctree/include/linux/uaccess.h),
 //! [`include/linux/pagemap.h`](srctree/include/linux/pagemap.h)
 
-use super::folio::{CpuPages, CpuPagesMut, SharedBytes};
+use super::folio::{
+    CpuPages,
+    CpuPagesMut,
+    SharedBytes, //
+};
 use crate::bindings;
 use kernel::prelude::*;
 

@@ -10,17 +10,27 @@
 use super::addr::PageRange;
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
-    kernel::{identity::MmId, reentry::ReentryGuard},
+    inject::{
+        fails,
+        FailPoint, //
+    },
+    kernel::{
+        identity::MmId,
+        reentry::ReentryGuard, //
+    }, //
 };
 use kernel::{
     error::to_result,
     mm::{
-        virt::{flags, VmaRef},
-        Mm, MmWithUser,
+        virt::{
+            flags,
+            VmaRef, //
+        },
+        Mm,
+        MmWithUser, //
     },
     prelude::*,
-    types::NotThreadSafe,
+    types::NotThreadSafe, //
 };
 
 /// Whether a fatal signal is pending for the current task, which should return to user mode soon
@@ -278,7 +288,12 @@ mod tests {
     use kernel::{
         sync::aref::ARef,
         task::Task,
-        time::{delay::fsleep, Delta, Instant, Monotonic},
+        time::{
+            delay::fsleep,
+            Delta,
+            Instant,
+            Monotonic, //
+        }, //
     };
 
     #[test]

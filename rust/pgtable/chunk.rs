@@ -3,25 +3,41 @@
 //! Table pages, and the chunks in which they are allocated.
 
 use super::{
-    format::{fan, Format},
+    format::{
+        fan,
+        Format, //
+    },
     image::Images,
-    tree::{self, PteCell},
+    tree::{
+        self,
+        PteCell, //
+    }, //
 };
 use crate::{
     kernel::{
-        shrinker::owner::{self, ReclaimOwner, Reclaimable},
-        word::{peek_u32, store_u32},
-        zeroed,
+        shrinker::owner::{
+            self,
+            ReclaimOwner,
+            Reclaimable, //
+        },
+        word::{
+            peek_u32,
+            store_u32, //
+        },
+        zeroed, //
     },
-    mm::table_memory::TableMemory,
+    mm::table_memory::TableMemory, //
 };
 use core::marker::PhantomData;
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{Atomic, AtomicFlag},
-        Arc,
-    },
+        atomic::{
+            Atomic,
+            AtomicFlag, //
+        },
+        Arc, //
+    }, //
 };
 
 /// Maximum number of table pages that are allocated together.

@@ -11,15 +11,31 @@
 //! Table pages are linked and marked under the table lock.
 
 use super::{
-    chunk::{PageMeta, CHUNK},
+    chunk::{
+        PageMeta,
+        CHUNK, //
+    },
     entry::DevicePte,
-    format::{shift, Format},
+    format::{
+        shift,
+        Format, //
+    },
     pool::Pool,
-    table::{range_of, span_of, Table},
-    tree::{self, Slot},
+    table::{
+        range_of,
+        span_of,
+        Table, //
+    },
+    tree::{
+        self,
+        Slot, //
+    }, //
 };
 use crate::mm::addr::PageRange;
-use kernel::sync::{atomic::ordering::Relaxed, rcu};
+use kernel::sync::{
+    atomic::ordering::Relaxed,
+    rcu, //
+};
 
 /// Bit of [`PageMeta::word`]: the page is a table of level 0, and the upper bits are the first
 /// address that it covers. If the bit is clear, the upper bits are the index of the next page in

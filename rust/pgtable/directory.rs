@@ -9,7 +9,10 @@
 use crate::kernel::rcu_slot::RcuSlot;
 use kernel::{
     prelude::*,
-    sync::rcu::{self, Guard},
+    sync::rcu::{
+        self,
+        Guard, //
+    }, //
 };
 
 /// Log2 of the number of places in the directory itself, and in the first segment.

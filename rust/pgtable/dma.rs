@@ -9,16 +9,28 @@
 //! all of this is compiled out.
 
 use super::{
-    entry::{DevicePte, Leaf},
+    entry::{
+        DevicePte,
+        Leaf, //
+    },
     format::Format,
-    table::Table,
+    table::Table, //
 };
 use crate::mm::{
-    addr::{PageRange, PMD_PAGES},
-    dma::{DmaWindows, WindowCursor},
+    addr::{
+        PageRange,
+        PMD_PAGES, //
+    },
+    dma::{
+        DmaWindows,
+        WindowCursor, //
+    }, //
 };
 use core::marker::PhantomData;
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 
 /// The format `F` with DMA addresses for system pages: for devices with a
 /// [`DmaDevice`](crate::mm::dma::DmaDevice), see [`Device::dma`](crate::mirror::Device::dma).

@@ -3,10 +3,18 @@
 //! Flush of a page table update, as a typestate: gather ([`FlushBatch`]), start ([`Flushing`]),
 //! wait ([`Flushed`]).
 
-use super::{entry::DevicePte, format::Format, list::PageList, pool::Pool};
+use super::{
+    entry::DevicePte,
+    format::Format,
+    list::PageList,
+    pool::Pool, //
+};
 use crate::mm::{
     addr::PageRange,
-    flush::{Flushed, Flusher},
+    flush::{
+        Flushed,
+        Flusher, //
+    }, //
 };
 use kernel::sync::Arc;
 

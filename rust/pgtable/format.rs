@@ -3,7 +3,10 @@
 //! Format of a device page table: its geometry and the encoding of entries.
 
 use super::entry::DevicePte;
-use crate::mm::{addr::PageRange, table_memory::TableUnit};
+use crate::mm::{
+    addr::PageRange,
+    table_memory::TableUnit, //
+};
 use kernel::page::PAGE_SHIFT;
 
 /// Type of an entry in the device's format: `u32` or `u64`. Entries are written as a whole.

@@ -3,13 +3,22 @@
 //! Adds chunks of table pages to a pool: first the chunk of the root, then larger ones.
 
 use super::{
-    chunk::{TableChunk, CHUNK},
+    chunk::{
+        TableChunk,
+        CHUNK, //
+    },
     format::Format,
-    pool::{account, Pool}, //
+    pool::{
+        account,
+        Pool, //
+    }, //
 };
 use kernel::{
     prelude::*,
-    sync::{atomic::ordering::Relaxed, rcu}, //
+    sync::{
+        atomic::ordering::Relaxed,
+        rcu, //
+    }, //
 };
 
 /// Table page of the root. Without table memory it is allocated together with the first other page,

@@ -20,24 +20,54 @@ use super::{
     chunk::TablePage,
     entry::DevicePte,
     flush::FlushBatch,
-    format::{fan, run_below, shift, smallest_run, unit, Format, Word, Write},
+    format::{
+        fan,
+        run_below,
+        shift,
+        smallest_run,
+        unit,
+        Format,
+        Word,
+        Write, //
+    },
     pool::Pool,
     sizes::SizeCell,
-    table::{slot_of, span_of, TableReader},
-    tree::{self, Slot},
+    table::{
+        slot_of,
+        span_of,
+        TableReader, //
+    },
+    tree::{
+        self,
+        Slot, //
+    }, //
 };
 use crate::mm::{
     addr::PageRange,
-    table_memory::{order_writes, TableMemory, TableUnit, TableUnits},
+    table_memory::{
+        order_writes,
+        TableMemory,
+        TableUnit,
+        TableUnits, //
+    }, //
 };
-use core::{marker::PhantomData, ops::Range};
+use core::{
+    marker::PhantomData,
+    ops::Range, //
+};
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        rcu::{self, Guard},
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        rcu::{
+            self,
+            Guard, //
+        }, //
+    }, //
 };
 
 /// In a form: an entry of the group is valid.

@@ -7,15 +7,39 @@ use super::{
     dma::DmaTranslator,
     entry::DevicePte,
     flush::FlushBatch,
-    format::{fan, has_leaves, reaches, shift, Format},
-    table::{slot_of, span_of, Prealloc, Table},
-    tree::{self, Slot},
+    format::{
+        fan,
+        has_leaves,
+        reaches,
+        shift,
+        Format, //
+    },
+    table::{
+        slot_of,
+        span_of,
+        Prealloc,
+        Table, //
+    },
+    tree::{
+        self,
+        Slot, //
+    }, //
 };
 use crate::{
-    inject::{fails, FailPoint},
-    mm::addr::{PageRange, PMD_SIZE},
+    inject::{
+        fails,
+        FailPoint, //
+    },
+    mm::addr::{
+        PageRange,
+        PMD_SIZE, //
+    }, //
 };
-use kernel::{page::PAGE_SIZE, prelude::*, sync::rcu};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::rcu, //
+};
 
 /// Returns whether `entries`, which fill a table, can be merged into one leaf: they must be
 /// consecutive, aligned, and have the same rights.

@@ -4,10 +4,16 @@
 
 use super::{
     entry::DevicePte,
-    format::{Format, Word}, //
+    format::{
+        Format,
+        Word, //
+    }, //
 };
 use core::marker::PhantomData;
-use kernel::{page::PAGE_SHIFT, prelude::*};
+use kernel::{
+    page::PAGE_SHIFT,
+    prelude::*, //
+};
 
 /// Positions of the fields of an entry, for [`Layout`].
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,10 @@
 //! Lists of table pages that are not in a tree: free, reserved for an update, or detached.
 
 use super::{
-    chunk::{TableChunk, NIL},
+    chunk::{
+        TableChunk,
+        NIL, //
+    },
     format::Format, //
 };
 

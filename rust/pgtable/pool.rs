@@ -7,35 +7,71 @@
 //! walk then finds no translation.
 
 use super::{
-    chunk::{PageMeta, TableChunk, TablePage, CHUNK, NIL},
+    chunk::{
+        PageMeta,
+        TableChunk,
+        TablePage,
+        CHUNK,
+        NIL, //
+    },
     directory::ChunkDirectory,
     entry::DevicePte,
     flush::FlushBatch,
-    format::{fan, Format},
+    format::{
+        fan,
+        Format, //
+    },
     image::Images,
     list::PageList,
     sizes::FlushClock,
-    table::{range_of, slot_of, span_of},
-    tree::{self, PteCell},
+    table::{
+        range_of,
+        slot_of,
+        span_of, //
+    },
+    tree::{
+        self,
+        PteCell, //
+    }, //
 };
 use crate::{
-    inject::{fails, FailPoint},
+    inject::{
+        fails,
+        FailPoint, //
+    },
     kernel::{
         lock_classes,
         rcu_slot::Retired,
-        shrinker::{owner::ReclaimOwner, Shrink},
+        shrinker::{
+            owner::ReclaimOwner,
+            Shrink, //
+        }, //
     },
-    mm::table_memory::{self, TableMemory, TableRegistration},
+    mm::table_memory::{
+        self,
+        TableMemory,
+        TableRegistration, //
+    }, //
 };
-use core::{marker::PhantomData, mem::size_of};
+use core::{
+    marker::PhantomData,
+    mem::size_of, //
+};
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        rcu::{self, Guard},
-        Arc, SpinLock,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        rcu::{
+            self,
+            Guard, //
+        },
+        Arc,
+        SpinLock, //
+    }, //
 };
 
 /// Maximum number of chunks that are freed at a time.

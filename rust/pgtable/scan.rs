@@ -4,12 +4,27 @@
 
 use super::{
     entry::DevicePte,
-    format::{last_address, shift, Format},
-    table::{range_of, slot_of, span_of, TableReader},
-    tree::{self, Slot},
+    format::{
+        last_address,
+        shift,
+        Format, //
+    },
+    table::{
+        range_of,
+        slot_of,
+        span_of,
+        TableReader, //
+    },
+    tree::{
+        self,
+        Slot, //
+    }, //
 };
 use crate::mm::addr::PageRange;
-use kernel::{page::PAGE_MASK, sync::rcu};
+use kernel::{
+    page::PAGE_MASK,
+    sync::rcu, //
+};
 
 impl<F: Format> TableReader<F> {
     /// Calls `f` for the translations from `from` on, in ascending order, with the range that each

@@ -20,16 +20,35 @@
 use super::{
     entry::DevicePte,
     flush::FlushBatch,
-    format::{run_below, shift, Format, Word, Write},
+    format::{
+        run_below,
+        shift,
+        Format,
+        Word,
+        Write, //
+    },
     image::Publisher,
     pool::Pool,
-    table::{slot_of, span_of, Table},
-    tree::{self, Slot},
+    table::{
+        slot_of,
+        span_of,
+        Table, //
+    },
+    tree::{
+        self,
+        Slot, //
+    }, //
 };
 use crate::mm::addr::PageRange;
-use core::{marker::PhantomData, ops::Range};
+use core::{
+    marker::PhantomData,
+    ops::Range, //
+};
 use kernel::sync::{
-    atomic::{ordering::Relaxed, Atomic},
+    atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    },
     rcu, //
 };
 

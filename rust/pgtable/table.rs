@@ -4,29 +4,63 @@
 
 use super::{
     dma::DmaTranslator,
-    entry::{DevicePte, Leaf},
+    entry::{
+        DevicePte,
+        Leaf, //
+    },
     flush::FlushBatch,
-    format::{check, fan, last_address, shift, Format},
+    format::{
+        check,
+        fan,
+        last_address,
+        shift,
+        Format, //
+    },
     grow::ROOT_PAGE,
     list::PageList,
     pool::Pool,
-    tree::{self, Slot},
-    update::{ForEach, Unmap, Update, UpdateStats, Visitor},
-    walk::WalkCache,
+    tree::{
+        self,
+        Slot, //
+    },
+    update::{
+        ForEach,
+        Unmap,
+        Update,
+        UpdateStats,
+        Visitor, //
+    },
+    walk::WalkCache, //
 };
 use crate::{
-    kernel::shrinker::{owner::ReclaimOwner, Shrink},
-    mm::{
-        addr::{PageRange, PMD_PAGES, PMD_SIZE},
-        dma::{DmaWindows, OwnedWindows},
-        table_memory::TableMemory,
+    kernel::shrinker::{
+        owner::ReclaimOwner,
+        Shrink, //
     },
+    mm::{
+        addr::{
+            PageRange,
+            PMD_PAGES,
+            PMD_SIZE, //
+        },
+        dma::{
+            DmaWindows,
+            OwnedWindows, //
+        },
+        table_memory::TableMemory, //
+    }, //
 };
 use core::cell::Cell;
 use kernel::{
-    page::{PAGE_SHIFT, PAGE_SIZE},
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
     prelude::*,
-    sync::{rcu, Arc},
+    sync::{
+        rcu,
+        Arc, //
+    }, //
 };
 
 /// Lockless walks of a table, concurrently with updates.

@@ -4,17 +4,27 @@
 
 use super::*;
 use crate::{
-    alarm::{Alarm, ExpectedAlarm},
+    alarm::{
+        Alarm,
+        ExpectedAlarm, //
+    },
     kernel::shrinker::Shrink,
     mm::{
-        addr::{PageRange, PMD_PAGES, PMD_SIZE},
-        table_memory::TableMemory,
-    },
+        addr::{
+            PageRange,
+            PMD_PAGES,
+            PMD_SIZE, //
+        },
+        table_memory::TableMemory, //
+    }, //
 };
 use core::cell::Cell;
 use kernel::{
-    page::{PAGE_MASK, PAGE_SIZE},
-    prelude::*,
+    page::{
+        PAGE_MASK,
+        PAGE_SIZE, //
+    },
+    prelude::*, //
 };
 
 mod image;

@@ -7,19 +7,34 @@ use super::{
     dma::DmaTranslator,
     entry::DevicePte,
     flush::FlushBatch,
-    format::{shift, Format, MAX_LEVELS},
+    format::{
+        shift,
+        Format,
+        MAX_LEVELS, //
+    },
     pool::Pool,
-    table::{range_of, slot_of, span_of},
-    tree::{self, PteCell, Slot},
+    table::{
+        range_of,
+        slot_of,
+        span_of, //
+    },
+    tree::{
+        self,
+        PteCell,
+        Slot, //
+    }, //
 };
 use crate::mm::addr::PageRange;
 use core::slice;
 use kernel::{
     page::PAGE_SHIFT,
     sync::{
-        rcu::{self, Guard},
-        Arc,
-    },
+        rcu::{
+            self,
+            Guard, //
+        },
+        Arc, //
+    }, //
 };
 
 /// Changes that a pass has made.

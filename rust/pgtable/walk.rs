@@ -3,14 +3,28 @@
 //! Walks of a table, from the root to the translation of a page.
 
 use super::{
-    entry::{DevicePte, Leaf},
-    format::{fan, last_address, shift, Format},
+    entry::{
+        DevicePte,
+        Leaf, //
+    },
+    format::{
+        fan,
+        last_address,
+        shift,
+        Format, //
+    },
     pool::Pool,
     table::slot_of,
-    tree::{self, Slot},
+    tree::{
+        self,
+        Slot, //
+    }, //
 };
 use core::cell::Cell;
-use kernel::{page::PAGE_SHIFT, sync::rcu};
+use kernel::{
+    page::PAGE_SHIFT,
+    sync::rcu, //
+};
 
 /// Cache of the table in which a walk has ended, so that walks of nearby pages need not begin at
 /// the root. It is valid while the table lock is held, which prevents the removal of the table and

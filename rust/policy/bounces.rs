@@ -4,11 +4,20 @@
 
 use super::{
     density::Parameters,
-    thrash::{ThrashDetector, ThrashHint},
-    PageSet,
+    thrash::{
+        ThrashDetector,
+        ThrashHint, //
+    },
+    PageSet, //
 };
-use crate::{kernel::lock_classes, mm::addr::PageRange};
-use kernel::{prelude::*, sync::Mutex};
+use crate::{
+    kernel::lock_classes,
+    mm::addr::PageRange, //
+};
+use kernel::{
+    prelude::*,
+    sync::Mutex, //
+};
 
 /// History of the pages that faults of a process have migrated to a device memory, and of repeated
 /// faults on them.

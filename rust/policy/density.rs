@@ -9,14 +9,31 @@
 //! time ([`Bounces`](super::Bounces)).
 
 use super::{
-    block, block_start, prefetch::Streams, thrash::ThrashHint, Decision, FaultInfo, PageSet, Policy,
+    block,
+    block_start,
+    prefetch::Streams,
+    thrash::ThrashHint,
+    Decision,
+    FaultInfo,
+    PageSet,
+    Policy, //
 };
 use crate::{
     kernel::lock_classes,
-    mm::addr::{PageRange, PMD_PAGES},
+    mm::addr::{
+        PageRange,
+        PMD_PAGES, //
+    }, //
 };
-use core::{cell::LazyCell, ops::Range};
-use kernel::{page::PAGE_SIZE, prelude::*, sync::Mutex};
+use core::{
+    cell::LazyCell,
+    ops::Range, //
+};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::Mutex, //
+};
 
 /// Parameters of the default policy. A driver may expose them as module parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,7 +247,10 @@ impl Policy for Density {
 #[kunit_tests(rust_hmm_density)]
 mod tests {
     use super::*;
-    use crate::{mm::addr::PMD_SIZE, policy::Bounces};
+    use crate::{
+        mm::addr::PMD_SIZE,
+        policy::Bounces, //
+    };
 
     fn bounces() -> Result<Pin<KBox<Bounces>>> {
         KBox::pin_init(Bounces::new(), GFP_KERNEL)

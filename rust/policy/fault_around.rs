@@ -9,12 +9,21 @@
 
 use crate::{
     kernel::hash::hash_64,
-    mm::addr::{PMD_ORDER, PMD_SIZE},
+    mm::addr::{
+        PMD_ORDER,
+        PMD_SIZE, //
+    }, //
 };
 use kernel::{
-    page::{PAGE_SHIFT, PAGE_SIZE},
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    }, //
 };
 
 /// Order of the first window, 64 KiB.

@@ -3,8 +3,14 @@
 //! Cache of memory that cannot move, so that faults on it need no survey.
 
 use super::block_start;
-use crate::mm::addr::{PageRange, PMD_SIZE};
-use kernel::{page::PAGE_SIZE, prelude::*};
+use crate::mm::addr::{
+    PageRange,
+    PMD_SIZE, //
+};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
 
 /// Number of blocks of 2 MiB in the cache. Blocks with the same slot replace each other.
 const CACHE_SLOTS: usize = 64;

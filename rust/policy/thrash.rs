@@ -25,13 +25,24 @@
 //! When device memory is full, an evicted page that faults again is pinned immediately. Otherwise
 //! it would replace memory that is used as much.
 
-use super::{block_start, density::Parameters, PageSet};
-use crate::mm::addr::{PageRange, PMD_PAGES, PMD_SIZE};
+use super::{
+    block_start,
+    density::Parameters,
+    PageSet, //
+};
+use crate::mm::addr::{
+    PageRange,
+    PMD_PAGES,
+    PMD_SIZE, //
+};
 use core::ops::Range;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    }, //
 };
 
 /// Number of histories that are kept regardless of their age.

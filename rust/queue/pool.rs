@@ -7,16 +7,24 @@
 //! all workers are busy. When the operation ends, no worker holds a reference to it.
 
 use crate::kernel::{
-    deferred::{Deferred, DropWaits},
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
     kthread::Thread,
-    lock_classes,
+    lock_classes, //
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc, CondVar, Mutex,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc,
+        CondVar,
+        Mutex, //
+    }, //
 };
 
 /// Maximum number of queued requests for help.
@@ -249,7 +257,10 @@ impl Drop for PoolThreads {
 #[kunit_tests(rust_hmm_crew)]
 mod tests {
     use super::*;
-    use kernel::time::{delay::fsleep, Delta};
+    use kernel::time::{
+        delay::fsleep,
+        Delta, //
+    };
 
     struct Count {
         parts: usize,

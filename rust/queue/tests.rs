@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
 use super::*;
-use crate::kernel::{cancel::cancelled, fence::FenceStatus};
-use kernel::time::{delay::fsleep, Delta};
+use crate::kernel::{
+    cancel::cancelled,
+    fence::FenceStatus, //
+};
+use kernel::time::{
+    delay::fsleep,
+    Delta, //
+};
 
 const SECOND: Option<Delta> = Some(Delta::from_secs(10));
 

@@ -3,23 +3,40 @@
 //! Memory operations of queues: migrate, prefetch, evict, copy.
 
 use super::{
-    pool::{JobProgress, ParallelJob},
-    CancelToken, Queue, WorkerPool,
+    pool::{
+        JobProgress,
+        ParallelJob, //
+    },
+    CancelToken,
+    Queue,
+    WorkerPool, //
 };
 use crate::{
-    kernel::{completion::ktime_get_ns, fence::Fence},
-    mirror::{Device, Mirror},
-    mm::{
-        addr::{PageRange, PMD_SIZE},
-        range_fault::Access,
+    kernel::{
+        completion::ktime_get_ns,
+        fence::Fence, //
     },
+    mirror::{
+        Device,
+        Mirror, //
+    },
+    mm::{
+        addr::{
+            PageRange,
+            PMD_SIZE, //
+        },
+        range_fault::Access, //
+    }, //
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
+    }, //
 };
 
 /// An object that has a mirror, and keeps it open while an operation uses it.

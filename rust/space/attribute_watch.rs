@@ -7,17 +7,28 @@
 
 use super::Space;
 use crate::{
-    kernel::{lock_classes, rcu_map::RcuArc},
+    kernel::{
+        lock_classes,
+        rcu_map::RcuArc, //
+    },
     mm::{
         addr::PageRange,
-        notifier::{IntervalNotifier, NotifierEvent, NotifierOps, NotifierRange},
-        range_fault::AddressSpace,
-    },
+        notifier::{
+            IntervalNotifier,
+            NotifierEvent,
+            NotifierOps,
+            NotifierRange, //
+        },
+        range_fault::AddressSpace, //
+    }, //
 };
 use core::ops::ControlFlow;
 use kernel::{
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 
 /// Alignment of the hull, in bytes.

@@ -10,24 +10,40 @@ use super::MigrationDesc;
 use crate::{
     debug::events::EvictReason,
     kernel::{
-        identity::{DeviceId, MemoryId, MigrationId},
+        identity::{
+            DeviceId,
+            MemoryId,
+            MigrationId, //
+        },
         lock_classes,
-        word::peek_usize,
+        word::peek_usize, //
     },
-    mm::{addr::PageRange, migrate::Moved, notifier::NotifierRange, page_set::PageSet},
+    mm::{
+        addr::PageRange,
+        migrate::Moved,
+        notifier::NotifierRange,
+        page_set::PageSet, //
+    },
     pgtable::Flushed,
-    policy::Bounces,
+    policy::Bounces, //
 };
 use core::ops::ControlFlow;
 use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Full, Relaxed, Release},
-            Atomic,
+            ordering::{
+                Acquire,
+                Full,
+                Relaxed,
+                Release, //
+            },
+            Atomic, //
         },
-        Arc, Completion, SpinLock,
-    },
+        Arc,
+        Completion,
+        SpinLock, //
+    }, //
 };
 
 /// Result of the invalidation of a mirror.

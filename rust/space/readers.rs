@@ -2,15 +2,28 @@
 
 //! Mirrors whose devices keep reading pages while these migrate.
 
-use super::{find, EnteredMirror, MigrationDesc};
+use super::{
+    find,
+    EnteredMirror,
+    MigrationDesc, //
+};
 use crate::{
-    inject::{fails, FailPoint},
-    kernel::identity::{MigrationId, MmId},
+    inject::{
+        fails,
+        FailPoint, //
+    },
+    kernel::identity::{
+        MigrationId,
+        MmId, //
+    },
     mm::{
         addr::PageRange,
-        migrate::{MigrationReader, Moved},
+        migrate::{
+            MigrationReader,
+            Moved, //
+        }, //
     },
-    pgtable::Flushed,
+    pgtable::Flushed, //
 };
 use kernel::prelude::*;
 

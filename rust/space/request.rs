@@ -3,13 +3,23 @@
 //! Descriptor of a migration, as the mirrors of its pages see it.
 
 use crate::{
-    kernel::identity::{MemoryId, MigrationId, PgmapOwner},
+    kernel::identity::{
+        MemoryId,
+        MigrationId,
+        PgmapOwner, //
+    },
     mm::{
         addr::PageRange,
-        notifier::{NotifierEvent, NotifierRange},
-    },
+        notifier::{
+            NotifierEvent,
+            NotifierRange, //
+        }, //
+    }, //
 };
-use kernel::{prelude::*, task::Pid};
+use kernel::{
+    prelude::*,
+    task::Pid, //
+};
 
 /// How a migration recognises the notifier events that it causes itself.
 #[derive(Clone, Copy, PartialEq, Eq)]

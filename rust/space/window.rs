@@ -3,21 +3,38 @@
 //! Notifier windows: blocks of 2 MiB of a space in which devices use memory. The interval notifier
 //! of a window invalidates all mirrors of the space.
 
-use super::{EnteredMirror, Space};
+use super::{
+    EnteredMirror,
+    Space, //
+};
 use crate::{
-    kernel::{rcu_map::RcuArc, word::peek_u32},
-    mm::{
-        addr::{PageRange, PMD_SIZE},
-        notifier::{IntervalNotifier, NotifierEvent, NotifierOps, NotifierRange},
+    kernel::{
+        rcu_map::RcuArc,
+        word::peek_u32, //
     },
+    mm::{
+        addr::{
+            PageRange,
+            PMD_SIZE, //
+        },
+        notifier::{
+            IntervalNotifier,
+            NotifierEvent,
+            NotifierOps,
+            NotifierRange, //
+        }, //
+    }, //
 };
 use core::ops::ControlFlow;
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{Relaxed, Release},
-        Atomic,
-    },
+        ordering::{
+            Relaxed,
+            Release, //
+        },
+        Atomic, //
+    }, //
 };
 
 /// Most flushes of a window that are waited for in the second pass of the core over the notifiers.

@@ -10,23 +10,39 @@
 
 use super::{
     find,
-    window::{index_of, NotifierWindow, WindowNotifier},
-    Space,
+    window::{
+        index_of,
+        NotifierWindow,
+        WindowNotifier, //
+    },
+    Space, //
 };
 use crate::{
     kernel::{
-        deferred::{Recurring, RecurringWork},
+        deferred::{
+            Recurring,
+            RecurringWork, //
+        },
         identity::MmId,
         lock_classes,
-        rcu_map::RcuArc,
+        rcu_map::RcuArc, //
     },
-    mm::{addr::PageRange, range_fault::AddressSpace},
+    mm::{
+        addr::PageRange,
+        range_fault::AddressSpace, //
+    }, //
 };
 use core::ops::Deref;
 use kernel::{
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
-    sync::{Arc, SpinLock},
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
+    sync::{
+        Arc,
+        SpinLock, //
+    }, //
 };
 
 /// Maximum number of windows that are queued individually for the worker. If it is reached, the

@@ -4,19 +4,34 @@
 
 use super::{
     arguments::Lock,
-    structure::{no_flags, Structure},
+    structure::{
+        no_flags,
+        Structure, //
+    },
     uapi, //
 };
 use kernel::{
-    page::{PAGE_MASK, PAGE_SIZE},
+    page::{
+        PAGE_MASK,
+        PAGE_SIZE, //
+    },
     prelude::*,
-    sync::Arc,
+    sync::Arc, //
 };
 use rust_hmm::{
-    host_lock::{Coherence, LockError},
+    host_lock::{
+        Coherence,
+        LockError, //
+    },
     kernel::completion::ktime_get_ns,
-    mirror::{Device, Mirror},
-    mm::{addr::PageRange, dma::DmaDevice},
+    mirror::{
+        Device,
+        Mirror, //
+    },
+    mm::{
+        addr::PageRange,
+        dma::DmaDevice, //
+    }, //
 };
 
 const LOCK: u32 = 0x70;

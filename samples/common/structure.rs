@@ -2,8 +2,14 @@
 
 //! Copies extensible ioctl arguments, which begin with their size, from and to user space.
 
-use core::ops::{Deref, DerefMut};
-use kernel::{prelude::*, uaccess::UserSlice};
+use core::ops::{
+    Deref,
+    DerefMut, //
+};
+use kernel::{
+    prelude::*,
+    uaccess::UserSlice, //
+};
 use rust_hmm::mm::addr::PageRange;
 
 /// Defines structures of the user interface, and asserts their sizes. The derived traits require

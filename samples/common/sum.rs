@@ -7,17 +7,35 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
     },
     time::Delta,
-    uaccess::UserSlice,
+    uaccess::UserSlice, //
 };
 use rust_hmm::{
-    kernel::{cancel::CancelToken, fence::Fence, identity::FenceType, sync_file::SyncFile},
-    mirror::{Device, Mirror, PageMemory},
-    mm::{addr::PageRange, range_fault::Access},
-    queue::{HasMirror, Queue},
+    kernel::{
+        cancel::CancelToken,
+        fence::Fence,
+        identity::FenceType,
+        sync_file::SyncFile, //
+    },
+    mirror::{
+        Device,
+        Mirror,
+        PageMemory, //
+    },
+    mm::{
+        addr::PageRange,
+        range_fault::Access, //
+    },
+    queue::{
+        HasMirror,
+        Queue, //
+    }, //
 };
 
 /// Ioctl: sum of the 64-bit words of a range.

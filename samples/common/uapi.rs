@@ -3,11 +3,25 @@
 //! Numbers and structures of the user interface: the kernel's `lib/test_hmm_uapi.h`, and
 //! `samples/dmirror/dmirror_uapi.h`.
 
-use crate::structure::{range, zeroed};
-use kernel::{ffi::c_int, ioctl, prelude::*, uaccess::UserSlice};
+use crate::structure::{
+    range,
+    zeroed, //
+};
+use kernel::{
+    ffi::c_int,
+    ioctl,
+    prelude::*,
+    uaccess::UserSlice, //
+};
 use rust_hmm::{
-    mirror::{PageLocation, Snapshot},
-    mm::addr::{PageRange, PMD_ORDER},
+    mirror::{
+        PageLocation,
+        Snapshot, //
+    },
+    mm::addr::{
+        PageRange,
+        PMD_ORDER, //
+    }, //
 };
 
 arguments! {

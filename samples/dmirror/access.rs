@@ -7,25 +7,45 @@ use crate::{
     device::View,
     format::VRAM,
     hardware::{
-        bus::{Access, Action, Answer, Lane},
+        bus::{
+            Access,
+            Action,
+            Answer,
+            Lane, //
+        },
         counters::Counters,
         engine::Engine,
-        fault::{FaultTicket, Packet},
+        fault::{
+            FaultTicket,
+            Packet, //
+        },
         mmu::Context,
         port::Port,
         tlb::Tlb,
-        walk::{Miss, Translation},
+        walk::{
+            Miss,
+            Translation, //
+        }, //
     },
-    locked_window::LockedWindow,
+    locked_window::LockedWindow, //
 };
 use kernel::{
-    page::{PAGE_SHIFT, PAGE_SIZE},
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
     prelude::*,
-    sync::Arc,
+    sync::Arc, //
 };
 use rust_hmm::{
     alarm,
-    mirror::{AccessSection, PageMemory, PageMemoryMut, TableTranslation, TranslateError},
+    mirror::{
+        AccessSection,
+        PageMemory,
+        PageMemoryMut,
+        TableTranslation,
+        TranslateError, //
+    }, //
 };
 
 /// Maximum number of page table walks of one access. A concurrent table change may invalidate the

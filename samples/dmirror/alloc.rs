@@ -5,11 +5,20 @@
 use crate::{
     arguments::Alloc,
     client::Client,
-    extension::{no_flags, Structure},
-    FILE_OPS,
+    extension::{
+        no_flags,
+        Structure, //
+    },
+    FILE_OPS, //
 };
-use kernel::{prelude::*, sync::Arc};
-use rust_hmm::managed::{self, Flags};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+use rust_hmm::managed::{
+    self,
+    Flags, //
+};
 
 /// Number of the ioctl.
 pub(crate) const ALLOC: u32 = 0x79;

@@ -9,29 +9,60 @@
 //! must not delay the fence of the next blit.
 
 use crate::{
-    settings::{Setting, Settings},
-    uapi,
+    settings::{
+        Setting,
+        Settings, //
+    },
+    uapi, //
 };
 use kernel::{
-    page::{PAGE_MASK, PAGE_SIZE},
+    page::{
+        PAGE_MASK,
+        PAGE_SIZE, //
+    },
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, AtomicFlag},
-        Arc, Mutex,
+        atomic::{
+            ordering::Relaxed,
+            AtomicFlag, //
+        },
+        Arc,
+        Mutex, //
     },
-    time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic},
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Jiffies,
+        Monotonic, //
+    }, //
 };
 use rust_hmm::{
-    host_lock::{Coherence, PinnedRange},
+    host_lock::{
+        Coherence,
+        PinnedRange, //
+    },
     kernel::{
         cancel::cancelled,
         completion::TimedCompletion,
-        dma_fence::{DmaDriverFence, DmaFence, DmaFenceAlloc, FenceContext, SignallingSection},
-        fence::{Fence, FenceAlloc},
+        dma_fence::{
+            DmaDriverFence,
+            DmaFence,
+            DmaFenceAlloc,
+            FenceContext,
+            SignallingSection, //
+        },
+        fence::{
+            Fence,
+            FenceAlloc, //
+        },
         identity::FenceType,
-        kthread::Thread,
+        kthread::Thread, //
     },
-    mm::{dma::DmaDevice, folio::CpuPagesMut},
+    mm::{
+        dma::DmaDevice,
+        folio::CpuPagesMut, //
+    }, //
 };
 
 /// Maximum number of blits that are queued or running, or whose memory is still pinned.

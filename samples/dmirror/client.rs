@@ -3,32 +3,53 @@
 //! State of an open file, shared with its commands: the mirror of the process that opened it.
 
 use crate::{
-    device::{MockDevice, Session, View},
+    device::{
+        MockDevice,
+        Session,
+        View, //
+    },
     hardware::{
         command::CommandDesc,
-        counters::{Count, Counters},
-        engine::{Engine, Job},
+        counters::{
+            Count,
+            Counters, //
+        },
+        engine::{
+            Engine,
+            Job, //
+        },
         mmu::Context,
-        status::Status,
+        status::Status, //
     },
     lock_ioctls::Locker,
     locked_window::LockedWindow,
     placement::FaultPolicy,
     queues::Queues,
     streams::Stream,
-    vram::Vram,
+    vram::Vram, //
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc, Mutex, SetOnce,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc,
+        Mutex,
+        SetOnce, //
+    }, //
 };
 use rust_hmm::{
     memory::Memory,
-    mirror::{Mirror, PageMemory},
-    mm::{addr::PageRange, dma::DmaDevice},
+    mirror::{
+        Mirror,
+        PageMemory, //
+    },
+    mm::{
+        addr::PageRange,
+        dma::DmaDevice, //
+    }, //
 };
 
 /// Commands of a file that were not waited for.

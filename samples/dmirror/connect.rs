@@ -6,11 +6,20 @@
 use crate::{
     arguments::Pull,
     client::Client,
-    extension::{no_flags, Structure},
-    structure::{gone_is_invalid, range},
-    FILE_OPS,
+    extension::{
+        no_flags,
+        Structure, //
+    },
+    structure::{
+        gone_is_invalid,
+        range, //
+    },
+    FILE_OPS, //
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 
 /// Number of the ioctl.
 pub(crate) const PULL: u32 = 0x78;

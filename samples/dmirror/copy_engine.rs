@@ -5,21 +5,37 @@
 
 use crate::{
     hardware::store::Store,
-    settings::{Setting, Settings},
-    vram,
+    settings::{
+        Setting,
+        Settings, //
+    },
+    vram, //
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc, CondVar, Mutex,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc,
+        CondVar,
+        Mutex, //
     },
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
 };
 use rust_hmm::{
     kernel::kthread::Thread,
-    memory::{CopyDesc, CopyJob},
-    mm::vma::fatal_signal_pending,
+    memory::{
+        CopyDesc,
+        CopyJob, //
+    },
+    mm::vma::fatal_signal_pending, //
 };
 
 /// Capacity of the job queue. When it is full, the submitting task executes the job itself.

@@ -6,36 +6,57 @@ use crate::{
     blit::BlitEngine,
     client::Client,
     faults::FaultThreads,
-    format::{Chosen, Selected, VRAM},
-    hardware::{engine::Engine, tlb::Tlb},
-    settings::{Fixed, Setting, Settings},
+    format::{
+        Chosen,
+        Selected,
+        VRAM, //
+    },
+    hardware::{
+        engine::Engine,
+        tlb::Tlb, //
+    },
+    settings::{
+        Fixed,
+        Setting,
+        Settings, //
+    },
     streams::Streams,
-    vram::Vram,
+    vram::Vram, //
 };
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Full, Relaxed},
-            Atomic,
+            ordering::{
+                Full,
+                Relaxed, //
+            },
+            Atomic, //
         },
-        Arc,
+        Arc, //
     },
-    time::delay::fsleep,
+    time::delay::fsleep, //
 };
 use rust_hmm::{
     debug::events::Event,
     kernel::kthread::Thread,
     memory::Memory,
-    mirror::{Device, Walkers},
+    mirror::{
+        Device,
+        Walkers, //
+    },
     mm::{
         addr::PageRange,
-        device_pages::{DeviceRange, MemoryKind, Owner},
+        device_pages::{
+            DeviceRange,
+            MemoryKind,
+            Owner, //
+        },
         dma::DmaDevice,
-        table_memory::TableMemory,
+        table_memory::TableMemory, //
     },
-    queue::WorkerPool,
+    queue::WorkerPool, //
 };
 
 const MIB_PAGES: u64 = 256;

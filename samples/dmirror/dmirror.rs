@@ -63,15 +63,28 @@ mod uapi;
 mod vram;
 
 use core::borrow::Borrow;
-use device::{Agents, MockDevice, Tile};
+use device::{
+    Agents,
+    MockDevice,
+    Tile, //
+};
 use file::MirrorFile;
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 use rust_hmm::{
-    kernel::miscdevice::{FileOps, Node},
-    mm::{
-        device_pages::{MemoryKind, Owner},
-        dma::DmaDevice,
+    kernel::miscdevice::{
+        FileOps,
+        Node, //
     },
+    mm::{
+        device_pages::{
+            MemoryKind,
+            Owner, //
+        },
+        dma::DmaDevice, //
+    }, //
 };
 use settings::Fixed;
 

@@ -5,8 +5,11 @@
 use crate::{
     arguments::Events,
     client::Client,
-    extension::{no_flags, Structure},
-    streams::ALL_TYPES,
+    extension::{
+        no_flags,
+        Structure, //
+    },
+    streams::ALL_TYPES, //
 };
 use kernel::prelude::*;
 use rust_hmm::mm::user::is_privileged;

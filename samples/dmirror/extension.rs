@@ -2,24 +2,47 @@
 
 //! The ioctls beyond those of `test_hmm`, as `dmirror_uapi.h` describes them.
 
-pub(crate) use crate::structure::{no_flags, Structure};
-use crate::{
-    alloc, arguments,
-    client::Client,
-    connect, event_ioctls,
-    hardware::{
-        command::{CommandDesc, RawCommandDesc},
-        counters::Count,
-        engine,
-    },
-    lock_ioctls, placement, queue_ioctls, structure,
+pub(crate) use crate::structure::{
+    no_flags,
+    Structure, //
 };
-use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
+use crate::{
+    alloc,
+    arguments,
+    client::Client,
+    connect,
+    event_ioctls,
+    hardware::{
+        command::{
+            CommandDesc,
+            RawCommandDesc, //
+        },
+        counters::Count,
+        engine, //
+    },
+    lock_ioctls,
+    placement,
+    queue_ioctls,
+    structure, //
+};
+use kernel::{
+    ioctl,
+    prelude::*,
+    sync::Arc,
+    time::Delta,
+    uaccess::UserSlice, //
+};
 use rust_hmm::{
     debug::stats::Counter,
     memory::Memory,
-    migrate::{Outcome, PageOutcome},
-    mm::{addr::PageRange, device_pages::MemoryKind},
+    migrate::{
+        Outcome,
+        PageOutcome, //
+    },
+    mm::{
+        addr::PageRange,
+        device_pages::MemoryKind, //
+    }, //
 };
 
 /// `DMIRROR_ABI_VERSION`.

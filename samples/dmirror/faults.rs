@@ -7,22 +7,33 @@ use crate::{
     client::Client,
     hardware::{
         engine::Engine,
-        fault::{Buffer, Fault, FaultTicket, Packet},
-    },
+        fault::{
+            Buffer,
+            Fault,
+            FaultTicket,
+            Packet, //
+        }, //
+    }, //
 };
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         Arc,
         CondVar,
         Mutex, //
-    },
+    }, //
 };
 use rust_hmm::{
     kernel::kthread::Thread,
-    mm::{addr::PageRange, range_fault::Access},
+    mm::{
+        addr::PageRange,
+        range_fault::Access, //
+    }, //
 };
 
 /// Maximum number of pages in a batch.

@@ -10,23 +10,46 @@ use crate::{
     device::MockDevice,
     extension,
     structure::gone_is_invalid,
-    transfer::{self, Missing},
-    uapi::{self, Command},
-    vram::Vram,
+    transfer::{
+        self,
+        Missing, //
+    },
+    uapi::{
+        self,
+        Command, //
+    },
+    vram::Vram, //
 };
 use kernel::{
     mm::virt::VmaNew,
-    page::{Page, PAGE_SIZE},
+    page::{
+        Page,
+        PAGE_SIZE, //
+    },
     prelude::*,
     sync::Arc,
-    uaccess::{UserSlice, UserSliceWriter},
+    uaccess::{
+        UserSlice,
+        UserSliceWriter, //
+    }, //
 };
 use rust_hmm::{
-    kernel::miscdevice::{OpenFile, PollFlags, Poller},
+    kernel::miscdevice::{
+        OpenFile,
+        PollFlags,
+        Poller, //
+    },
     managed,
     memory::Memory,
-    mirror::{PageLocation, Snapshot},
-    mm::{addr::PageRange, device_pages::MemoryKind, range_fault::Access},
+    mirror::{
+        PageLocation,
+        Snapshot, //
+    },
+    mm::{
+        addr::PageRange,
+        device_pages::MemoryKind,
+        range_fault::Access, //
+    }, //
 };
 
 /// An open file. Closing it stops its commands.

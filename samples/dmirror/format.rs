@@ -2,11 +2,20 @@
 
 //! The format of page tables, which a parameter of the module selects.
 
-use crate::{hardware::walk, module_parameters, number};
+use crate::{
+    hardware::walk,
+    module_parameters,
+    number, //
+};
 use kernel::prelude::*;
 use rust_hmm::pgtable::{
-    formats::{Gfx9, Lpae},
-    DevicePte, Format, Radix4,
+    formats::{
+        Gfx9,
+        Lpae, //
+    },
+    DevicePte,
+    Format,
+    Radix4, //
 };
 
 /// Bus address at which engines find the memory of their device.

@@ -10,12 +10,19 @@ use crate::hardware::bus::Action;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 use rust_hmm::{
-    host_lock::{Coherence, PinnedRange, APERTURE},
+    host_lock::{
+        Coherence,
+        PinnedRange,
+        APERTURE, //
+    },
     mirror::Mirror,
-    mm::dma::DmaDevice,
+    mm::dma::DmaDevice, //
 };
 
 use crate::device::View;

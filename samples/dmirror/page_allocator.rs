@@ -5,7 +5,10 @@
 
 use kernel::{
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    }, //
 };
 use rust_hmm::mm::device_pages::DeviceRange;
 

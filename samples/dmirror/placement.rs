@@ -5,18 +5,37 @@
 use crate::{
     arguments,
     client::Client,
-    extension::{no_flags, Structure},
-    structure::range,
+    extension::{
+        no_flags,
+        Structure, //
+    },
+    structure::range, //
 };
 use kernel::{
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    }, //
 };
 use rust_hmm::{
-    attributes::{AttributeUpdate, PreferredLocation},
+    attributes::{
+        AttributeUpdate,
+        PreferredLocation, //
+    },
     debug::stats::Counter,
-    mm::{addr::PageRange, device_pages::DeviceRange, range_fault::Access},
-    policy::{Density, NoMigration, Parameters, Policy, SinglePage},
+    mm::{
+        addr::PageRange,
+        device_pages::DeviceRange,
+        range_fault::Access, //
+    },
+    policy::{
+        Density,
+        NoMigration,
+        Parameters,
+        Policy,
+        SinglePage, //
+    }, //
 };
 
 const SET_ATTRIBUTES: u32 = 0x50;

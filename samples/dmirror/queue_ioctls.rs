@@ -6,16 +6,31 @@ use crate::{
     arguments,
     blit::Locked,
     client::Client,
-    extension::{no_flags, Structure},
-    hardware::command::{CommandDesc, RawCommandDesc},
+    extension::{
+        no_flags,
+        Structure, //
+    },
+    hardware::command::{
+        CommandDesc,
+        RawCommandDesc, //
+    },
     locked_window::LockedWindow,
     queues::Work,
-    FILE_OPS,
+    FILE_OPS, //
 };
-use kernel::{page::PAGE_MASK, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
+use kernel::{
+    page::PAGE_MASK,
+    prelude::*,
+    sync::Arc,
+    time::Delta,
+    uaccess::UserSlice, //
+};
 use rust_hmm::{
-    kernel::{fence::FenceStatus, sync_file::SyncFile},
-    mm::addr::PageRange,
+    kernel::{
+        fence::FenceStatus,
+        sync_file::SyncFile, //
+    },
+    mm::addr::PageRange, //
 };
 
 const QUEUE_CREATE: u32 = 0x60;

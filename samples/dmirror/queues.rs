@@ -6,30 +6,55 @@ use crate::{
     blit::Locked,
     client::Client,
     device::View,
-    hardware::{command::CommandDesc, status::ECANCELED},
-    uapi,
+    hardware::{
+        command::CommandDesc,
+        status::ECANCELED, //
+    },
+    uapi, //
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc, Mutex, SetOnce,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc,
+        Mutex,
+        SetOnce, //
     },
-    time::Delta,
+    time::Delta, //
 };
 use rust_hmm::{
     kernel::{
         cancel::CancelToken,
         dma_fence::DmaFence,
-        fence::{DriverFence, Fence},
-        fence_watch::{FenceWatch, WatchedFence},
+        fence::{
+            DriverFence,
+            Fence, //
+        },
+        fence_watch::{
+            FenceWatch,
+            WatchedFence, //
+        },
         identity::FenceType,
-        miscdevice::{PollFlags, Poller},
+        miscdevice::{
+            PollFlags,
+            Poller, //
+        }, //
     },
-    managed::{finish_allocation_async, Allocation},
+    managed::{
+        finish_allocation_async,
+        Allocation, //
+    },
     mirror::Mirror,
     mm::addr::PageRange,
-    queue::{HasMirror, Queue, TransferReport, WorkerPool},
+    queue::{
+        HasMirror,
+        Queue,
+        TransferReport,
+        WorkerPool, //
+    }, //
 };
 
 /// Maximum number of queues of a file.

@@ -2,11 +2,17 @@
 
 //! Parameters of a device: module parameters, and settings that tests change at run time.
 
-use crate::{format::Selected, placement::POLICIES};
+use crate::{
+    format::Selected,
+    placement::POLICIES, //
+};
 use kernel::{
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
-    time::Delta,
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    },
+    time::Delta, //
 };
 use rust_hmm::policy::Parameters;
 

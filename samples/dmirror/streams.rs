@@ -13,12 +13,20 @@ use crate::device::View;
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc, SpinLock,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc,
+        SpinLock, //
+    }, //
 };
 use record::Said;
-use rust_hmm::{debug::events::Event, kernel::identity::MmId, mirror::Mirror};
+use rust_hmm::{
+    debug::events::Event,
+    kernel::identity::MmId,
+    mirror::Mirror, //
+};
 
 mod record;
 mod stream;

@@ -6,11 +6,28 @@
 //! disabled: a fault on user memory could invalidate a range, which takes the table lock. Missing
 //! user pages are therefore faulted in without the lock.
 
-use crate::{client::Client, device::View, uapi::Command};
-use kernel::{page::PAGE_SIZE, prelude::*};
+use crate::{
+    client::Client,
+    device::View,
+    uapi::Command, //
+};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
 use rust_hmm::{
-    mirror::{Mirror, PageMemory, PageMemoryMut, TableGuard},
-    mm::{addr::PageRange, range_fault::Access, user::UserSpan, vma::fatal_signal_pending},
+    mirror::{
+        Mirror,
+        PageMemory,
+        PageMemoryMut,
+        TableGuard, //
+    },
+    mm::{
+        addr::PageRange,
+        range_fault::Access,
+        user::UserSpan,
+        vma::fatal_signal_pending, //
+    }, //
 };
 
 /// Maximum number of consecutive device faults without progress, after which a command fails with

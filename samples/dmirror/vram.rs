@@ -6,20 +6,38 @@ use crate::{
     copy_engine::CopyEngine,
     hardware::store::Store,
     page_allocator::PageAllocator,
-    settings::{Fixed, Setting, Settings},
-    streams::Streams,
+    settings::{
+        Fixed,
+        Setting,
+        Settings, //
+    },
+    streams::Streams, //
 };
-use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::Arc, //
+};
 use rust_hmm::{
     connection::Connection,
     debug::events::Event,
     kernel::identity::MmId,
-    memory::{CopyDesc, CopyJob, MemoryOps},
-    mirror::{PageMemory, PageMemoryMut},
-    mm::{
-        device_pages::{DeviceRange, MemoryKind},
-        user::UserSpan,
+    memory::{
+        CopyDesc,
+        CopyJob,
+        MemoryOps, //
     },
+    mirror::{
+        PageMemory,
+        PageMemoryMut, //
+    },
+    mm::{
+        device_pages::{
+            DeviceRange,
+            MemoryKind, //
+        },
+        user::UserSpan, //
+    }, //
 };
 
 /// Executes a copy from or to the memory `here`. `there` is the memory of a device destination,

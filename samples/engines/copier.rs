@@ -6,13 +6,24 @@ use crate::MEMORY_PAGES;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::{Arc, CondVar, Mutex},
+    sync::{
+        Arc,
+        CondVar,
+        Mutex, //
+    }, //
 };
 use rust_hmm::{
     kernel::kthread::Thread,
-    memory::{CopyDesc, CopyJob, MemoryOps},
-    mirror::{PageMemory, PageMemoryMut},
-    mm::folio::SharedBytes,
+    memory::{
+        CopyDesc,
+        CopyJob,
+        MemoryOps, //
+    },
+    mirror::{
+        PageMemory,
+        PageMemoryMut, //
+    },
+    mm::folio::SharedBytes, //
 };
 
 /// Capacity of the job queue.

@@ -14,7 +14,10 @@ use copier::Copier;
 use format::Pte;
 use kernel::{
     ioctl,
-    page::{PAGE_MASK, PAGE_SIZE},
+    page::{
+        PAGE_MASK,
+        PAGE_SIZE, //
+    },
     prelude::*,
     sync::Arc,
     uaccess::UserSlice, //

@@ -8,13 +8,30 @@
 
 #![forbid(unsafe_code)]
 
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 use rust_hmm::{
-    kernel::miscdevice::{FileOps, Node, OpenFile},
-    memory::{Memory, NoMemory},
-    mirror::{Device, Mirror},
-    mm::{addr::PageRange, flush::wait_for_rcu_walks, table_memory::TableMemory},
-    pgtable::formats::Lpae as Format,
+    kernel::miscdevice::{
+        FileOps,
+        Node,
+        OpenFile, //
+    },
+    memory::{
+        Memory,
+        NoMemory, //
+    },
+    mirror::{
+        Device,
+        Mirror, //
+    },
+    mm::{
+        addr::PageRange,
+        flush::wait_for_rcu_walks,
+        table_memory::TableMemory, //
+    },
+    pgtable::formats::Lpae as Format, //
 };
 use sum::Sums;
 

@@ -9,13 +9,23 @@
 
 #![forbid(unsafe_code)]
 
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 use rust_hmm::{
-    kernel::miscdevice::{FileOps, Node, OpenFile},
-    memory::{Memory, NoMemory},
+    kernel::miscdevice::{
+        FileOps,
+        Node,
+        OpenFile, //
+    },
+    memory::{
+        Memory,
+        NoMemory, //
+    },
     mirror::Device,
     mm::addr::PageRange,
-    pgtable::Radix5,
+    pgtable::Radix5, //
 };
 use sum::Sums;
 

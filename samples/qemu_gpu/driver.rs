@@ -44,12 +44,18 @@ use kernel::{
     pci,
     prelude::*,
     sync::{
-        atomic::{ordering::Full, AtomicFlag},
+        atomic::{
+            ordering::Full,
+            AtomicFlag, //
+        },
         Arc,
         Mutex, //
-    },
+    }, //
 };
-use rust_hmm::kernel::miscdevice::{FileOps, Node};
+use rust_hmm::kernel::miscdevice::{
+    FileOps,
+    Node, //
+};
 
 pub(crate) static FILE_OPS: FileOps<file::File> = FileOps::new();
 

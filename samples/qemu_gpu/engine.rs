@@ -5,8 +5,15 @@
 
 use crate::{
     file::Client,
-    gpu::{View, VRAM},
-    walk::{self, Miss, Translation},
+    gpu::{
+        View,
+        VRAM, //
+    },
+    walk::{
+        self,
+        Miss,
+        Translation, //
+    }, //
 };
 use kernel::{
     device::Core,
@@ -16,24 +23,54 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Relaxed, Release},
-            Atomic,
+            ordering::{
+                Acquire,
+                Relaxed,
+                Release, //
+            },
+            Atomic, //
         },
-        Arc, Completion, CondVar, Mutex,
+        Arc,
+        Completion,
+        CondVar,
+        Mutex, //
     },
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
 };
 use rust_hmm::{
     host_lock::APERTURE,
-    kernel::{completion::TimedCompletion, kthread::Thread},
-    memory::{CopyJob, DmaCopy},
-    mirror::{Mirror, PageAddress},
+    kernel::{
+        completion::TimedCompletion,
+        kthread::Thread, //
+    },
+    memory::{
+        CopyJob,
+        DmaCopy, //
+    },
+    mirror::{
+        Mirror,
+        PageAddress, //
+    },
     mm::{
         addr::PageRange,
         bar_tables::BarTables,
-        dma::{DeviceAddress, DmaBuffer, DmaDevice},
-        pci::{Interrupt, IrqHandler, PciMemory, PeerMemory},
-    },
+        dma::{
+            DeviceAddress,
+            DmaBuffer,
+            DmaDevice, //
+        },
+        pci::{
+            Interrupt,
+            IrqHandler,
+            PciMemory,
+            PeerMemory, //
+        }, //
+    }, //
 };
 
 /// Whether `pdev` is an edu, by numeric IDs: the kernel crate does not define QEMU's vendor ID.

@@ -5,25 +5,54 @@
 use crate::{
     arguments::Pull,
     engine::Access,
-    gpu::{Gpu, View},
-    lock_ioctls::{self, Locker},
-    structure::{self, gone_is_invalid, no_flags, Structure},
-    uapi::{self, Command},
-    FILE_OPS,
+    gpu::{
+        Gpu,
+        View, //
+    },
+    lock_ioctls::{
+        self,
+        Locker, //
+    },
+    structure::{
+        self,
+        gone_is_invalid,
+        no_flags,
+        Structure, //
+    },
+    uapi::{
+        self,
+        Command, //
+    },
+    FILE_OPS, //
 };
 use kernel::{
     ioctl,
     mm::virt::VmaNew,
-    page::{Page, PAGE_SIZE},
+    page::{
+        Page,
+        PAGE_SIZE, //
+    },
     prelude::*,
-    sync::{Arc, Completion},
-    uaccess::{UserSlice, UserSliceReader, UserSliceWriter},
+    sync::{
+        Arc,
+        Completion, //
+    },
+    uaccess::{
+        UserSlice,
+        UserSliceReader,
+        UserSliceWriter, //
+    }, //
 };
 use rust_hmm::{
     host_lock::APERTURE,
     kernel::miscdevice::OpenFile,
     mirror::Mirror,
-    mm::{addr::PageRange, dma::DmaDevice, range_fault, vma::fatal_signal_pending},
+    mm::{
+        addr::PageRange,
+        dma::DmaDevice,
+        range_fault,
+        vma::fatal_signal_pending, //
+    }, //
 };
 
 /// Maximum number of consecutive device faults without progress, after which a command fails with

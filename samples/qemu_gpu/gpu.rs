@@ -2,7 +2,10 @@
 
 //! A GPU: its memory, and its side of mirrors.
 
-use crate::engine::{Engine, EngineThread};
+use crate::engine::{
+    Engine,
+    EngineThread, //
+};
 use kernel::{
     device::Core,
     page::PAGE_SIZE,
@@ -10,21 +13,36 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Full, Relaxed},
-            Atomic,
+            ordering::{
+                Full,
+                Relaxed, //
+            },
+            Atomic, //
         },
-        Arc, Mutex,
-    },
+        Arc,
+        Mutex, //
+    }, //
 };
 use rust_hmm::{
     connection::Connection,
-    memory::{CopyJob, Memory, MemoryOps},
+    memory::{
+        CopyJob,
+        Memory,
+        MemoryOps, //
+    },
     mirror::Device,
     mm::{
-        addr::PageRange, bar_tables::BarTables, device_pages::MemoryKind, dma::DmaDevice,
-        pci::PciMemory, table_memory::TableMemory,
+        addr::PageRange,
+        bar_tables::BarTables,
+        device_pages::MemoryKind,
+        dma::DmaDevice,
+        pci::PciMemory,
+        table_memory::TableMemory, //
     },
-    pgtable::{DmaFormat, Radix4},
+    pgtable::{
+        DmaFormat,
+        Radix4, //
+    }, //
 };
 
 /// Bus address of device memory as seen by the GPU. DMA addresses of system memory have 32 bits, so

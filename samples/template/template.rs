@@ -10,22 +10,42 @@
 
 use kernel::{
     ioctl,
-    page::{PAGE_MASK, PAGE_SIZE},
+    page::{
+        PAGE_MASK,
+        PAGE_SIZE, //
+    },
     prelude::*,
     sync::Arc,
-    uaccess::UserSlice,
+    uaccess::UserSlice, //
 };
 use rust_hmm::{
-    kernel::miscdevice::{FileOps, Node, OpenFile},
-    memory::{CopyDesc, CopyJob, Memory, MemoryOps},
-    mirror::{Device, Mirror, PageMemory, PageMemoryMut},
+    kernel::miscdevice::{
+        FileOps,
+        Node,
+        OpenFile, //
+    },
+    memory::{
+        CopyDesc,
+        CopyJob,
+        Memory,
+        MemoryOps, //
+    },
+    mirror::{
+        Device,
+        Mirror,
+        PageMemory,
+        PageMemoryMut, //
+    },
     mm::{
         addr::PageRange,
-        device_pages::{DeviceRange, MemoryKind},
+        device_pages::{
+            DeviceRange,
+            MemoryKind, //
+        },
         folio::SharedBytes,
-        range_fault::Access,
+        range_fault::Access, //
     },
-    pgtable::Radix4,
+    pgtable::Radix4, //
 };
 
 // Step 1: the memory.

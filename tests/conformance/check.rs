@@ -10,8 +10,17 @@
 //! Prints the count of each stage. Exit status 1: the model does not allow a stage, which is
 //! printed with the lines before it. Exit status 2: the input is not a log, or is incomplete.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::io::{self, BufRead};
+use std::collections::{
+    BTreeMap,
+    BTreeSet,
+    HashMap,
+    HashSet,
+    VecDeque, //
+};
+use std::io::{
+    self,
+    BufRead, //
+};
 use std::process::ExitCode;
 
 /// Size of a page.

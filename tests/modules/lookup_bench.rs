@@ -17,19 +17,43 @@
 
 #![deny(unsafe_code)]
 
-use core::{borrow::Borrow, hint::black_box, mem::swap};
+use core::{
+    borrow::Borrow,
+    hint::black_box,
+    mem::swap, //
+};
 use kernel::{
-    maple_tree::{InsertErrorKind, MapleTree},
+    maple_tree::{
+        InsertErrorKind,
+        MapleTree, //
+    },
     new_spinlock,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
     sync::SpinLock,
-    time::{Instant, Monotonic},
-    xarray::{AllocKind, XArray},
+    time::{
+        Instant,
+        Monotonic, //
+    },
+    xarray::{
+        AllocKind,
+        XArray, //
+    }, //
 };
 use rust_hmm::{
     mm::addr::PageRange,
-    pgtable::{DevicePte, FlushBatch, Flusher, Prealloc, Radix4, Table, TableReader},
+    pgtable::{
+        DevicePte,
+        FlushBatch,
+        Flusher,
+        Prealloc,
+        Radix4,
+        Table,
+        TableReader, //
+    }, //
 };
 
 module! {

@@ -3,7 +3,17 @@
 //! Two migrations cannot use one batch.
 
 use kernel::prelude::*;
-use rust_hmm::{kernel::identity::MigrationId, mm::{addr::PageRange, migrate::{Batch, Isolated}, vma::Vma}};
+use rust_hmm::{
+    kernel::identity::MigrationId,
+    mm::{
+        addr::PageRange,
+        migrate::{
+            Batch,
+            Isolated, //
+        },
+        vma::Vma, //
+    }, //
+};
 
 pub fn share(vma: Vma<'_>, range: PageRange) -> Result {
     let mut batch = Batch::new()?;

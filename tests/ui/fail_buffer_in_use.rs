@@ -7,9 +7,17 @@ use rust_hmm::{
     kernel::identity::PgmapOwner,
     mm::{
         addr::PageRange,
-        notifier::{IntervalNotifier, NotifierOps, NotifierTable},
-        range_fault::{Access, AddressSpace, PfnBuffer},
-    },
+        notifier::{
+            IntervalNotifier,
+            NotifierOps,
+            NotifierTable, //
+        },
+        range_fault::{
+            Access,
+            AddressSpace,
+            PfnBuffer, //
+        }, //
+    }, //
 };
 
 pub fn reuse<S: NotifierOps, M: NotifierTable<S>>(

@@ -3,8 +3,11 @@
 //! A collection can be validated only once.
 
 use rust_hmm::mm::{
-    notifier::{NotifierOps, NotifierTable},
-    range_fault::Collected,
+    notifier::{
+        NotifierOps,
+        NotifierTable, //
+    },
+    range_fault::Collected, //
 };
 
 pub fn twice<S: NotifierOps, M: NotifierTable<S>>(collected: Collected<'_, S>, member: &M) {

@@ -2,7 +2,10 @@
 //~ PASS pass_copy
 //! The pages of a copy cannot be accessed after its completion, because they may be freed then.
 
-use rust_hmm::{memory::CopyJob, mirror::PageMemoryMut};
+use rust_hmm::{
+    memory::CopyJob,
+    mirror::PageMemoryMut, //
+};
 
 pub fn late(job: CopyJob) {
     let copy = job.copy();

@@ -4,10 +4,13 @@
 //! never happen.
 
 use rust_hmm::{
-    memory::{Memory, MemoryOps},
+    memory::{
+        Memory,
+        MemoryOps, //
+    },
     mirror::Device,
     mm::addr::PageRange,
-    pgtable::Radix4,
+    pgtable::Radix4, //
 };
 
 /// A device with a generic field, which could be a reference.

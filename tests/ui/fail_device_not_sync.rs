@@ -4,10 +4,14 @@
 
 use core::cell::Cell;
 use rust_hmm::{
-    memory::{CopyJob, Memory, MemoryOps},
+    memory::{
+        CopyJob,
+        Memory,
+        MemoryOps, //
+    },
     mirror::Device,
     mm::addr::PageRange,
-    pgtable::Radix4,
+    pgtable::Radix4, //
 };
 
 pub struct Vram;

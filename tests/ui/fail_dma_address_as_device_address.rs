@@ -3,8 +3,11 @@
 //! A DMA address of system memory cannot be used as a device page number.
 
 use rust_hmm::mm::{
-    dma::{DmaAddress, PeerAddress},
-    pci::PeerMemory,
+    dma::{
+        DmaAddress,
+        PeerAddress, //
+    },
+    pci::PeerMemory, //
 };
 
 pub fn place(memory: &PeerMemory, at: DmaAddress) -> Option<PeerAddress> {

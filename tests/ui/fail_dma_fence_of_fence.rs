@@ -2,7 +2,10 @@
 //~ PASS pass_fence
 //! A DMA fence can be converted to a fence, but not vice versa.
 
-use rust_hmm::kernel::{dma_fence::DmaFence, fence::Fence};
+use rust_hmm::kernel::{
+    dma_fence::DmaFence,
+    fence::Fence, //
+};
 
 pub fn convert(fence: Fence) -> DmaFence {
     DmaFence::from(fence)

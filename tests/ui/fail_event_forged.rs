@@ -7,8 +7,11 @@ use rust_hmm::{
     kernel::identity::EventOwner,
     mm::{
         addr::PageRange,
-        notifier::{NotifierEvent, NotifierRange},
-    },
+        notifier::{
+            NotifierEvent,
+            NotifierRange, //
+        }, //
+    }, //
 };
 
 pub fn forge(range: PageRange) -> NotifierRange<'static> {

@@ -2,8 +2,17 @@
 //~ PASS pass_migration
 //! Exclusive access cannot outlive the mmap lock.
 
-use kernel::{mm::MmWithUser, prelude::*};
-use rust_hmm::{kernel::identity::MigrationId, mm::{exclusive::ExclusivePage, vma::MmapGuard}};
+use kernel::{
+    mm::MmWithUser,
+    prelude::*, //
+};
+use rust_hmm::{
+    kernel::identity::MigrationId,
+    mm::{
+        exclusive::ExclusivePage,
+        vma::MmapGuard, //
+    }, //
+};
 
 pub fn late(mm: &MmWithUser, id: MigrationId) -> Result<usize> {
     let guard = MmapGuard::lock(mm)?;

@@ -3,8 +3,11 @@
 //! A preallocated fence can be used only once.
 
 use rust_hmm::kernel::{
-    dma_fence::{DmaFenceAlloc, FenceContext},
-    identity::FenceType,
+    dma_fence::{
+        DmaFenceAlloc,
+        FenceContext, //
+    },
+    identity::FenceType, //
 };
 
 pub fn twice(room: DmaFenceAlloc, timeline: &FenceContext) {

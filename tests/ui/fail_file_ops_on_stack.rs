@@ -2,8 +2,15 @@
 //~ PASS pass_node
 //! File operations must outlive their node, because a file may still be open.
 
-use kernel::{prelude::*, sync::Arc};
-use rust_hmm::kernel::miscdevice::{FileOps, Node, OpenFile};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+use rust_hmm::kernel::miscdevice::{
+    FileOps,
+    Node,
+    OpenFile, //
+};
 
 pub fn register<F: OpenFile>(
     module: &'static ThisModule,

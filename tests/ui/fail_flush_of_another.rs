@@ -4,7 +4,12 @@
 
 use rust_hmm::{
     mm::addr::PageRange,
-    pgtable::{FlushBatch, Flushed, Flusher, Radix4},
+    pgtable::{
+        FlushBatch,
+        Flushed,
+        Flusher,
+        Radix4, //
+    }, //
 };
 
 pub struct First;

@@ -2,7 +2,11 @@
 //~ PASS pass_flush
 //! Source pages are not freed without the flush proofs of all readers.
 
-use rust_hmm::mm::migrate::{Migrated, MigrationReader, Moved};
+use rust_hmm::mm::migrate::{
+    Migrated,
+    MigrationReader,
+    Moved, //
+};
 
 pub struct Table;
 

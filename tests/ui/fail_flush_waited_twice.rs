@@ -2,7 +2,12 @@
 //~ PASS pass_flush
 //! A flush yields only one proof.
 
-use rust_hmm::pgtable::{Flushed, Flusher, Flushing, Radix4};
+use rust_hmm::pgtable::{
+    Flushed,
+    Flusher,
+    Flushing,
+    Radix4, //
+};
 
 pub fn twice<F: Flusher>(flushing: Flushing<F::Pending, Radix4>, flusher: &F) -> (Flushed, Flushed) {
     (flushing.wait(flusher), flushing.wait(flusher))

@@ -2,7 +2,11 @@
 //~ PASS pass_flush
 //! Source pages are not freed without a proof that their reader has flushed its entries.
 
-use rust_hmm::mm::migrate::{Migrated, MigrationReader, Moved};
+use rust_hmm::mm::migrate::{
+    Migrated,
+    MigrationReader,
+    Moved, //
+};
 
 pub struct Table;
 

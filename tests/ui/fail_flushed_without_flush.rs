@@ -2,7 +2,10 @@
 //~ PASS pass_flush
 //! A driver cannot create the proof of a flush.
 
-use rust_hmm::pgtable::{Flushed, Flusher};
+use rust_hmm::pgtable::{
+    Flushed,
+    Flusher, //
+};
 
 pub fn forge<F: Flusher>(flusher: &F) -> Flushed {
     Flushed::by(flusher, None)

@@ -2,7 +2,10 @@
 //~ PASS pass_migration
 //! A destination folio can be used for one page only.
 
-use rust_hmm::mm::{folio::LockedFolio, migrate::Isolated};
+use rust_hmm::mm::{
+    folio::LockedFolio,
+    migrate::Isolated, //
+};
 
 pub fn share(isolated: &mut Isolated<'_>, folio: LockedFolio) {
     isolated.fill(move |_| Some(folio));

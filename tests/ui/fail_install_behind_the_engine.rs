@@ -2,7 +2,10 @@
 //~ PASS pass_driver
 //! A driver cannot modify the page table of a mirror directly.
 
-use rust_hmm::mirror::{Device, Mirror};
+use rust_hmm::mirror::{
+    Device,
+    Mirror, //
+};
 
 pub fn change<D: Device>(mirror: &Mirror<D>) {
     let mut state = mirror.inner().lock();

@@ -2,8 +2,21 @@
 //~ PASS pass_migration
 //! A migration cannot outlive the mmap guard.
 
-use kernel::{mm::MmWithUser, prelude::*};
-use rust_hmm::{kernel::identity::MigrationId, mm::{addr::PageRange, migrate::{Batch, Isolated}, vma::MmapGuard}};
+use kernel::{
+    mm::MmWithUser,
+    prelude::*, //
+};
+use rust_hmm::{
+    kernel::identity::MigrationId,
+    mm::{
+        addr::PageRange,
+        migrate::{
+            Batch,
+            Isolated, //
+        },
+        vma::MmapGuard, //
+    }, //
+};
 
 pub fn late(mm: &MmWithUser, range: PageRange) -> Result {
     let mut batch = Batch::new()?;

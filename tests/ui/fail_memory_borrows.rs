@@ -3,7 +3,10 @@
 //! Memory operations cannot borrow data, because device pages may outlive the process that filled
 //! them.
 
-use rust_hmm::memory::{CopyJob, MemoryOps};
+use rust_hmm::memory::{
+    CopyJob,
+    MemoryOps, //
+};
 
 /// Memory operations with a generic field, which could be a reference.
 pub struct Vram<R>(pub R);

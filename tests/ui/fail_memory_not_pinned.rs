@@ -3,8 +3,11 @@
 //! Device memory must be pinned, because the kernel keeps its address.
 
 use rust_hmm::{
-    memory::{Memory, MemoryOps},
-    mm::device_pages::MemoryKind,
+    memory::{
+        Memory,
+        MemoryOps, //
+    },
+    mm::device_pages::MemoryKind, //
 };
 
 pub fn movable<M: MemoryOps>(driver: M) -> Memory<M> {

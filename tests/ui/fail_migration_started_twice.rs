@@ -3,7 +3,13 @@
 //! A migration can be started only once.
 
 use kernel::prelude::*;
-use rust_hmm::{mirror::{Device, Mirror}, mm::addr::PageRange};
+use rust_hmm::{
+    mirror::{
+        Device,
+        Mirror, //
+    },
+    mm::addr::PageRange, //
+};
 
 pub fn twice<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result {
     let migration = mirror.migrate(range);

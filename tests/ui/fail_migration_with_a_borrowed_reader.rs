@@ -3,7 +3,11 @@
 //! A migration must own the readers of its pages, because with borrowed ones it could not free the
 //! sources.
 
-use rust_hmm::mm::migrate::{Isolated, MigrationReader, Moved};
+use rust_hmm::mm::migrate::{
+    Isolated,
+    MigrationReader,
+    Moved, //
+};
 
 pub struct Table;
 

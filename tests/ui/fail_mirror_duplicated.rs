@@ -2,7 +2,10 @@
 //~ PASS pass_driver
 //! A mirror cannot be cloned; drivers share it by `Arc`.
 
-use rust_hmm::mirror::{Device, Mirror};
+use rust_hmm::mirror::{
+    Device,
+    Mirror, //
+};
 
 pub fn duplicate<D: Device>(mirror: Mirror<D>) -> (Mirror<D>, Mirror<D>) {
     (mirror.clone(), mirror)

@@ -3,7 +3,10 @@
 //! The state of a file must be `Sync`, because several threads use it concurrently.
 
 use core::cell::Cell;
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 use rust_hmm::kernel::miscdevice::OpenFile;
 
 pub struct File {

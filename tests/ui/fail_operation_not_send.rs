@@ -3,7 +3,10 @@
 //! An operation must be `Send`, because it runs on the queue's thread.
 
 use kernel::prelude::*;
-use rust_hmm::{kernel::fence::Fence, queue::Queue};
+use rust_hmm::{
+    kernel::fence::Fence,
+    queue::Queue, //
+};
 
 pub fn submit(queue: &Queue, secret: *const u8) -> Result<Fence> {
     queue.submit(KVec::new(), move |_| {

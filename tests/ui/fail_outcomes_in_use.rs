@@ -3,7 +3,14 @@
 //! Outcomes cannot be read before the migration has run.
 
 use kernel::prelude::*;
-use rust_hmm::{migrate::PageOutcome, mirror::{Device, Mirror}, mm::addr::PageRange};
+use rust_hmm::{
+    migrate::PageOutcome,
+    mirror::{
+        Device,
+        Mirror, //
+    },
+    mm::addr::PageRange, //
+};
 
 pub fn early<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result<bool> {
     let mut outcomes = [PageOutcome::None; 4];

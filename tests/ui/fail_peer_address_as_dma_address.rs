@@ -2,7 +2,10 @@
 //~ PASS pass_dma
 //! The address of another device's memory cannot be used as a DMA address of system memory.
 
-use rust_hmm::mm::dma::{DmaAddress, PeerAddress};
+use rust_hmm::mm::dma::{
+    DmaAddress,
+    PeerAddress, //
+};
 
 fn copy_from(_system: DmaAddress) {}
 

@@ -2,7 +2,10 @@
 //~ PASS pass_collect
 //! The result of a collection cannot be read before it is validated.
 
-use rust_hmm::mm::{notifier::NotifierOps, range_fault::Collected};
+use rust_hmm::mm::{
+    notifier::NotifierOps,
+    range_fault::Collected, //
+};
 
 pub fn peek<S: NotifierOps>(collected: &Collected<'_, S>) -> usize {
     collected.pfns.len()

@@ -3,7 +3,10 @@
 //! A page of a locked range cannot outlive the reference to the range.
 
 use kernel::sync::Arc;
-use rust_hmm::{host_lock::PinnedRange, mm::folio::CpuPagesMut};
+use rust_hmm::{
+    host_lock::PinnedRange,
+    mm::folio::CpuPagesMut, //
+};
 
 pub fn keep<'a>(region: Arc<PinnedRange>, address: usize) -> Option<CpuPagesMut<'a>> {
     region.page(address)

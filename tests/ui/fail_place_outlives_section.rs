@@ -3,8 +3,12 @@
 //! The result of a translation cannot be used after the access section has ended.
 
 use rust_hmm::{
-    mirror::{AccessSection, Device, PageMemory},
-    pgtable::Leaf,
+    mirror::{
+        AccessSection,
+        Device,
+        PageMemory, //
+    },
+    pgtable::Leaf, //
 };
 
 pub fn keep<D: Device>(section: AccessSection<'_, D>, leaf: &Leaf, to: &mut [u8]) {

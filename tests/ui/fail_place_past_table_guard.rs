@@ -2,7 +2,11 @@
 //~ PASS pass_section
 //! A page cannot be accessed after the table lock was released.
 
-use rust_hmm::mirror::{Device, Mirror, PageMemory};
+use rust_hmm::mirror::{
+    Device,
+    Mirror,
+    PageMemory, //
+};
 
 pub fn late<D: Device>(mirror: &Mirror<D>) {
     let Ok(table) = mirror.lock_table() else {

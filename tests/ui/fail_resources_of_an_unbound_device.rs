@@ -2,10 +2,19 @@
 //~ PASS pass_bound_resources
 //! Resources of a bound device can be created only in a bus callback of the driver bound to it.
 
-use kernel::{device::Bound, pci, prelude::*, sync::Arc};
+use kernel::{
+    device::Bound,
+    pci,
+    prelude::*,
+    sync::Arc, //
+};
 use rust_hmm::mm::{
     dma::DmaDevice,
-    pci::{Interrupt, IrqHandler, PciMemory},
+    pci::{
+        Interrupt,
+        IrqHandler,
+        PciMemory, //
+    }, //
 };
 
 /// An interrupt handler that does nothing.

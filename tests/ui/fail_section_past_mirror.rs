@@ -3,7 +3,10 @@
 //! An access section cannot outlive its mirror.
 
 use kernel::prelude::*;
-use rust_hmm::mirror::{Device, Mirror};
+use rust_hmm::mirror::{
+    Device,
+    Mirror, //
+};
 
 pub fn late<D: Device>(mirror: Mirror<D>) -> Result<bool> {
     let section = mirror.enter(0)?;

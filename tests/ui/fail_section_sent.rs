@@ -2,7 +2,10 @@
 //~ PASS pass_section
 //! An access section cannot be sent to another thread, because it holds a spinlock.
 
-use rust_hmm::mirror::{AccessSection, Device};
+use rust_hmm::mirror::{
+    AccessSection,
+    Device, //
+};
 
 fn needs_send<T: Send>(_: T) {}
 

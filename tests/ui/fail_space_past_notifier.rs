@@ -2,14 +2,24 @@
 //~ PASS pass_collect
 //! A collection cannot outlive the notifier that validates it.
 
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 use rust_hmm::{
     kernel::identity::PgmapOwner,
     mm::{
         addr::PageRange,
-        notifier::{IntervalNotifier, NotifierOps},
-        range_fault::{Access, AddressSpace, PfnBuffer},
-    },
+        notifier::{
+            IntervalNotifier,
+            NotifierOps, //
+        },
+        range_fault::{
+            Access,
+            AddressSpace,
+            PfnBuffer, //
+        }, //
+    }, //
 };
 
 pub fn late<S: NotifierOps>(

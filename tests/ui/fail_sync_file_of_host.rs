@@ -3,7 +3,11 @@
 //! A host fence cannot be exported as a sync file, because the host may never signal it.
 
 use kernel::prelude::*;
-use rust_hmm::kernel::{fence::DriverFence, identity::FenceType, sync_file::SyncFile};
+use rust_hmm::kernel::{
+    fence::DriverFence,
+    identity::FenceType,
+    sync_file::SyncFile, //
+};
 
 pub fn export() -> Result<SyncFile> {
     let pending = DriverFence::new(FenceType::NONE)?;

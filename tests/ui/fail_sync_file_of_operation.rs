@@ -4,7 +4,10 @@
 //! wait for it.
 
 use kernel::prelude::*;
-use rust_hmm::{kernel::sync_file::SyncFile, queue::Queue};
+use rust_hmm::{
+    kernel::sync_file::SyncFile,
+    queue::Queue, //
+};
 
 pub fn export(queue: &Queue) -> Result<SyncFile> {
     let fence = queue.submit(KVec::new(), |_| Ok(()))?;

@@ -3,7 +3,13 @@
 //! A table guard cannot outlive its mirror.
 
 use kernel::prelude::*;
-use rust_hmm::{mirror::{Device, Mirror}, mm::addr::PageRange};
+use rust_hmm::{
+    mirror::{
+        Device,
+        Mirror, //
+    },
+    mm::addr::PageRange, //
+};
 
 pub fn late<D: Device>(mirror: Mirror<D>, range: PageRange) -> Result<usize> {
     let table = mirror.lock_table()?;

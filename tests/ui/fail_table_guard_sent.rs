@@ -2,7 +2,10 @@
 //~ PASS pass_section
 //! The table lock must be released by the thread that took it.
 
-use rust_hmm::mirror::{Device, TableGuard};
+use rust_hmm::mirror::{
+    Device,
+    TableGuard, //
+};
 
 fn needs_send<T: Send>(_: T) {}
 

@@ -2,7 +2,10 @@
 //~ PASS pass_migration
 //! A VMA cannot be used after the mmap lock was released.
 
-use kernel::{mm::MmWithUser, prelude::*};
+use kernel::{
+    mm::MmWithUser,
+    prelude::*, //
+};
 use rust_hmm::mm::vma::MmapGuard;
 
 pub fn late(mm: &MmWithUser) -> Result<usize> {

@@ -2,7 +2,10 @@
 //~ PASS pass_section
 //! Data protected by an engine's lock cannot outlive the access section.
 
-use rust_hmm::mirror::{AccessSection, Device};
+use rust_hmm::mirror::{
+    AccessSection,
+    Device, //
+};
 
 pub fn keep<D: Device<Walker = u64>>(section: AccessSection<'_, D>) -> u64 {
     let mut section = section;

@@ -4,10 +4,23 @@
 
 #![forbid(unsafe_code)]
 
-use kernel::{device::Core, pci, prelude::*, sync::Arc};
+use kernel::{
+    device::Core,
+    pci,
+    prelude::*,
+    sync::Arc, //
+};
 use rust_hmm::mm::{
-    dma::{DmaBuffer, DmaDevice},
-    pci::{Interrupt, IrqHandler, PciMemory, PeerMemory},
+    dma::{
+        DmaBuffer,
+        DmaDevice, //
+    },
+    pci::{
+        Interrupt,
+        IrqHandler,
+        PciMemory,
+        PeerMemory, //
+    }, //
 };
 
 /// An interrupt handler that does nothing.

@@ -8,9 +8,18 @@ use rust_hmm::{
     kernel::identity::PgmapOwner,
     mm::{
         addr::PageRange,
-        notifier::{IntervalNotifier, NotifierOps, NotifierTable},
-        range_fault::{Access, AddressSpace, Collected, PfnBuffer},
-    },
+        notifier::{
+            IntervalNotifier,
+            NotifierOps,
+            NotifierTable, //
+        },
+        range_fault::{
+            Access,
+            AddressSpace,
+            Collected,
+            PfnBuffer, //
+        }, //
+    }, //
 };
 
 pub fn collect<S: NotifierOps, M: NotifierTable<S>>(

@@ -7,7 +7,7 @@ use rust_hmm::{
         CopyJob,
         DmaCopy, //
     },
-    mirror::PageMemoryMut,
+    mirror::PageMemoryMut, //
 };
 
 pub fn copy(job: CopyJob) {

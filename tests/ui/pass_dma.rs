@@ -9,7 +9,7 @@ use rust_hmm::{
         DmaAddress,
         PeerAddress, //
     },
-    mm::pci::PeerMemory,
+    mm::pci::PeerMemory, //
 };
 
 fn copy_from(_system: DmaAddress) {}

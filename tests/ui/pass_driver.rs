@@ -4,12 +4,26 @@
 
 #![forbid(unsafe_code)]
 
-use kernel::{mm::MmWithUser, prelude::*};
+use kernel::{
+    mm::MmWithUser,
+    prelude::*, //
+};
 use rust_hmm::{
-    memory::{CopyJob, Memory, MemoryOps, NoMemory},
-    mirror::{Device, Mirror},
-    mm::{addr::PageRange, range_fault::Access},
-    pgtable::Radix4,
+    memory::{
+        CopyJob,
+        Memory,
+        MemoryOps,
+        NoMemory, //
+    },
+    mirror::{
+        Device,
+        Mirror, //
+    },
+    mm::{
+        addr::PageRange,
+        range_fault::Access, //
+    },
+    pgtable::Radix4, //
 };
 
 /// Device memory that completes each copy with an error.

@@ -8,13 +8,23 @@
 use kernel::prelude::*;
 use rust_hmm::{
     kernel::{
-        dma_fence::{DmaDriverFence, DmaFenceAlloc, FenceContext},
-        fence::{DriverFence, Fence},
-        fence_watch::{FenceWatch, WatchedFence},
+        dma_fence::{
+            DmaDriverFence,
+            DmaFenceAlloc,
+            FenceContext, //
+        },
+        fence::{
+            DriverFence,
+            Fence, //
+        },
+        fence_watch::{
+            FenceWatch,
+            WatchedFence, //
+        },
         identity::FenceType,
-        sync_file::SyncFile,
+        sync_file::SyncFile, //
     },
-    queue::Queue,
+    queue::Queue, //
 };
 
 /// Creates a pending DMA fence for an interrupt to signal, and a sync file for it.

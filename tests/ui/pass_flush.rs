@@ -7,16 +7,16 @@ use rust_hmm::{
         addr::PageRange,
         migrate::{
             Migrated,
-            MigrationReader, //
-            Moved,
-        },
+            MigrationReader,
+            Moved, //
+        }, //
     },
     pgtable::{
         FlushBatch,
         Flushed,
         Flusher,
         Radix4, //
-    },
+    }, //
 };
 
 pub struct Tlb;

@@ -5,10 +5,18 @@
 use kernel::prelude::*;
 use rust_hmm::{
     kernel::{
-        fence::{DriverFence, Fence},
-        identity::{FenceType, MigrationId, MmId, PgmapOwner},
+        fence::{
+            DriverFence,
+            Fence, //
+        },
+        identity::{
+            FenceType,
+            MigrationId,
+            MmId,
+            PgmapOwner, //
+        }, //
     },
-    mm::notifier::NotifierRange,
+    mm::notifier::NotifierRange, //
 };
 
 pub fn fence(kind: FenceType) -> Result<DriverFence> {

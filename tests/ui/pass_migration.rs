@@ -6,7 +6,20 @@ use kernel::{
     mm::MmWithUser,
     prelude::*, //
 };
-use rust_hmm::{kernel::identity::MigrationId, mm::{addr::PageRange, exclusive::ExclusivePage, folio::LockedFolio, migrate::{Batch, Isolated, System}, vma::MmapGuard}};
+use rust_hmm::{
+    kernel::identity::MigrationId,
+    mm::{
+        addr::PageRange,
+        exclusive::ExclusivePage,
+        folio::LockedFolio,
+        migrate::{
+            Batch,
+            Isolated,
+            System, //
+        },
+        vma::MmapGuard, //
+    }, //
+};
 
 fn needs_send<T: Send>(_: T) {}
 

@@ -10,12 +10,12 @@ use kernel::{
             Atomic, //
         },
         Arc, //
-    },
+    }, //
 };
 use rust_hmm::kernel::miscdevice::{
-FileOps,
-Node,
-OpenFile, //
+    FileOps,
+    Node,
+    OpenFile, //
 };
 
 pub struct File {

@@ -4,11 +4,11 @@
 
 use kernel::prelude::*;
 use rust_hmm::{
-kernel::{
-fence::Fence,
-kthread::Thread, //
-},
-queue::Queue, //
+    kernel::{
+        fence::Fence,
+        kthread::Thread, //
+    },
+    queue::Queue, //
 };
 
 pub fn submit(queue: &Queue, value: usize) -> Result<Fence> {

@@ -23,7 +23,7 @@ use rust_hmm::{
         addr::PageRange,
         range_fault::Access, //
     },
-    pgtable::Radix4,
+    pgtable::Radix4, //
 };
 
 /// An invalidation in the queue of the card.

@@ -9,7 +9,7 @@ use rust_hmm::{
         Device,
         Mirror, //
     },
-    mm::addr::PageRange,
+    mm::addr::PageRange, //
 };
 
 pub fn there_and_back<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result<bool> {

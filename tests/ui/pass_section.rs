@@ -9,7 +9,7 @@ use rust_hmm::{
         Mirror,
         PageMemory, //
     },
-    mm::addr::PageRange,
+    mm::addr::PageRange, //
 };
 
 pub fn access<D: Device<Walker = u64>>(

@@ -3,7 +3,17 @@
 //! Ranges, identities, events and pages from the functions that check them.
 
 use kernel::prelude::*;
-use rust_hmm::{kernel::identity::{FenceType, MigrationId}, mm::{addr::PageRange, folio::CpuPages, notifier::NotifierRange}};
+use rust_hmm::{
+    kernel::identity::{
+        FenceType,
+        MigrationId, //
+    },
+    mm::{
+        addr::PageRange,
+        folio::CpuPages,
+        notifier::NotifierRange, //
+    }, //
+};
 
 pub fn range() -> Result<PageRange> {
     PageRange::new(0x1000, 0x2000)

@@ -9,15 +9,19 @@ use super::*;
 mod tests {
     use super::*;
     use crate::kernel::{
-        dma_fence::{DmaFenceAlloc, FenceContext},
+        dma_fence::{
+            DmaFenceAlloc,
+            FenceContext, //
+        },
         fence::DriverFence,
-        identity::FenceType,
+        identity::FenceType, //
     };
     use bindings::{
         rust_hmm_counter_RUST_HMM_INVALIDATED_PAGES as INVALIDATED,
         rust_hmm_counter_RUST_HMM_INVALIDATIONS as INVALIDATIONS,
-        rust_hmm_counter_RUST_HMM_RETRIES as RETRIES, rust_hmm_counter_RUST_HMM_SKIPPED as SKIPPED,
-        rust_hmm_counter_RUST_HMM_TO_DEVICE as TO_DEVICE,
+        rust_hmm_counter_RUST_HMM_RETRIES as RETRIES,
+        rust_hmm_counter_RUST_HMM_SKIPPED as SKIPPED,
+        rust_hmm_counter_RUST_HMM_TO_DEVICE as TO_DEVICE, //
     };
 
     #[test]

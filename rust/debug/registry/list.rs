@@ -2,12 +2,22 @@
 
 //! List of all mirrors and all device memories, in the order of their numbers.
 
-use super::{DebugObject, ObjectKind, RegistryEntry};
+use super::{
+    DebugObject,
+    ObjectKind,
+    RegistryEntry, //
+};
 use crate::kernel::lock_classes;
 use kernel::{
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
-    sync::{Arc, Mutex},
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 
 /// Number of low bits that [`short`] keeps.
@@ -178,9 +188,16 @@ pub(super) fn next(kind: ObjectKind, position: u64) -> Option<Arc<RegistryEntry>
 mod tests {
     use super::*;
     use kernel::{
-        fmt, new_mutex,
-        sync::atomic::{ordering::Relaxed, Atomic},
-        time::{Instant, Monotonic},
+        fmt,
+        new_mutex,
+        sync::atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        time::{
+            Instant,
+            Monotonic, //
+        }, //
     };
 
     struct Nothing;

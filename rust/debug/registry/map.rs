@@ -3,16 +3,28 @@
 //! File `rust_hmm/map` in debugfs: translations of the devices.
 
 use super::{
-    list::{at_short, next, short},
-    ObjectKind,
+    list::{
+        at_short,
+        next,
+        short, //
+    },
+    ObjectKind, //
 };
 use crate::{
-    mm::{addr::PageRange, vma::fatal_signal_pending},
-    pgtable::DevicePte,
+    mm::{
+        addr::PageRange,
+        vma::fatal_signal_pending, //
+    },
+    pgtable::DevicePte, //
 };
 use core::fmt::Write;
 use kernel::{
-    debugfs::BinaryWriter, fmt, fs::file, page::PAGE_SHIFT, prelude::*, uaccess::UserSliceWriter,
+    debugfs::BinaryWriter,
+    fmt,
+    fs::file,
+    page::PAGE_SHIFT,
+    prelude::*,
+    uaccess::UserSliceWriter, //
 };
 
 /// Maximum length of a line, in bytes.

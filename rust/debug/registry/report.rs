@@ -3,11 +3,19 @@
 //! Files `rust_hmm/mirrors` and `rust_hmm/devices` in debugfs.
 
 use super::{
-    list::{next, position},
-    ObjectKind, RegistryEntry,
+    list::{
+        next,
+        position, //
+    },
+    ObjectKind,
+    RegistryEntry, //
 };
 use crate::mm::vma::fatal_signal_pending;
-use kernel::{debugfs::Writer, fmt, prelude::*};
+use kernel::{
+    debugfs::Writer,
+    fmt,
+    prelude::*, //
+};
 
 /// Names of the columns that [`DebugObject::columns`] writes for a mirror.
 const MIRROR_COLUMNS: &str =

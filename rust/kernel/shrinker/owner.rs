@@ -17,17 +17,26 @@ use super::Shrink;
 use crate::{
     bindings,
     kernel::{
-        deferred::{Deferred, DropWaits},
+        deferred::{
+            Deferred,
+            DropWaits, //
+        },
         lock_classes,
-        reentry::ReentryGuard,
-    },
+        reentry::ReentryGuard, //
+    }, //
 };
-use core::{mem::ManuallyDrop, ptr::NonNull};
+use core::{
+    mem::ManuallyDrop,
+    ptr::NonNull, //
+};
 use kernel::{
     error::to_result,
     ffi,
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 
 /// Maximum number of pages of one [`Reclaimable`]. Reclaim counts each object as this many pages.
@@ -262,7 +271,10 @@ impl Drop for Owners {
 #[kunit_tests(rust_hmm_shrinker_owner)]
 mod tests {
     use super::*;
-    use kernel::sync::atomic::{ordering::Relaxed, Atomic};
+    use kernel::sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    };
 
     /// Owner of some pages that counts the requests.
     struct Giver {

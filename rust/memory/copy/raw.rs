@@ -2,7 +2,11 @@
 
 //! Copy jobs of drivers in C, which own a job as numbers and a pointer.
 
-use super::{CopyEndpoint, CopyJob, CopyState};
+use super::{
+    CopyEndpoint,
+    CopyJob,
+    CopyState, //
+};
 use core::mem::ManuallyDrop;
 use kernel::{
     ffi,
@@ -10,7 +14,7 @@ use kernel::{
     sync::{
         atomic::ordering::Relaxed,
         Arc, //
-    },
+    }, //
 };
 
 impl CopyJob {

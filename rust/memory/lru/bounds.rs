@@ -10,9 +10,12 @@ use crate::{
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{Full, Relaxed},
+        ordering::{
+            Full,
+            Relaxed, //
+        },
         Atomic, //
-    },
+    }, //
 };
 
 /// Children of a node. The lowest nodes have blocks as children.

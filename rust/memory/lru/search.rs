@@ -3,13 +3,24 @@
 //! Search for the coldest candidate in a tree of bounds.
 
 use super::{
-    bounds::{lowest, LruTree, PerTree, FANOUT, NO_CANDIDATE},
+    bounds::{
+        lowest,
+        LruTree,
+        PerTree,
+        FANOUT,
+        NO_CANDIDATE, //
+    },
     turns::LruStamp,
-    BlockUsage, Lru, GROUP_BLOCKS,
+    BlockUsage,
+    Lru,
+    GROUP_BLOCKS, //
 };
 use crate::{
-    kernel::{once_box::OnceBox, word::load_u64},
-    mm::device_alloc::clear,
+    kernel::{
+        once_box::OnceBox,
+        word::load_u64, //
+    },
+    mm::device_alloc::clear, //
 };
 use kernel::sync::atomic::ordering::Relaxed;
 

@@ -3,12 +3,26 @@
 //! Table of the huge pages that are being split. It decides whether a fault waits, returns early,
 //! or fails.
 
-use crate::kernel::{completion::TimedCompletion, lock_classes};
+use crate::kernel::{
+    completion::TimedCompletion,
+    lock_classes, //
+};
 use kernel::{
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
-    sync::{Arc, CondVar, Mutex},
-    time::{Delta, Instant, Monotonic},
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
+    sync::{
+        Arc,
+        CondVar,
+        Mutex, //
+    },
+    time::{
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 /// Time for which a fault that cannot sleep reports that a work item has given up. Such a fault is

@@ -4,8 +4,11 @@
 
 use super::*;
 use crate::{
-    kernel::identity::{EventOwner, PgmapOwner},
-    mm::notifier::NotifierEvent,
+    kernel::identity::{
+        EventOwner,
+        PgmapOwner, //
+    },
+    mm::notifier::NotifierEvent, //
 };
 use kernel::page::PAGE_SHIFT;
 

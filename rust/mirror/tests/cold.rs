@@ -3,7 +3,10 @@
 //! KUnit tests: reclaim of page-table pages.
 
 use super::*;
-use crate::{attributes::AttributeUpdate, kernel::shrinker::Shrink};
+use crate::{
+    attributes::AttributeUpdate,
+    kernel::shrinker::Shrink, //
+};
 
 /// Number of 2 MiB blocks, each with a page-table page of its own. Some chunks have no other table
 /// pages.

@@ -4,13 +4,22 @@
 
 use super::*;
 use crate::{
-    inject::{ArmedPoint, FailPoint},
+    inject::{
+        ArmedPoint,
+        FailPoint, //
+    },
     kernel::kthread::Thread,
     mm::{
-        dma::{DmaAddress, DmaDevice},
-        user::UserSpan,
+        dma::{
+            DmaAddress,
+            DmaDevice, //
+        },
+        user::UserSpan, //
     },
-    pgtable::{DmaFormat, Leaf},
+    pgtable::{
+        DmaFormat,
+        Leaf, //
+    }, //
 };
 
 /// A device without an IOMMU: the DMA address of a page is its physical address.

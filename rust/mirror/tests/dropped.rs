@@ -4,9 +4,17 @@
 //! own threads. The drop returns, and the object has been freed when the callback has ended.
 
 use super::{
-    file::{Gate, OpenNode},
-    nosy::{nosy, Cargo, From, Nosy},
-    *,
+    file::{
+        Gate,
+        OpenNode, //
+    },
+    nosy::{
+        nosy,
+        Cargo,
+        From,
+        Nosy, //
+    },
+    *, //
 };
 use crate::{
     host_lock::Coherence,
@@ -15,17 +23,32 @@ use crate::{
         deferred,
         fence_watch::FenceWatch,
         kthread::Thread,
-        shrinker::{Shrink, Shrinker},
+        shrinker::{
+            Shrink,
+            Shrinker, //
+        }, //
     },
     mm::{
-        dma::{DmaBuffer, DmaDevice},
-        vma::MmapGuard,
+        dma::{
+            DmaBuffer,
+            DmaDevice, //
+        },
+        vma::MmapGuard, //
     },
-    queue::{Queue, WorkerPool},
+    queue::{
+        Queue,
+        WorkerPool, //
+    }, //
 };
 use kernel::{
-    sync::atomic::{ordering::Acquire, AtomicFlag},
-    time::{delay::fsleep, Delta},
+    sync::atomic::{
+        ordering::Acquire,
+        AtomicFlag, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 /// Counts drops, and controls when threads may end.

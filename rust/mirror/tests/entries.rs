@@ -6,11 +6,17 @@ use super::*;
 use crate::{
     kernel::kthread::Thread,
     mm::range_fault::PfnBuffer,
-    pgtable::{Leaf, Radix},
+    pgtable::{
+        Leaf,
+        Radix, //
+    }, //
 };
 use kernel::{
     sync::atomic::ordering::Acquire,
-    time::{delay::fsleep, Delta},
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 /// A device whose page table translates addresses of 39 bits.

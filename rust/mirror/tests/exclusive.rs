@@ -5,8 +5,14 @@
 use super::*;
 use crate::kernel::kthread::Thread;
 use kernel::{
-    sync::{Completion, SetOnce},
-    time::{delay::fsleep, Delta},
+    sync::{
+        Completion,
+        SetOnce, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]

@@ -4,9 +4,16 @@
 
 use super::*;
 use crate::{
-    host_lock::{Coherence, LockError, APERTURE},
-    inject::{ArmedPoint, FailPoint},
-    mm::dma::DmaDevice,
+    host_lock::{
+        Coherence,
+        LockError,
+        APERTURE, //
+    },
+    inject::{
+        ArmedPoint,
+        FailPoint, //
+    },
+    mm::dma::DmaDevice, //
 };
 
 fn agent() -> Result<[Arc<DmaDevice>; 1]> {

@@ -5,19 +5,36 @@
 use super::*;
 use crate::{
     kernel::cancel::CancelToken,
-    memory::{CopyContext, Copying},
+    memory::{
+        CopyContext,
+        Copying, //
+    },
     migrate::PageOutcome,
     mirror::in_flight::InFlightNode,
     mm::{
         addr::PMD_ORDER,
         device_pages::DeviceRange,
-        folio::{Effort, LockedFolio},
-        migrate::{Batch, Isolated, System},
-        vma::MmapGuard,
+        folio::{
+            Effort,
+            LockedFolio, //
+        },
+        migrate::{
+            Batch,
+            Isolated,
+            System, //
+        },
+        vma::MmapGuard, //
     },
-    space::{Destination, EventMatch, MigrationDesc},
+    space::{
+        Destination,
+        EventMatch,
+        MigrationDesc, //
+    }, //
 };
-use kernel::time::{delay::fsleep, Delta};
+use kernel::time::{
+    delay::fsleep,
+    Delta, //
+};
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_migration)]

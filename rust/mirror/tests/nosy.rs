@@ -7,16 +7,26 @@ use crate::{
     attributes::AttributeUpdate,
     connection::Connection,
     debug::events::Event,
-    host_lock::{Coherence, LockError},
+    host_lock::{
+        Coherence,
+        LockError, //
+    },
     kernel::{
         cancel::CancelToken,
-        fence::{DriverFence, Fence},
-        reentry,
+        fence::{
+            DriverFence,
+            Fence, //
+        },
+        reentry, //
     },
     mm::device_pages::DeviceRange,
-    policy::NoMigration,
+    policy::NoMigration, //
 };
-use kernel::sync::{atomic::AtomicFlag, Mutex, SpinLock};
+use kernel::sync::{
+    atomic::AtomicFlag,
+    Mutex,
+    SpinLock, //
+};
 
 /// Callback from which the API is called.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -2,16 +2,32 @@
 
 //! KUnit tests: overlapping steps of a migration.
 
-use super::{stay::settle, *};
+use super::{
+    stay::settle,
+    *, //
+};
 use crate::{
-    inject::{ArmedPoint, FailPoint},
-    kernel::{cancel::CancelToken, kthread::Thread},
-    migrate::{counted, Overlap, PageOutcome},
+    inject::{
+        ArmedPoint,
+        FailPoint, //
+    },
+    kernel::{
+        cancel::CancelToken,
+        kthread::Thread, //
+    },
+    migrate::{
+        counted,
+        Overlap,
+        PageOutcome, //
+    }, //
 };
 use core::ops::Range;
 use kernel::{
     sync::atomic::AtomicFlag,
-    time::{delay::fsleep, Delta},
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 /// Number of blocks in the tests.

@@ -4,14 +4,28 @@
 
 use super::*;
 use crate::{
-    memory::{CopyContext, Copying},
+    memory::{
+        CopyContext,
+        Copying, //
+    },
     migrate::Outcome,
     mm::{
         device_pages::DeviceRange,
-        folio::{Effort, LockedFolio},
-        migrate::{Batch, Isolated},
+        folio::{
+            Effort,
+            LockedFolio, //
+        },
+        migrate::{
+            Batch,
+            Isolated, //
+        }, //
     },
-    space::{Destination, EventMatch, JoinedMirrors, MigrationDesc},
+    space::{
+        Destination,
+        EventMatch,
+        JoinedMirrors,
+        MigrationDesc, //
+    }, //
 };
 
 /// Returns memory on a device with its mirror, and another device with one.

@@ -3,14 +3,23 @@
 //! KUnit tests of calls of the API from its own callbacks. Calls that could deadlock are refused.
 
 use super::{
-    dropped::{Counted, Ends},
-    file::{Gate, OpenNode},
+    dropped::{
+        Counted,
+        Ends, //
+    },
+    file::{
+        Gate,
+        OpenNode, //
+    },
     nosy::*,
-    *,
+    *, //
 };
 use crate::{
-    kernel::{cancel::CancelToken, reentry},
-    mm::vma::MmapGuard,
+    kernel::{
+        cancel::CancelToken,
+        reentry, //
+    },
+    mm::vma::MmapGuard, //
 };
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]

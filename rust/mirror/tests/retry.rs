@@ -4,8 +4,15 @@
 //! time.
 
 use super::*;
-use crate::inject::{ArmedPoint, FailPoint};
-use kernel::time::{Delta, Instant, Monotonic};
+use crate::inject::{
+    ArmedPoint,
+    FailPoint, //
+};
+use kernel::time::{
+    Delta,
+    Instant,
+    Monotonic, //
+};
 
 /// The library guarantees one second, and a hundred tries. The upper bound is for a busy machine.
 const MIN_DURATION: Delta = Delta::from_millis(1000);

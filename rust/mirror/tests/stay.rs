@@ -6,11 +6,21 @@ use super::*;
 use crate::{
     kernel::kthread::Thread,
     mm::device_pages::DeviceRange,
-    policy::{Decision, FaultInfo, Policy, SinglePage},
+    policy::{
+        Decision,
+        FaultInfo,
+        Policy,
+        SinglePage, //
+    }, //
 };
 use kernel::{
     sync::atomic::ordering::Acquire,
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 /// Pages of the smallest migration of the default policy.

@@ -5,7 +5,10 @@
 use super::*;
 use crate::{
     migrate::PageOutcome,
-    mm::device_pages::{DeviceRange, CHUNK_PAGES}, //
+    mm::device_pages::{
+        DeviceRange,
+        CHUNK_PAGES, //
+    }, //
 };
 
 /// A device with two tiles, the first of which is its home memory.

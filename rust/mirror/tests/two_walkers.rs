@@ -7,9 +7,12 @@ use crate::kernel::kthread::Thread;
 use kernel::{
     sync::atomic::ordering::Acquire,
     time::{
-        delay::{fsleep, udelay},
-        Delta,
-    },
+        delay::{
+            fsleep,
+            udelay, //
+        },
+        Delta, //
+    }, //
 };
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]

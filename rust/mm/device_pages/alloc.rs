@@ -2,13 +2,26 @@
 
 //! Allocation of device pages, and withdrawal of pages from use.
 
-use super::{chunk::Chunk, hints::HintClass, DevicePageOps, DevicePages, DeviceRange, CHUNK_PAGES};
+use super::{
+    chunk::Chunk,
+    hints::HintClass,
+    DevicePageOps,
+    DevicePages,
+    DeviceRange,
+    CHUNK_PAGES, //
+};
 use crate::{
-    inject::{fails, FailPoint},
-    mm::{
-        addr::{PMD_ORDER, PMD_PAGES},
-        folio::LockedFolio,
+    inject::{
+        fails,
+        FailPoint, //
     },
+    mm::{
+        addr::{
+            PMD_ORDER,
+            PMD_PAGES, //
+        },
+        folio::LockedFolio, //
+    }, //
 };
 use kernel::sync::atomic::ordering::Full;
 

@@ -6,31 +6,55 @@
 use super::{
     super::{
         addr::PMD_ORDER,
-        device_alloc::{clear, set, FreeMap},
-        folio::LockedFolio,
+        device_alloc::{
+            clear,
+            set,
+            FreeMap, //
+        },
+        folio::LockedFolio, //
     },
     region::Region,
-    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, MemoryKind, CHUNK_BYTES,
-    CHUNK_PAGES,
+    CpuFault,
+    DevicePageOps,
+    DevicePages,
+    DeviceRange,
+    FaultError,
+    MemoryKind,
+    CHUNK_BYTES,
+    CHUNK_PAGES, //
 };
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
+    inject::{
+        fails,
+        FailPoint, //
+    },
     kernel::{
         identity::PgmapOwner,
-        word::{load_u64, peek_usize},
-    },
+        word::{
+            load_u64,
+            peek_usize, //
+        }, //
+    }, //
 };
-use core::{ops::Range, ptr::null_mut};
+use core::{
+    ops::Range,
+    ptr::null_mut, //
+};
 use kernel::{
     error::from_err_ptr,
     page::PAGE_SHIFT,
     prelude::*,
     sync::atomic::{
-        ordering::{Acquire, Full, Relaxed, Release},
-        Atomic,
+        ordering::{
+            Acquire,
+            Full,
+            Relaxed,
+            Release, //
+        },
+        Atomic, //
     },
-    types::Opaque,
+    types::Opaque, //
 };
 
 /// One chunk of device memory: a ZONE_DEVICE region.

@@ -6,14 +6,20 @@
 //! lookup takes no lock, is possible in any context, and costs the same for any size of memory. An
 //! XArray would have one level for 16 GiB and three for 16 TiB.
 
-use super::{chunk::Chunk, DevicePageOps};
+use super::{
+    chunk::Chunk,
+    DevicePageOps, //
+};
 use crate::kernel::once_box::OnceBox;
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{Acquire, Release},
-        Atomic,
-    },
+        ordering::{
+            Acquire,
+            Release, //
+        },
+        Atomic, //
+    }, //
 };
 
 /// Number of chunks in one table of the lower level (128 GiB of memory).

@@ -4,7 +4,10 @@
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
-use crate::{bindings, mm::vma::Vma};
+use crate::{
+    bindings,
+    mm::vma::Vma, //
+};
 use core::marker::PhantomData;
 use kernel::page::PAGE_MASK;
 

@@ -14,11 +14,14 @@ use super::{
     CHUNK_PAGES, //
 };
 use crate::{
-    inject::{fails, FailPoint},
+    inject::{
+        fails,
+        FailPoint, //
+    },
     mm::{
         addr::PMD_ORDER,
         range_map::Wait, //
-    },
+    }, //
 };
 use core::num::NonZeroU64;
 use kernel::{

@@ -14,10 +14,19 @@
 
 use super::super::{
     addr::PMD_ORDER,
-    device_alloc::{clear, set},
+    device_alloc::{
+        clear,
+        set, //
+    }, //
 };
-use crate::kernel::{once_box::OnceBox, word::load_u64};
-use kernel::{prelude::*, sync::atomic::Atomic};
+use crate::kernel::{
+    once_box::OnceBox,
+    word::load_u64, //
+};
+use kernel::{
+    prelude::*,
+    sync::atomic::Atomic, //
+};
 
 const WORD_BITS: usize = u64::BITS as usize;
 

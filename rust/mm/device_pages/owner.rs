@@ -8,9 +8,12 @@ use crate::kernel::identity::PgmapOwner;
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc,
-    },
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
+    }, //
 };
 
 /// Owner of one device memory, or of several memories of one device (tiles).

@@ -2,10 +2,16 @@
 
 //! Physical address regions for chunks of device memory.
 
-use super::{MemoryKind, CHUNK_BYTES};
+use super::{
+    MemoryKind,
+    CHUNK_BYTES, //
+};
 use crate::bindings;
 use core::mem::ManuallyDrop;
-use kernel::{error::to_result, prelude::*};
+use kernel::{
+    error::to_result,
+    prelude::*, //
+};
 
 /// A region of [`CHUNK_BYTES`] in `/proc/iomem`, released when dropped.
 ///

@@ -13,24 +13,51 @@
 
 use super::{
     super::{
-        addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
-        migrate::{Batch, Isolated, MigrateEntry, Origin, Select, Source},
-        vma::{MmapGuard, Vma},
+        addr::{
+            PageRange,
+            PMD_ORDER,
+            PMD_PAGES,
+            PMD_SIZE, //
+        },
+        migrate::{
+            Batch,
+            Isolated,
+            MigrateEntry,
+            Origin,
+            Select,
+            Source, //
+        },
+        vma::{
+            MmapGuard,
+            Vma, //
+        }, //
     },
-    DevicePageOps, DevicePages, MemoryKind, CHUNK_PAGES,
+    DevicePageOps,
+    DevicePages,
+    MemoryKind,
+    CHUNK_PAGES, //
 };
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
+    inject::{
+        fails,
+        FailPoint, //
+    }, //
 };
 use core::{
     ops::Range,
-    ptr::{self, NonNull},
+    ptr::{
+        self,
+        NonNull, //
+    }, //
 };
 use kernel::{
-    mm::{MmWithUser, MmWithUserAsync},
+    mm::{
+        MmWithUser,
+        MmWithUserAsync, //
+    },
     prelude::*,
-    sync::aref::ARef,
+    sync::aref::ARef, //
 };
 
 /// Maximum number of mappings of one folio that are tried. Isolating a folio through one mapping

@@ -5,16 +5,28 @@
 use super::*;
 use crate::{
     bindings,
-    inject::{ArmedPoint, FailPoint},
-    kernel::{completion::ktime_get_ns, kthread::Thread},
-    mm::addr::PMD_ORDER,
+    inject::{
+        ArmedPoint,
+        FailPoint, //
+    },
+    kernel::{
+        completion::ktime_get_ns,
+        kthread::Thread, //
+    },
+    mm::addr::PMD_ORDER, //
 };
 use kernel::{
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Arc,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
     },
-    time::{delay::fsleep, Delta},
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 struct NoFaults;

@@ -19,27 +19,52 @@
 //! places that are not free. Entries may be removed concurrently, which makes their places dying,
 //! but never free.
 
-use super::{address::DmaAddress, DmaDevice, DmaUser};
+use super::{
+    address::DmaAddress,
+    DmaDevice,
+    DmaUser, //
+};
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
+    inject::{
+        fails,
+        FailPoint, //
+    },
     kernel::lock_classes,
-    mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
+    mm::addr::{
+        PageRange,
+        PMD_PAGES,
+        PMD_SIZE, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
     error::to_result,
     page::PAGE_SHIFT,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
     sync::{
         atomic::{
-            ordering::{Acquire, Full, Relaxed, Release},
-            Atomic, AtomicFlag,
+            ordering::{
+                Acquire,
+                Full,
+                Relaxed,
+                Release, //
+            },
+            Atomic,
+            AtomicFlag, //
         },
-        Arc, Mutex, SpinLock,
+        Arc,
+        Mutex,
+        SpinLock, //
     },
-    time::{delay::fsleep, Delta},
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 const SLOT_FREE: u64 = 0;

@@ -2,19 +2,35 @@
 
 //! DMA mappings for the duration of a copy, and coherent DMA buffers.
 
-use super::{address::DmaAddress, DmaDevice, DmaUser};
+use super::{
+    address::DmaAddress,
+    DmaDevice,
+    DmaUser, //
+};
 use crate::{
     bindings,
-    inject::{fails, FailPoint},
-    kernel::deferred::{Deferred, DropWaits},
+    inject::{
+        fails,
+        FailPoint, //
+    },
+    kernel::deferred::{
+        Deferred,
+        DropWaits, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
     error::to_result,
-    page::{PAGE_SHIFT, PAGE_SIZE},
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
     prelude::*,
     revocable::Revocable,
-    sync::{Arc, Completion},
+    sync::{
+        Arc,
+        Completion, //
+    }, //
 };
 
 /// Direction of a transfer.
@@ -312,10 +328,16 @@ mod tests {
     use kernel::{
         page::Page,
         sync::atomic::{
-            ordering::{Acquire, Release},
-            Atomic,
+            ordering::{
+                Acquire,
+                Release, //
+            },
+            Atomic, //
         },
-        time::{delay::fsleep, Delta},
+        time::{
+            delay::fsleep,
+            Delta, //
+        }, //
     };
 
     #[test]

@@ -5,7 +5,10 @@
 use super::*;
 use crate::kernel::kthread::Thread;
 use core::mem::ManuallyDrop;
-use kernel::{page::Page, sync::Completion};
+use kernel::{
+    page::Page,
+    sync::Completion, //
+};
 
 /// `-EOPNOTSUPP`, for which the kernel crate has no constant.
 const EOPNOTSUPP: i32 = -95;

@@ -3,18 +3,31 @@
 //! The source and destination arrays of one migration, and the state of each entry.
 
 use super::{
-    thp::ThpIsolation, MigrateEntry, Source, MIGRATE_PFN_COMPOUND, MIGRATE_PFN_MIGRATE,
-    MIGRATE_PFN_SHIFT, MIGRATE_PFN_VALID, MIGRATE_PFN_WRITE,
+    thp::ThpIsolation,
+    MigrateEntry,
+    Source,
+    MIGRATE_PFN_COMPOUND,
+    MIGRATE_PFN_MIGRATE,
+    MIGRATE_PFN_SHIFT,
+    MIGRATE_PFN_VALID,
+    MIGRATE_PFN_WRITE, //
 };
 use crate::{
     bindings,
     mm::{
-        addr::{PageRange, PMD_ORDER, PMD_PAGES},
+        addr::{
+            PageRange,
+            PMD_ORDER,
+            PMD_PAGES, //
+        },
         folio::LockedFolio,
-        page_set::PageSet,
-    },
+        page_set::PageSet, //
+    }, //
 };
-use core::{mem::ManuallyDrop, ptr};
+use core::{
+    mem::ManuallyDrop,
+    ptr, //
+};
 use kernel::prelude::*;
 
 /// Buffers for one migration. Callers should reuse them.

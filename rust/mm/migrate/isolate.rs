@@ -9,11 +9,20 @@
 //! merged it, and only while that VMA keeps its reverse mapping. If it is not found, the migration
 //! entry remains for ever and refers to a freed page.
 
-use super::{Batch, Isolated};
+use super::{
+    Batch,
+    Isolated, //
+};
 use crate::{
     bindings,
-    kernel::identity::{MemoryId, MigrationId},
-    mm::{addr::PageRange, vma::Vma},
+    kernel::identity::{
+        MemoryId,
+        MigrationId, //
+    },
+    mm::{
+        addr::PageRange,
+        vma::Vma, //
+    }, //
 };
 use kernel::prelude::*;
 

@@ -2,7 +2,11 @@
 
 //! The second state of a migration: its result, and finalization.
 
-use super::{batch::MigrateState, MigrateEntry, MigrationReader};
+use super::{
+    batch::MigrateState,
+    MigrateEntry,
+    MigrationReader, //
+};
 use crate::mm::addr::PageRange;
 
 /// Result of a migration, as passed to the readers of the pages.

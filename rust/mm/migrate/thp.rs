@@ -11,9 +11,16 @@
 use crate::{
     bindings,
     kernel::identity::MemoryId,
-    mm::{addr::PageRange, device_pages::CpuFault, vma::Vma},
+    mm::{
+        addr::PageRange,
+        device_pages::CpuFault,
+        vma::Vma, //
+    }, //
 };
-use core::{mem::MaybeUninit, ptr};
+use core::{
+    mem::MaybeUninit,
+    ptr, //
+};
 
 /// Result of the lookup of a huge page.
 pub(super) enum ThpLookup<'a> {

@@ -4,21 +4,37 @@
 
 use super::*;
 use crate::{
-    inject::{ArmedPoint, FailPoint},
+    inject::{
+        ArmedPoint,
+        FailPoint, //
+    },
     kernel::kthread::Thread,
     mm::{
         addr::PMD_SIZE,
-        dma::{DmaDevice, DmaUser},
-        table_memory::TableMemory,
+        dma::{
+            DmaDevice,
+            DmaUser, //
+        },
+        table_memory::TableMemory, //
     },
-    pgtable::{Bits, FlushBatch, Flusher, FormatOf, Layout, Radix4},
+    pgtable::{
+        Bits,
+        FlushBatch,
+        Flusher,
+        FormatOf,
+        Layout,
+        Radix4, //
+    }, //
 };
 use kernel::{
     page::PAGE_SIZE,
     sync::atomic::{
-        ordering::{Acquire, Release},
-        Atomic,
-    },
+        ordering::{
+            Acquire,
+            Release, //
+        },
+        Atomic, //
+    }, //
 };
 
 /// A layout without exclusive entries.

@@ -4,7 +4,10 @@
 //!
 //! The bits are those of `drivers/gpu/drm/amd/amdgpu/amdgpu_vm.h`.
 
-use crate::pgtable::{DevicePte, Format};
+use crate::pgtable::{
+    DevicePte,
+    Format, //
+};
 use kernel::page::PAGE_SHIFT;
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 use kernel::prelude::*;

@@ -4,7 +4,10 @@
 //!
 //! Arm Architecture Reference Manual for A-profile, D8.3, "Translation table descriptor formats".
 
-use crate::pgtable::{DevicePte, Format};
+use crate::pgtable::{
+    DevicePte,
+    Format, //
+};
 use kernel::page::PAGE_SHIFT;
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 use kernel::prelude::*;

@@ -6,12 +6,23 @@
 use super::*;
 use crate::{
     kernel::reentry::is_within,
-    mm::table_memory::{TableMemory, TableWrites},
-    pgtable::{formats::*, BreakBeforeMake},
+    mm::table_memory::{
+        TableMemory,
+        TableWrites, //
+    },
+    pgtable::{
+        formats::*,
+        BreakBeforeMake, //
+    }, //
 };
 use kernel::sync::{
-    atomic::{ordering::Relaxed, Atomic, AtomicFlag},
-    rcu, Arc,
+    atomic::{
+        ordering::Relaxed,
+        Atomic,
+        AtomicFlag, //
+    },
+    rcu,
+    Arc, //
 };
 
 /// A translation, the result of a walk.

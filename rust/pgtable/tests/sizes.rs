@@ -2,8 +2,15 @@
 
 //! Break-before-make: sizes of entries change after a flush.
 
-use super::{image::*, *};
-use crate::pgtable::{formats::Lpae, BreakBeforeMake, Unwritten};
+use super::{
+    image::*,
+    *, //
+};
+use crate::pgtable::{
+    formats::Lpae,
+    BreakBeforeMake,
+    Unwritten, //
+};
 
 type Sized = BreakBeforeMake<Lpae>;
 

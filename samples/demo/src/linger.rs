@@ -2,10 +2,21 @@
 //! Memory to observe with other tools: some in every place, which stays there, and some that
 //! migrates all the time.
 
-use anyhow::{Context, Result};
+use anyhow::{
+    Context,
+    Result, //
+};
 use hmm::engine::Way;
-use hmm::{Device, Mapping, HUGE_PAGES, PAGE_SIZE};
-use std::time::{Duration, Instant};
+use hmm::{
+    Device,
+    Mapping,
+    HUGE_PAGES,
+    PAGE_SIZE, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// MiB that stay in place.
 const MIB: usize = 16;
@@ -23,25 +34,17 @@ fn still(device: &Device) -> Result<Mapping> {
     let map = Mapping::anon_aligned(MIB / 2)?;
     map.fill(1);
     let pages = map.pages();
-    device
-        .migrate(map.addr(), pages / 3, Way::ToDevice)
-        .context("migration")?;
+    device.migrate(map.addr(), pages / 3, Way::ToDevice).context("migration")?;
     let mut seen = vec![0; pages / 3 * PAGE_SIZE];
-    device
-        .read(map.page_addr(pages / 3), &mut seen)
-        .context("device read")?;
+    device.read(map.page_addr(pages / 3), &mut seen).context("device read")?;
     // A few islands of the other kind within each part.
     for block in 0..3 {
         let first = pages * 2 / 3 / HUGE_PAGES * HUGE_PAGES + block * 400;
-        device
-            .migrate(map.page_addr(first), 64, Way::ToDevice)
-            .context("migration")?;
+        device.migrate(map.page_addr(first), 64, Way::ToDevice).context("migration")?;
     }
     for block in 0..4 {
         let first = HUGE_PAGES + block * 256;
-        device
-            .migrate(map.page_addr(first), 64, Way::ToSystem)
-            .context("migration back")?;
+        device.migrate(map.page_addr(first), 64, Way::ToSystem).context("migration back")?;
     }
     Ok(map)
 }
@@ -56,12 +59,8 @@ pub fn linger(device: &Device, seconds: u64) -> Result<()> {
     while Instant::now() < end {
         moving.fill(seed);
         let mut seen = vec![0; moving.len()];
-        device
-            .read(moving.addr(), &mut seen)
-            .context("device read")?;
-        device
-            .migrate(moving.addr(), MOVING, Way::ToDevice)
-            .context("migration")?;
+        device.read(moving.addr(), &mut seen).context("device read")?;
+        device.migrate(moving.addr(), MOVING, Way::ToDevice).context("migration")?;
         // CPU faults migrate all pages back.
         moving.check(seed)?;
         seed += 1;

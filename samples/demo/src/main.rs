@@ -4,13 +4,27 @@
 mod linger;
 mod timeline;
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{
+    ensure,
+    Context,
+    Result, //
+};
 use clap::Parser;
 use hmm::counters::Counters;
 use hmm::engine::Way;
-use hmm::mapping::{Mapping, View};
-use hmm::residency::{picture, places, Place};
-use hmm::{pattern, Device};
+use hmm::mapping::{
+    Mapping,
+    View, //
+};
+use hmm::residency::{
+    picture,
+    places,
+    Place, //
+};
+use hmm::{
+    pattern,
+    Device, //
+};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -52,8 +66,7 @@ impl Story {
         if !self.json {
             println!("{number:2}. {text}\n    [{picture}]");
         }
-        self.steps
-            .push(json!({ "step": number, "text": text, "residency": picture }));
+        self.steps.push(json!({ "step": number, "text": text, "residency": picture }));
         Ok(())
     }
 }
@@ -77,80 +90,35 @@ fn heap(story: &mut Story, device: &Device) -> Result<()> {
     );
     story.tell(device, map, 1, &text)?;
 
-    device
-        .write(map.addr(), &pattern::buffer(2, 0, pages))
-        .context("device write")?;
+    device.write(map.addr(), &pattern::buffer(2, 0, pages)).context("device write")?;
     map.check(2)?;
-    story.tell(
-        device,
-        map,
-        1,
-        "The device writes them; the process reads the new words.",
-    )?;
+    story.tell(device, map, 1, "The device writes them; the process reads the new words.")?;
 
-    let done = device
-        .migrate_to_device(map.addr(), &mut seen)
-        .context("migration")?;
-    ensure!(
-        done.cpages == pages as u64,
-        "only {} pages migrated",
-        done.cpages
-    );
+    let done = device.migrate_to_device(map.addr(), &mut seen).context("migration")?;
+    ensure!(done.cpages == pages as u64, "only {} pages migrated", done.cpages);
     pattern::check(2, 0, &seen)?;
-    story.tell(
-        device,
-        map,
-        1,
-        "They migrate to the device's memory, contents unchanged.",
-    )?;
+    story.tell(device, map, 1, "They migrate to the device's memory, contents unchanged.")?;
 
-    device
-        .write(map.addr(), &pattern::buffer(3, 0, pages))
-        .context("device write")?;
-    story.tell(
-        device,
-        map,
-        1,
-        "The device writes them in its own memory, without a fault.",
-    )?;
+    device.write(map.addr(), &pattern::buffer(3, 0, pages)).context("device write")?;
+    story.tell(device, map, 1, "The device writes them in its own memory, without a fault.")?;
 
-    ensure!(
-        map.get(40, 0) == pattern::word(3, 40, 0),
-        "the CPU reads something else"
-    );
+    ensure!(map.get(40, 0) == pattern::word(3, 40, 0), "the CPU reads something else");
     let text = "The CPU reads one word: its page comes back, with a window of 64 KiB around it.";
     story.tell(device, map, 1, text)?;
 
     map.check(3)?;
-    story.tell(
-        device,
-        map,
-        1,
-        "The CPU reads everything: all pages are back in RAM.",
-    )
+    story.tell(device, map, 1, "The CPU reads everything: all pages are back in RAM.")
 }
 
 /// A huge page.
 fn huge(story: &mut Story, device: &Device) -> Result<()> {
     let map = Mapping::anon_huge(1)?;
     map.fill(4);
-    story.tell(
-        device,
-        &map,
-        8,
-        "A huge page of 2 MiB, one character for 8 pages.",
-    )?;
+    story.tell(device, &map, 8, "A huge page of 2 MiB, one character for 8 pages.")?;
     let mut seen = vec![0; map.len()];
-    device
-        .migrate_to_device(map.addr(), &mut seen)
-        .context("migration")?;
+    device.migrate_to_device(map.addr(), &mut seen).context("migration")?;
     pattern::check(4, 0, &seen)?;
-    story.tell(
-        device,
-        &map,
-        8,
-        "It migrates as a whole and stays huge on the device.",
-    )?;
+    story.tell(device, &map, 8, "It migrates as a whole and stays huge on the device.")?;
     map.check(4)?;
     story.tell(device, &map, 8, "One CPU touch brings it back as a whole.")
 }
@@ -160,9 +128,7 @@ fn at_the_end(story: &mut Story, device: &Device) -> Result<Mapping> {
     let map = Mapping::anon(PAGES)?;
     map.fill_pages(5, 0, PAGES - 8);
     for first in [8, 24, 40] {
-        device
-            .migrate(map.page_addr(first), 8, Way::ToDevice)
-            .context("migration")?;
+        device.migrate(map.page_addr(first), 8, Way::ToDevice).context("migration")?;
     }
     println!();
     let text = "At the end: some of these pages are on the device, some in RAM, some nowhere yet.";
@@ -182,11 +148,7 @@ fn summary(counters: &Counters, first_touches: u64) -> String {
         pages(counters.migrated_to_device),
         "by request: the process asked for it",
     );
-    text += &line(
-        "moved back, by request",
-        pages(counters.migrated_to_system),
-        "",
-    );
+    text += &line("moved back, by request", pages(counters.migrated_to_system), "");
     text += &line(
         "moved back, by a touch",
         pages(counters.cpu_fault_pages),
@@ -202,21 +164,14 @@ fn summary(counters: &Counters, first_touches: u64) -> String {
         counters.engine_faults_read.to_string(),
         &format!("{first_touches} of them first touches, the others by the ordinary way"),
     );
-    text += &line(
-        "the engine waited",
-        format!("{ms:.1} ms"),
-        "for these faults, in sum",
-    );
+    text += &line("the engine waited", format!("{ms:.1} ms"), "for these faults, in sum");
     text += &line(
         "in device memory now",
         pages(counters.device_pages_used),
         "the d of the last picture",
     );
-    text += &line(
-        "stale translations",
-        counters.stale_hits.to_string(),
-        "more than 0 would be a bug",
-    );
+    text +=
+        &line("stale translations", counters.stale_hits.to_string(), "more than 0 would be a bug");
     text + "All counters: hmm-demo --json, and /sys/kernel/debug/rust_hmm (Documentation/observing.rst).\n"
 }
 
@@ -227,25 +182,17 @@ fn main() -> Result<()> {
     if let Some(seconds) = args.linger {
         return linger::linger(&device, seconds);
     }
-    let mut story = Story {
-        json: args.json,
-        steps: Vec::new(),
-    };
+    let mut story = Story { json: args.json, steps: Vec::new() };
     if !args.json {
         println!("One address space for CPU and device: where the pages are after each step.");
-        let legend: Vec<String> = Place::LEGEND
-            .iter()
-            .map(|(_, char, what)| format!("{char} {what}"))
-            .collect();
+        let legend: Vec<String> =
+            Place::LEGEND.iter().map(|(_, char, what)| format!("{char} {what}")).collect();
         println!("Legend: {}, * mixed.\n", legend.join(", "));
     }
     heap(&mut story, &device)?;
     huge(&mut story, &device)?;
 
-    let lines = [
-        timeline::measure(&device, true)?,
-        timeline::measure(&device, false)?,
-    ];
+    let lines = [timeline::measure(&device, true)?, timeline::measure(&device, false)?];
     if let Some(path) = &args.svg {
         std::fs::write(path, timeline::svg(&lines))
             .with_context(|| format!("write {}", path.display()))?;
@@ -285,13 +232,7 @@ fn main() -> Result<()> {
     let _map = at_the_end(&mut story, &device)?;
     let counters = device.counters().context("counters")?;
     let ordinary: u64 = lines.iter().map(|line| line.faults).sum();
-    print!(
-        "{}",
-        summary(
-            &counters,
-            counters.engine_faults_read.saturating_sub(ordinary)
-        )
-    );
+    print!("{}", summary(&counters, counters.engine_faults_read.saturating_sub(ordinary)));
     println!("\nEvery step was checked: contents right throughout.");
     if args.svg_to_stdout {
         print!("{}", timeline::svg(&lines));

@@ -2,12 +2,29 @@
 //! Timeline of an engine's read rate while its memory migrates, for faultless and for ordinary
 //! migration.
 
-use anyhow::{ensure, Context, Result};
-use hmm::{engine::Way, Command, Device, EngineOp, Mapping, Setting};
+use anyhow::{
+    ensure,
+    Context,
+    Result, //
+};
+use hmm::{
+    engine::Way,
+    Command,
+    Device,
+    EngineOp,
+    Mapping,
+    Setting, //
+};
 use std::{
     fmt::Write,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-    time::{Duration, Instant},
+    sync::atomic::{
+        AtomicBool,
+        Ordering::Relaxed, //
+    },
+    time::{
+        Duration,
+        Instant, //
+    }, //
 };
 
 /// MiB that the engine reads, in 4 KiB pages.
@@ -53,9 +70,7 @@ pub struct Line {
 
 /// Measures one kind of migration, with a copy delay: two round trips.
 pub fn measure(device: &Device, faultless: bool) -> Result<Line> {
-    let old = device
-        .set(Setting::CopyDelay, COPY_DELAY_US * 1000)
-        .context("copy delay")?;
+    let old = device.set(Setting::CopyDelay, COPY_DELAY_US * 1000).context("copy delay")?;
     let line = trips(device, faultless);
     // The delay is a setting of the device and outlives this process, so restore it after an error,
     // too.
@@ -68,11 +83,7 @@ fn trips(device: &Device, faultless: bool) -> Result<Line> {
     map.fill(1);
     let read = Command::new(EngineOp::Read, map.addr(), map.len());
     let first = device.run(read).context("first pass")?;
-    ensure!(
-        first.error.is_none(),
-        "the first pass failed: {:?}",
-        first.error
-    );
+    ensure!(first.error.is_none(), "the first pass failed: {:?}", first.error);
     let job = device.submit(read.rounds(0)).context("reader")?;
     // Read both together. Otherwise the first slice would include bytes that were read before it
     // began.
@@ -89,10 +100,7 @@ fn trips(device: &Device, faultless: bool) -> Result<Line> {
                 let bytes = device.counters()?.bytes_read;
                 let seconds = (at - last.0).as_secs_f64();
                 let rate = (bytes - last.1) as f64 / f64::from(1 << 20) / seconds;
-                samples.push(Sample {
-                    at: (at - begin).as_secs_f64(),
-                    rate,
-                });
+                samples.push(Sample { at: (at - begin).as_secs_f64(), rate });
                 last = (at, bytes);
             }
             Ok(samples)
@@ -107,29 +115,19 @@ fn trips(device: &Device, faultless: bool) -> Result<Line> {
                         .migrate(map.addr(), map.pages(), way.faultless(faultless))
                         .context("migration")?;
                     let end = begin.elapsed().as_secs_f64();
-                    moves.push(Move {
-                        begin: from,
-                        end,
-                        to_device: way == Way::ToDevice,
-                    });
+                    moves.push(Move { begin: from, end, to_device: way == Way::ToDevice });
                 }
             }
             std::thread::sleep(STILL);
             Ok(moves)
         })();
         stop.store(true, Relaxed);
-        let samples = sampler
-            .join()
-            .map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        let samples = sampler.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
         Ok((samples, moves?))
     })?;
     let after = device.counters()?;
     let ended = job.finish().context("end of the reader")?;
-    ensure!(
-        ended.error.is_none(),
-        "the reader failed: {:?}",
-        ended.error
-    );
+    ensure!(ended.error.is_none(), "the reader failed: {:?}", ended.error);
     Ok(Line {
         name: if faultless { "faultless" } else { "ordinary" },
         samples,
@@ -141,10 +139,7 @@ fn trips(device: &Device, faultless: bool) -> Result<Line> {
 
 /// Returns the time of the last sample of all lines.
 fn longest(lines: &[Line]) -> f64 {
-    let ends = lines
-        .iter()
-        .flat_map(|line| line.samples.last())
-        .map(|sample| sample.at);
+    let ends = lines.iter().flat_map(|line| line.samples.last()).map(|sample| sample.at);
     ends.fold(0.1, f64::max)
 }
 
@@ -169,19 +164,14 @@ fn slices(line: &Line, length: f64) -> Vec<f64> {
         }
         last = sample.at;
     }
-    slices
-        .iter()
-        .map(|(mib, seconds)| if *seconds > 0.0 { mib / seconds } else { 0.0 })
-        .collect()
+    slices.iter().map(|(mib, seconds)| if *seconds > 0.0 { mib / seconds } else { 0.0 }).collect()
 }
 
 /// Returns the mark of a slice in which memory moved, however short the slice is.
 fn mark(line: &Line, begin: f64, end: f64) -> char {
     let moved = |to_device| -> f64 {
         let moves = line.moves.iter().filter(|one| one.to_device == to_device);
-        moves
-            .map(|one| overlap((one.begin, one.end), (begin, end)))
-            .sum()
+        moves.map(|one| overlap((one.begin, one.end), (begin, end))).sum()
     };
     let there = moved(true);
     let back = moved(false);
@@ -234,18 +224,12 @@ pub fn text(lines: &[Line]) -> String {
         };
         let bars: String = rates.iter().map(level).collect();
         let begins = (0..rates.len()).map(|number| number as f64 * length);
-        let marks: String = begins
-            .map(|begin| mark(line, begin, begin + length))
-            .collect();
+        let marks: String = begins.map(|begin| mark(line, begin, begin + length)).collect();
         let _ = writeln!(text, "  {:<10}|{bars}|", line.name);
         let _ = writeln!(text, "  {:<10}|{marks}|", "");
         let faults = line.faults;
         let ms = line.stall_ms;
-        let _ = writeln!(
-            text,
-            "  {:<10} {faults} read faults, reads waited {ms:.1} ms",
-            ""
-        );
+        let _ = writeln!(text, "  {:<10} {faults} read faults, reads waited {ms:.1} ms", "");
     }
     let columns = rates.iter().map(Vec::len).max().unwrap_or(0);
     let _ = writeln!(text, "  {:<10} {}", "", ruler(columns, length));
@@ -253,10 +237,7 @@ pub fn text(lines: &[Line]) -> String {
 }
 
 fn highest(lines: &[Line]) -> f64 {
-    let rates = lines
-        .iter()
-        .flat_map(|line| &line.samples)
-        .map(|sample| sample.rate);
+    let rates = lines.iter().flat_map(|line| &line.samples).map(|sample| sample.rate);
     rates.fold(1.0, f64::max)
 }
 
@@ -312,11 +293,8 @@ pub fn svg(lines: &[Line]) -> String {
         );
     }
     for (number, (line, colour)) in lines.iter().zip(COLOURS).enumerate() {
-        let mut points = format!(
-            "{:.1},{:.1}",
-            x(0.0),
-            y(line.samples.first().map_or(0.0, |s| s.rate))
-        );
+        let mut points =
+            format!("{:.1},{:.1}", x(0.0), y(line.samples.first().map_or(0.0, |s| s.rate)));
         for sample in &line.samples {
             let _ = write!(points, " {:.1},{:.1}", x(sample.at), y(sample.rate));
         }
@@ -360,98 +338,44 @@ mod tests {
     use super::*;
 
     fn line(name: &'static str, rates: &[(f64, f64)], moved: Move, faults: u64) -> Line {
-        let samples = rates
-            .iter()
-            .map(|&(at, rate)| Sample { at, rate })
-            .collect();
-        Line {
-            name,
-            samples,
-            moves: vec![moved],
-            faults,
-            stall_ms: 12.0,
-        }
+        let samples = rates.iter().map(|&(at, rate)| Sample { at, rate }).collect();
+        Line { name, samples, moves: vec![moved], faults, stall_ms: 12.0 }
     }
 
     fn lines() -> Vec<Line> {
-        let there = Move {
-            begin: 0.06,
-            end: 0.09,
-            to_device: true,
-        };
-        let back = Move {
-            begin: 0.06,
-            end: 0.14,
-            to_device: false,
-        };
+        let there = Move { begin: 0.06, end: 0.09, to_device: true };
+        let back = Move { begin: 0.06, end: 0.14, to_device: false };
         vec![
             line("faultless", &[(0.05, 400.0), (0.1, 380.0)], there, 0),
-            line(
-                "ordinary",
-                &[(0.05, 400.0), (0.1, 0.0), (0.15, 0.0)],
-                back,
-                77,
-            ),
+            line("ordinary", &[(0.05, 400.0), (0.1, 0.0), (0.15, 0.0)], back, 77),
         ]
     }
 
     #[test]
     fn text_shows_rates_and_phases() {
         let text = text(&lines());
-        assert!(
-            text.contains("faultless |██|") && text.contains("ordinary  |█  |"),
-            "{text}"
-        );
+        assert!(text.contains("faultless |██|") && text.contains("ordinary  |█  |"), "{text}");
         assert!(text.contains("| >|") && text.contains("| <<|"), "{text}");
-        assert!(
-            text.contains("77 read faults") && text.contains("50 ms a column"),
-            "{text}"
-        );
+        assert!(text.contains("77 read faults") && text.contains("50 ms a column"), "{text}");
     }
 
     #[test]
     fn columns_span_equal_times() {
-        let moved = Move {
-            begin: 0.0,
-            end: 0.0,
-            to_device: true,
-        };
-        let late = line(
-            "late",
-            &[(0.05, 100.0), (0.2, 300.0), (0.225, 60.0)],
-            moved,
-            0,
-        );
-        let rates: Vec<i64> = slices(&late, 0.1)
-            .iter()
-            .map(|rate| rate.round() as i64)
-            .collect();
+        let moved = Move { begin: 0.0, end: 0.0, to_device: true };
+        let late = line("late", &[(0.05, 100.0), (0.2, 300.0), (0.225, 60.0)], moved, 0);
+        let rates: Vec<i64> = slices(&late, 0.1).iter().map(|rate| rate.round() as i64).collect();
         assert_eq!(rates, [200, 300, 60]);
     }
 
     #[test]
     fn long_runs_fit_into_a_terminal() {
-        let moved = Move {
-            begin: 4.0,
-            end: 4.001,
-            to_device: false,
-        };
+        let moved = Move { begin: 4.0, end: 4.001, to_device: false };
         let rates: Vec<(f64, f64)> = (1..=160).map(|n| (f64::from(n) / 10.0, 200.0)).collect();
         let text = text(&[line("slow", &rates, moved, 0)]);
-        assert!(
-            text.contains("250 ms a column") && text.matches('█').count() == 64,
-            "{text}"
-        );
+        assert!(text.contains("250 ms a column") && text.matches('█').count() == 64, "{text}");
         // A migration shorter than a sample is still marked.
-        assert_eq!(
-            text.lines().nth(3).map(|marks| marks.matches('<').count()),
-            Some(1),
-            "{text}"
-        );
-        assert!(
-            text.lines().skip(2).all(|row| row.chars().count() <= 80),
-            "{text}"
-        );
+        assert_eq!(text.lines().nth(3).map(|marks| marks.matches('<').count()), Some(1), "{text}");
+        assert!(text.lines().skip(2).all(|row| row.chars().count() <= 80), "{text}");
     }
 
     #[test]
@@ -464,11 +388,7 @@ mod tests {
 
     #[test]
     fn empty_measurement_draws_nothing() {
-        let empty = Line {
-            samples: vec![],
-            moves: vec![],
-            ..lines().remove(0)
-        };
+        let empty = Line { samples: vec![], moves: vec![], ..lines().remove(0) };
         assert!(text(&[empty.clone()]).contains("||"));
         assert!(!svg(&[empty]).contains("NaN"));
     }

@@ -4,7 +4,10 @@
 
 use super::{
     tlb::Tlb,
-    walk::{Miss, Translation},
+    walk::{
+        Miss,
+        Translation, //
+    }, //
 };
 use kernel::prelude::*;
 

@@ -4,12 +4,21 @@
 //! fault and resume there.
 
 use super::{
-    bus::{Access, Action},
+    bus::{
+        Access,
+        Action, //
+    },
     counters::Counted,
-    port::{self, Port},
-    status::EILSEQ,
+    port::{
+        self,
+        Port, //
+    },
+    status::EILSEQ, //
 };
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
 use rust_hmm::mm::addr::PageRange;
 
 /// Multiplier of the checksum of `DMIRROR_OP_CHECKSUM`.

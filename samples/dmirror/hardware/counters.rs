@@ -2,7 +2,10 @@
 
 //! Performance counters of engines and files.
 
-use kernel::sync::atomic::{ordering::Relaxed, Atomic};
+use kernel::sync::atomic::{
+    ordering::Relaxed,
+    Atomic, //
+};
 
 /// The counters, in the order of `struct dmirror_engine` after its first two words.
 #[derive(Clone, Copy)]

@@ -4,17 +4,37 @@
 //! the fault was served, and another one runs meanwhile.
 
 use super::{
-    command::{CommandDesc, Progress, Step},
-    counters::{Count, Counted, Counters},
+    command::{
+        CommandDesc,
+        Progress,
+        Step, //
+    },
+    counters::{
+        Count,
+        Counted,
+        Counters, //
+    },
     fault::FaultTicket,
     port::Port,
-    status::{Status, ECANCELED},
+    status::{
+        Status,
+        ECANCELED, //
+    }, //
 };
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::{Arc, CondVar, Mutex},
-    time::{msecs_to_jiffies, Delta, Instant, Monotonic},
+    sync::{
+        Arc,
+        CondVar,
+        Mutex, //
+    },
+    time::{
+        msecs_to_jiffies,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 /// Maximum number of commands of an engine.

@@ -8,11 +8,14 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         Arc,
         Mutex,
         SetOnce, //
-    },
+    }, //
 };
 
 /// Capacity of the buffer. An engine that finds it full retries later.

@@ -6,9 +6,22 @@
 //! counted.
 
 use super::{
-    bus::{Access, Action, Answer, Lane},
-    counters::{Count, Counted},
-    walk::{Bus, Format, Miss, Translation},
+    bus::{
+        Access,
+        Action,
+        Answer,
+        Lane, //
+    },
+    counters::{
+        Count,
+        Counted, //
+    },
+    walk::{
+        Bus,
+        Format,
+        Miss,
+        Translation, //
+    }, //
 };
 use kernel::prelude::*;
 

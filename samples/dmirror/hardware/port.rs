@@ -3,13 +3,27 @@
 //! The connection of engines to the address space of a command, attached by the driver.
 
 use super::{
-    bus::{Access, Action, Lane},
-    counters::{Count, Counted, Counters},
+    bus::{
+        Access,
+        Action,
+        Lane, //
+    },
+    counters::{
+        Count,
+        Counted,
+        Counters, //
+    },
     engine::Engine,
     fault::FaultTicket,
-    mmu::{self, Context},
+    mmu::{
+        self,
+        Context, //
+    }, //
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 
 /// The address space of a command, as its engine accesses it.
 pub(crate) trait Port: Sized + Send + Sync {

@@ -6,13 +6,23 @@ use kernel::{
     ffi::c_int,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
+        atomic::{
+            ordering::Relaxed,
+            Atomic,
+            AtomicFlag, //
+        },
         Arc,
         CondVar,
         CondVarTimeoutResult,
         Mutex, //
     },
-    time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
+    time::{
+        delay::fsleep,
+        msecs_to_jiffies,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 /// Status of a command whose result differs from the expected one.

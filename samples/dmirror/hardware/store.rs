@@ -6,11 +6,18 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         SetOnce, //
-    },
+    }, //
 };
-use rust_hmm::mm::{addr::PMD_SIZE, device_pages::DeviceRange, folio::SharedBytes};
+use rust_hmm::mm::{
+    addr::PMD_SIZE,
+    device_pages::DeviceRange,
+    folio::SharedBytes, //
+};
 
 /// Number of blocks in a group, whose slots are allocated together: 8 GiB.
 const GROUP_BLOCKS: usize = 4096;

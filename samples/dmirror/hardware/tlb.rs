@@ -3,10 +3,17 @@
 //! The TLB of an engine: finite, direct-mapped, tagged by address space.
 
 use super::walk::Translation;
-use kernel::{page::PAGE_SHIFT, prelude::*};
+use kernel::{
+    page::PAGE_SHIFT,
+    prelude::*, //
+};
 use rust_hmm::{
     kernel::hash::hash_64,
-    mm::addr::{PageRange, PMD_ORDER, PMD_PAGES},
+    mm::addr::{
+        PageRange,
+        PMD_ORDER,
+        PMD_PAGES, //
+    }, //
 };
 
 /// Sizes of translations that a line can have, as log2 of pages: 4 KiB, 64 KiB, 2 MiB.

@@ -2,24 +2,37 @@
 
 //! The event stream of a file: a ring of records.
 
-use super::record::{Record, Said, Type, RECORD_BYTES};
+use super::record::{
+    Record,
+    Said,
+    Type,
+    RECORD_BYTES, //
+};
 use crate::device::View;
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         poll::PollCondVar,
-        Arc, Mutex, SpinLock,
+        Arc,
+        Mutex,
+        SpinLock, //
     },
-    uaccess::UserSliceWriter,
+    uaccess::UserSliceWriter, //
 };
 use rust_hmm::{
     kernel::{
         completion::ktime_get_ns,
         identity::MmId,
-        miscdevice::{PollFlags, Poller},
+        miscdevice::{
+            PollFlags,
+            Poller, //
+        }, //
     },
-    mirror::Mirror,
+    mirror::Mirror, //
 };
 
 /// Capacity of a ring.

@@ -2,14 +2,23 @@
 //! The rows of one memory size, and the memory that they work on.
 
 use crate::phases;
-use anyhow::{Context, Result};
+use anyhow::{
+    Context,
+    Result, //
+};
 use hmm::{
     abi::PAGE_SIZE,
     mapping::Mapping,
-    pattern::{self, WORDS},
-    Device,
+    pattern::{
+        self,
+        WORDS, //
+    },
+    Device, //
 };
-use serde_json::{json, Value};
+use serde_json::{
+    json,
+    Value, //
+};
 use std::time::Instant;
 
 /// Pages of one ioctl. Larger ranges take several calls with the same buffer.

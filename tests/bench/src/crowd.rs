@@ -1,10 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Rows with many other processes, each of which has a mirror that is open and not used.
 
-use crate::bench::{timed, Bench, Buffer};
-use anyhow::{ensure, Result};
+use crate::bench::{
+    timed,
+    Bench,
+    Buffer, //
+};
+use anyhow::{
+    ensure,
+    Result, //
+};
 use hmm::abi::PAGE_SIZE;
-use hmm::{procfs, Crowd, Device};
+use hmm::{
+    procfs,
+    Crowd,
+    Device, //
+};
 use std::hint::black_box;
 
 /// Number of mirrors with which the memory of an open mirror is measured, too.

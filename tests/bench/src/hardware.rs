@@ -3,11 +3,17 @@
 //! so the figures come from the library's phase accounting, which does not include that wait.
 
 use crate::{
-    bench::{Bench, Buffer},
-    phases,
+    bench::{
+        Bench,
+        Buffer, //
+    },
+    phases, //
 };
 use anyhow::Result;
-use hmm::{Device, PAGE_SIZE};
+use hmm::{
+    Device,
+    PAGE_SIZE, //
+};
 
 /// Returns the nanoseconds that the library spent in `phases` while `work` ran.
 fn spent(phases: &[&str], work: impl FnOnce() -> Result<()>) -> Result<u64> {

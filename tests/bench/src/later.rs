@@ -2,10 +2,25 @@
 //! Rows of queues, fences, connections, locks and managed memory. Only `rust_dmirror` supports
 //! these.
 
-use crate::bench::{timed, Bench};
-use anyhow::{ensure, Result};
+use crate::bench::{
+    timed,
+    Bench, //
+};
+use anyhow::{
+    ensure,
+    Result, //
+};
 use hmm::mapping::Mapping;
-use hmm::{Command, Connection, Device, EngineOp, ManagedFlags, QueueOp, Setting, PAGE_SIZE};
+use hmm::{
+    Command,
+    Connection,
+    Device,
+    EngineOp,
+    ManagedFlags,
+    QueueOp,
+    Setting,
+    PAGE_SIZE, //
+};
 
 /// Number of calls in a round of rows that measure calls.
 const CALLS: usize = 100;

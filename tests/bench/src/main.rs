@@ -21,7 +21,10 @@ mod tax;
 
 use anyhow::Result;
 use bench::Bench;
-use clap::{Parser, Subcommand};
+use clap::{
+    Parser,
+    Subcommand, //
+};
 use serde_json::json;
 
 /// Measures a mock device.

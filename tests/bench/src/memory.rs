@@ -1,12 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Rows of policies, attributes, copies and eviction, which only `rust_dmirror` supports.
 
-use crate::bench::{timed, Bench, Buffer};
+use crate::bench::{
+    timed,
+    Bench,
+    Buffer, //
+};
 use crate::space;
-use anyhow::{ensure, Result};
+use anyhow::{
+    ensure,
+    Result, //
+};
 use hmm::engine::Way;
-use hmm::placement::{Attributes, Policy, Preferred};
-use hmm::{Command, Device, EngineOp, Mapping, QueueOp, HUGE_PAGES};
+use hmm::placement::{
+    Attributes,
+    Policy,
+    Preferred, //
+};
+use hmm::{
+    Command,
+    Device,
+    EngineOp,
+    Mapping,
+    QueueOp,
+    HUGE_PAGES, //
+};
 
 /// MiB that fill a chunk of device memory.
 const PIECE: usize = 256;

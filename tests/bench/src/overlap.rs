@@ -6,9 +6,25 @@
 //! - the CPU's work, which is the time without any delay,
 //! - the delays of all copies.
 
-use anyhow::{bail, ensure, Context, Result};
-use hmm::{engine::Way, Device, Mapping, QueueOp, Setting, HUGE_PAGES, HUGE_SIZE};
-use std::time::{Duration, Instant};
+use anyhow::{
+    bail,
+    ensure,
+    Context,
+    Result, //
+};
+use hmm::{
+    engine::Way,
+    Device,
+    Mapping,
+    QueueOp,
+    Setting,
+    HUGE_PAGES,
+    HUGE_SIZE, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// The bound in per cent.
 const BOUND: u128 = 125;

@@ -3,7 +3,11 @@
 
 use crate::bench::Bench;
 use anyhow::Result;
-use hmm::engine::{Command, EngineOp, Way};
+use hmm::engine::{
+    Command,
+    EngineOp,
+    Way, //
+};
 use hmm::Device;
 use std::time::Duration;
 

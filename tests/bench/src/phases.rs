@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The library's phase accounting, read from debugfs.
 
-use serde_json::{json, Map, Value};
+use serde_json::{
+    json,
+    Map,
+    Value, //
+};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 

@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Rows that every driver of the common interface supports.
 
-use crate::bench::{timed, Bench, Buffer};
+use crate::bench::{
+    timed,
+    Bench,
+    Buffer, //
+};
 use anyhow::Result;
-use hmm::mapping::{Mapping, Prot, MADV_DONTNEED};
-use hmm::{Device, HUGE_PAGES, PAGE_SIZE};
+use hmm::mapping::{
+    Mapping,
+    Prot,
+    MADV_DONTNEED, //
+};
+use hmm::{
+    Device,
+    HUGE_PAGES,
+    PAGE_SIZE, //
+};
 
 const PAGE: &str = "page";
 const CALL: &str = "call";

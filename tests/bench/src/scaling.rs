@@ -6,11 +6,23 @@
 //! acquire the lock, too. If the kernel has `lock_stat`, it gives the acquisitions, contentions and
 //! times of the lock. Otherwise the driver's counters give the acquisitions.
 
-use anyhow::{Context, Result};
-use hmm::engine::{Command, EngineOp};
+use anyhow::{
+    Context,
+    Result, //
+};
+use hmm::engine::{
+    Command,
+    EngineOp, //
+};
 use hmm::mapping::Mapping;
-use hmm::{pattern, Device};
-use serde_json::{json, Value};
+use hmm::{
+    pattern,
+    Device, //
+};
+use serde_json::{
+    json,
+    Value, //
+};
 use std::time::Instant;
 
 const LOCK_STAT: &str = "/proc/lock_stat";

@@ -3,11 +3,20 @@
 //! to the zero page, so that 16 GiB of address space need no such memory.
 
 use crate::bench::timed;
-use anyhow::{Context, Result};
+use anyhow::{
+    Context,
+    Result, //
+};
 use hmm::abi::PAGE_SIZE;
-use hmm::mapping::{Mapping, Prot};
+use hmm::mapping::{
+    Mapping,
+    Prot, //
+};
 use hmm::Device;
-use serde_json::{json, Value};
+use serde_json::{
+    json,
+    Value, //
+};
 
 const TABLES: &str = "/sys/kernel/debug/rust_hmm/tables";
 

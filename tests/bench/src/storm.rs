@@ -2,18 +2,38 @@
 //! Rows with concurrent threads of the process: device faults while other threads change memory
 //! that the device does not use, and CPU faults by several threads.
 
-use crate::bench::{timed, Bench, Buffer};
-use anyhow::{ensure, Result};
+use crate::bench::{
+    timed,
+    Bench,
+    Buffer, //
+};
+use anyhow::{
+    ensure,
+    Result, //
+};
 use hmm::abi::PAGE_SIZE;
 use hmm::crowd::run_first;
-use hmm::mapping::{Mapping, Prot, MADV_DONTNEED};
+use hmm::mapping::{
+    Mapping,
+    Prot,
+    MADV_DONTNEED, //
+};
 use hmm::procfs::thread_time;
-use hmm::{Device, Errno};
+use hmm::{
+    Device,
+    Errno, //
+};
 use std::hint::black_box;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::Relaxed, //
+};
 use std::sync::Barrier;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Pages of one device read.
 const PAGES: usize = 32;

@@ -3,12 +3,26 @@
 //! that is not mirrored: without a mirror, with a mirror that is only open, and with a mirror of 64
 //! pages elsewhere.
 
-use crate::bench::{timed, Bench};
-use anyhow::{ensure, Result};
+use crate::bench::{
+    timed,
+    Bench, //
+};
+use anyhow::{
+    ensure,
+    Result, //
+};
 use hmm::abi::PAGE_SIZE;
 use hmm::crowd::fork_and_wait;
-use hmm::mapping::{Mapping, Prot, MADV_DONTNEED};
-use hmm::{Child, Device, Gate};
+use hmm::mapping::{
+    Mapping,
+    Prot,
+    MADV_DONTNEED, //
+};
+use hmm::{
+    Child,
+    Device,
+    Gate, //
+};
 
 /// Calls in a round.
 const CALLS: usize = 100;

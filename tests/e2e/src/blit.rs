@@ -2,8 +2,19 @@
 //! Blits, whose fences are DMA fences, for tests that need a fence to export.
 
 use crate::check;
-use crate::harness::{Ctx, Stop, What};
-use hmm::{Device, Errno, Fence, Mapping, Setting, SyncFile};
+use crate::harness::{
+    Ctx,
+    Stop,
+    What, //
+};
+use hmm::{
+    Device,
+    Errno,
+    Fence,
+    Mapping,
+    Setting,
+    SyncFile, //
+};
 
 /// Duration of a copy in tests that need it in flight, in ns.
 pub const SLOW: u64 = 300_000_000;

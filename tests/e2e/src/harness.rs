@@ -2,11 +2,23 @@
 //! Runs tests in child processes and reports them as TAP.
 
 use hmm::child::Ended;
-use hmm::{Alarms, Child, Counters, Device, Errno};
-use std::fmt::{self, Display};
+use hmm::{
+    Alarms,
+    Child,
+    Counters,
+    Device,
+    Errno, //
+};
+use std::fmt::{
+    self,
+    Display, //
+};
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Reason for which a test ends early.
 #[derive(Debug)]

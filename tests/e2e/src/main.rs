@@ -12,8 +12,15 @@ mod support;
 mod tests;
 
 use clap::Parser;
-use harness::{Ctx, Driver, Test};
-use std::path::{Path, PathBuf};
+use harness::{
+    Ctx,
+    Driver,
+    Test, //
+};
+use std::path::{
+    Path,
+    PathBuf, //
+};
 use std::process::ExitCode;
 
 /// Groups that unload modules. They run last, and only if the module files exist to load them

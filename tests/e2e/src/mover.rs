@@ -4,12 +4,27 @@
 //! A race test passes trivially if no page was migrated meanwhile. So a [`Mover`] counts the pages
 //! that moved during each event of the test, and [`Mover::end`] fails if there were none.
 
-use crate::harness::{Outcome, Stop};
+use crate::harness::{
+    Outcome,
+    Stop, //
+};
 use hmm::engine::Way;
-use hmm::{Child, Device, Errno, Mapping};
+use hmm::{
+    Child,
+    Device,
+    Errno,
+    Mapping, //
+};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{
+    AtomicU64,
+    AtomicUsize,
+    Ordering::SeqCst, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Number of movers of this process whose counters have not been read.
 static UNREAD: AtomicUsize = AtomicUsize::new(0);

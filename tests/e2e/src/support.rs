@@ -1,15 +1,41 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Steps and checks that many tests share.
 
-use crate::harness::{Ctx, Outcome, Stop, What};
-use crate::{check, check_eq};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    What, //
+};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::abi::HUGE_PAGES;
 use hmm::engine::Way;
 use hmm::mapping::has_huge_pages;
-use hmm::{pattern, procfs, smaps, Child, Counters, Device, Done, Errno, Mapping, Prot, PAGE_SIZE};
-use std::sync::atomic::{AtomicBool, Ordering};
+use hmm::{
+    pattern,
+    procfs,
+    smaps,
+    Child,
+    Counters,
+    Device,
+    Done,
+    Errno,
+    Mapping,
+    Prot,
+    PAGE_SIZE, //
+};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering, //
+};
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Checks that the device reads the pattern `seed` in some pages.
 pub fn device_sees_pages(

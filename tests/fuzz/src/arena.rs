@@ -4,7 +4,11 @@
 
 use crate::sys;
 use hmm::rng::Rng;
-use hmm::{Errno, HUGE_SIZE, PAGE_SIZE};
+use hmm::{
+    Errno,
+    HUGE_SIZE,
+    PAGE_SIZE, //
+};
 
 /// Addresses below belong to the arena or are unmapped.
 pub const LIMIT: usize = 1 << 40;

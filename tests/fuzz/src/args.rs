@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Arguments of ioctls: valid ones, some of which are then modified.
 
-use crate::arena::{self, BUFFER, BUFFER_LEN};
+use crate::arena::{
+    self,
+    BUFFER,
+    BUFFER_LEN, //
+};
 use crate::calls::Op;
 use crate::extended;
 use crate::mutate;

@@ -2,17 +2,33 @@
 //! The calls, and the threads that make them.
 
 use crate::{
-    arena::{self, BUFFER, BUFFER_LEN},
-    args::{self, Argument},
-    stats::{Shared, WORDS},
-    sys,
+    arena::{
+        self,
+        BUFFER,
+        BUFFER_LEN, //
+    },
+    args::{
+        self,
+        Argument, //
+    },
+    stats::{
+        Shared,
+        WORDS, //
+    },
+    sys, //
 };
-use hmm::{rng::Rng, PAGE_SIZE};
+use hmm::{
+    rng::Rng,
+    PAGE_SIZE, //
+};
 use std::{
-    ffi::{CStr, OsStr},
+    ffi::{
+        CStr,
+        OsStr, //
+    },
     os::unix::ffi::OsStrExt,
     path::Path,
-    sync::atomic::Ordering::Relaxed,
+    sync::atomic::Ordering::Relaxed, //
 };
 
 /// File descriptors of the nodes; each may be open or closed.

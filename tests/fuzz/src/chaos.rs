@@ -2,13 +2,24 @@
 //! Concurrent changes of the memory map and of the arguments while calls are running.
 
 use crate::{
-    arena::{self, Kind},
-    calls::{self, Caller, Op},
-    extended, mutate,
+    arena::{
+        self,
+        Kind, //
+    },
+    calls::{
+        self,
+        Caller,
+        Op, //
+    },
+    extended,
+    mutate,
     stats::Shared,
-    sys,
+    sys, //
 };
-use hmm::{rng::Rng, PAGE_SIZE};
+use hmm::{
+    rng::Rng,
+    PAGE_SIZE, //
+};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Number of calls of a forked child.

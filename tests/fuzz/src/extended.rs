@@ -2,9 +2,16 @@
 //! Arguments of the later ioctls (attributes, memory, queues and fences, locks, other devices,
 //! events) and of those of the small drivers.
 
-use crate::arena::{self, BUFFER, BUFFER_LEN};
+use crate::arena::{
+    self,
+    BUFFER,
+    BUFFER_LEN, //
+};
 use crate::args::two;
-use crate::calls::{Op, FDS};
+use crate::calls::{
+    Op,
+    FDS, //
+};
 use hmm::rng::Rng;
 use hmm::PAGE_SIZE;
 
@@ -230,9 +237,16 @@ pub fn only_a_kill_ends(op: Op) -> bool {
 #[cfg(test)]
 mod tests {
     use crate::args::Argument;
-    use crate::calls::{Op, ALL, NAMES};
+    use crate::calls::{
+        Op,
+        ALL,
+        NAMES, //
+    };
     use hmm::rng::Rng;
-    use std::path::{Path, PathBuf};
+    use std::path::{
+        Path,
+        PathBuf, //
+    };
 
     /// Reads a file of the checkout that contains this crate.
     fn file(name: &str) -> String {

@@ -2,11 +2,31 @@
 //! Latency of SIGKILL: kills a process in the middle of each kind of long call.
 
 use crate::sys;
-use hmm::engine::{Command, EngineOp, Setting, Way};
-use hmm::{Child, Device, Errno, Gate, Mapping, Op, Ptr, PAGE_SIZE};
+use hmm::engine::{
+    Command,
+    EngineOp,
+    Setting,
+    Way, //
+};
+use hmm::{
+    Child,
+    Device,
+    Errno,
+    Gate,
+    Mapping,
+    Op,
+    Ptr,
+    PAGE_SIZE, //
+};
 use serde::Serialize;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{
+    AtomicU32,
+    Ordering::Relaxed, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// A kind of long call.
 struct Kind {

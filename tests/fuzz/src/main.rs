@@ -22,12 +22,18 @@ mod victim;
 mod worker;
 
 use clap::Parser;
-use hmm::{Child, Device};
+use hmm::{
+    Child,
+    Device, //
+};
 use stats::Shared;
 use std::os::unix::fs::PermissionsExt;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 #[derive(Parser, Clone)]
 #[command(name = "hmm-fuzz", about = "Hostile calls on the device nodes")]

@@ -2,8 +2,15 @@
 //! Results of a run.
 
 use crate::{
-    calls::{Op, NAMES, OPS},
-    stats::{Shared, WORDS},
+    calls::{
+        Op,
+        NAMES,
+        OPS, //
+    },
+    stats::{
+        Shared,
+        WORDS, //
+    }, //
 };
 use hmm::Errno;
 use serde::Serialize;

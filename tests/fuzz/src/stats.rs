@@ -2,9 +2,17 @@
 //! Memory shared by all processes of the fuzzer: counters, times, and the current call of each
 //! thread.
 
-use crate::calls::{Op, OPS};
+use crate::calls::{
+    Op,
+    OPS, //
+};
 use crate::sys;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    AtomicU32,
+    AtomicU64,
+    Ordering::Relaxed, //
+};
 
 /// Number of distinct error numbers; 0 is success.
 pub const ERRNOS: usize = 134;

@@ -1,8 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Another process with memory on the same devices, which no other process may read or change.
 
-use crate::{calls::CANARY, stats::Shared, sys};
-use hmm::{engine::Way, Device, Mapping, PAGE_SIZE};
+use crate::{
+    calls::CANARY,
+    stats::Shared,
+    sys, //
+};
+use hmm::{
+    engine::Way,
+    Device,
+    Mapping,
+    PAGE_SIZE, //
+};
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGES: usize = 64;

@@ -3,13 +3,24 @@
 
 use crate::{
     arena,
-    calls::{self, Caller, Drawn, FDS},
-    chaos::{self, Chaos},
+    calls::{
+        self,
+        Caller,
+        Drawn,
+        FDS, //
+    },
+    chaos::{
+        self,
+        Chaos, //
+    },
     stats::Shared,
-    sys,
+    sys, //
 };
 use hmm::rng::Rng;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::Relaxed, //
+};
 
 /// Number of slots of one process.
 pub const SLOTS: usize = 8;

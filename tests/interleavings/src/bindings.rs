@@ -18,7 +18,10 @@ pub unsafe fn rust_hmm_may_sleep() -> bool {
 /// Device memory: the first frames of each region are plain memory of the model.
 pub mod frames {
     use super::*;
-    use kernel::model::{Hidden, Memory};
+    use kernel::model::{
+        Hidden,
+        Memory, //
+    };
 
     /// Number of modelled frames of a region.
     pub const WATCHED: usize = 2;

@@ -2,7 +2,10 @@
 
 //! Stand-in for the owner of chunks of device memory, with chunks of 512 pages.
 
-use crate::{bindings::dev_pagemap_ops, mm::folio::LockedFolio};
+use crate::{
+    bindings::dev_pagemap_ops,
+    mm::folio::LockedFolio, //
+};
 use core::marker::PhantomData;
 use kernel::prelude::*;
 

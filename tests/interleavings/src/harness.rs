@@ -2,7 +2,12 @@
 
 //! Finds a test and runs it.
 
-use kernel::model::{break_row, explore, use_after_free, Bounds};
+use kernel::model::{
+    break_row,
+    explore,
+    use_after_free,
+    Bounds, //
+};
 
 /// A test.
 pub(crate) struct Test {

@@ -37,14 +37,40 @@ mod pgtable {
     mod tree;
     mod walk;
 
-    pub use crate::mm::flush::{Flushed, Flusher};
+    pub use crate::mm::flush::{
+        Flushed,
+        Flusher, //
+    };
     pub use dma::DmaFormat;
-    pub use entry::{DevicePte, Leaf};
-    pub use flush::{FlushBatch, Flushing};
-    pub use format::{Format, Radix, Radix4, Radix5, Word};
-    pub use layout::{Bits, FormatOf, Layout};
-    pub use table::{Prealloc, Table, TableReader};
-    pub(crate) use format::{has_leaves, reaches};
+    pub use entry::{
+        DevicePte,
+        Leaf, //
+    };
+    pub use flush::{
+        FlushBatch,
+        Flushing, //
+    };
+    pub use format::{
+        Format,
+        Radix,
+        Radix4,
+        Radix5,
+        Word, //
+    };
+    pub use layout::{
+        Bits,
+        FormatOf,
+        Layout, //
+    };
+    pub use table::{
+        Prealloc,
+        Table,
+        TableReader, //
+    };
+    pub(crate) use format::{
+        has_leaves,
+        reaches, //
+    };
 }
 mod debug {
     pub(crate) mod stats;
@@ -63,7 +89,12 @@ mod kernel {
     pub(crate) mod reentry;
     pub(crate) mod word;
 
-    pub(crate) use crate::stand_ins::{deferred, identity, shrinker, zeroed};
+    pub(crate) use crate::stand_ins::{
+        deferred,
+        identity,
+        shrinker,
+        zeroed, //
+    };
 
     pub(crate) mod completion {
         pub(crate) fn ktime_get_ns() -> u64 {
@@ -98,7 +129,12 @@ mod mm {
     #[path = "../il/tests/dma.rs"]
     pub(crate) mod dma_interleavings;
 
-    pub(crate) use crate::stand_ins::{folio, location, pin, table_memory};
+    pub(crate) use crate::stand_ins::{
+        folio,
+        location,
+        pin,
+        table_memory, //
+    };
 
     pub(crate) mod vma {
         pub(crate) fn fatal_signal_pending() -> bool {

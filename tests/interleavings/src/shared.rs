@@ -15,7 +15,10 @@ macro_rules! alarm {
 /// Deferred drops, which take place immediately here.
 pub(crate) mod deferred {
     use core::ops::Deref;
-    use kernel::{alloc::Flags, prelude::*};
+    use kernel::{
+        alloc::Flags,
+        prelude::*, //
+    };
 
     pub(crate) trait DropWaits {}
 
@@ -48,7 +51,10 @@ pub(crate) mod shrinker {
     }
 
     pub(crate) mod owner {
-        use kernel::{prelude::*, sync::Arc};
+        use kernel::{
+            prelude::*,
+            sync::Arc, //
+        };
 
         pub(crate) const OBJECT_MAX_PAGES: usize = 32;
 
@@ -76,7 +82,11 @@ pub(crate) mod shrinker {
 
 /// Words of the model that are initially 0.
 pub(crate) mod zeroed {
-    use kernel::{alloc::Flags, prelude::*, sync::atomic::Atomic};
+    use kernel::{
+        alloc::Flags,
+        prelude::*,
+        sync::atomic::Atomic, //
+    };
 
     pub(crate) fn words(count: usize, flags: Flags) -> Result<KVVec<Atomic<u64>>> {
         let mut words = KVVec::with_capacity(count, flags)?;
@@ -89,8 +99,27 @@ pub(crate) mod zeroed {
 
 /// Memory of tables that a device walks: words of the model.
 pub(crate) mod table_memory {
-    use core::{cell::RefCell, sync::atomic::{AtomicU64, Ordering}};
-    use kernel::{prelude::*, sync::{Arc, atomic::{Atomic, ordering::{Acquire, Release}}, rcu::Guard}};
+    use core::{
+        cell::RefCell,
+        sync::atomic::{
+            AtomicU64,
+            Ordering, //
+        }, //
+    };
+    use kernel::{
+        prelude::*,
+        sync::{
+            Arc,
+            atomic::{
+                Atomic,
+                ordering::{
+                    Acquire,
+                    Release, //
+                }, //
+            },
+            rcu::Guard, //
+        }, //
+    };
 
     pub(crate) fn account(_pages: i64, _bytes: i64) {}
 

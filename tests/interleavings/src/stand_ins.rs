@@ -6,7 +6,12 @@
 #[path = "shared.rs"]
 mod shared;
 
-pub(crate) use shared::{deferred, shrinker, table_memory, zeroed};
+pub(crate) use shared::{
+    deferred,
+    shrinker,
+    table_memory,
+    zeroed, //
+};
 
 /// Fault injection, which never injects a failure here.
 pub(crate) mod inject {
@@ -106,7 +111,10 @@ pub(crate) mod pin {
 
 /// Locations of page contents.
 pub(crate) mod location {
-    use crate::mm::{device_pages::DeviceRange, folio};
+    use crate::mm::{
+        device_pages::DeviceRange,
+        folio, //
+    };
 
     pub enum PageMemory<'a> {
         Cpu(page::CpuPages<'a>),

@@ -179,7 +179,10 @@ pub const ABI_VERSION: u32 = 3;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::{align_of, offset_of};
+    use std::mem::{
+        align_of,
+        offset_of, //
+    };
 
     #[test]
     fn cmd_has_the_layout_of_the_c_structure() {

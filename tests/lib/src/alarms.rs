@@ -2,7 +2,10 @@
 //! Alarms of the library: reports of violated invariants, which fail every run.
 
 use std::collections::BTreeMap;
-use std::fs::{read_to_string, OpenOptions};
+use std::fs::{
+    read_to_string,
+    OpenOptions, //
+};
 use std::io::Write;
 
 const FILE: &str = "/sys/kernel/debug/rust_hmm/alarms";

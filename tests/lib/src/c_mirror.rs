@@ -5,7 +5,10 @@ use crate::abi::iowr;
 use crate::errno::Errno;
 use crate::mapping::Mapping;
 use crate::mirror_only::MirrorOnly;
-use crate::queue::{Event, SyncFile};
+use crate::queue::{
+    Event,
+    SyncFile, //
+};
 use std::os::fd::AsRawFd;
 
 /// `struct request`: the union is the largest of its members.

@@ -3,11 +3,27 @@
 
 use crate::errno::Errno;
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::io::{
+    self,
+    Read,
+    Write, //
+};
+use std::os::fd::{
+    AsRawFd,
+    RawFd, //
+};
+use std::os::fd::{
+    FromRawFd,
+    OwnedFd, //
+};
+use std::sync::atomic::{
+    AtomicU32,
+    Ordering::Relaxed, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// The signal that cannot be caught.
 pub const SIGKILL: i32 = libc::SIGKILL;

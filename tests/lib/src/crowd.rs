@@ -5,7 +5,11 @@ use crate::child;
 use crate::errno::Errno;
 use std::ffi::CStr;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{
+    self,
+    Read,
+    Write, //
+};
 
 /// Child processes. They end, and are reaped, when it is dropped.
 #[derive(Debug)]

@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 //! An open `/dev/hmm_dmirror*`: one mirror of this process.
 
-use crate::abi::{Cmd, Op, PageState, PAGE_SIZE};
+use crate::abi::{
+    Cmd,
+    Op,
+    PageState,
+    PAGE_SIZE, //
+};
 use crate::counters::Counters;
 use crate::errno::Errno;
 use crate::mapping::Mapping;
-use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::fs::{
+    File,
+    OpenOptions, //
+};
+use std::os::fd::{
+    AsRawFd,
+    FromRawFd,
+    OwnedFd,
+    RawFd, //
+};
 use std::path::PathBuf;
 
 /// Results of a successful command.

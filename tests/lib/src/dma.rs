@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Accounting of the library's DMA mappings, for all devices.
 
-use std::io::{Error, Result};
+use std::io::{
+    Error,
+    Result, //
+};
 
 /// Number of pages mapped and unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,10 @@
 //! Engines, migration with outcomes and test parameters: the extensions of
 //! `samples/dmirror/dmirror_uapi.h`.
 
-use crate::abi::{iowr, PAGE_SIZE};
+use crate::abi::{
+    iowr,
+    PAGE_SIZE, //
+};
 use crate::counters::EngineCounters;
 use crate::device::Device;
 use crate::errno::Errno;
@@ -15,9 +18,20 @@ mod migration;
 mod setting;
 
 pub use command::{
-    checksum, checksum_of_pattern, checksum_of_write, Command, Ended, EngineOp, Job, Status,
+    checksum,
+    checksum_of_pattern,
+    checksum_of_write,
+    Command,
+    Ended,
+    EngineOp,
+    Job,
+    Status, //
 };
-pub use migration::{Migration, PageOutcome, Way};
+pub use migration::{
+    Migration,
+    PageOutcome,
+    Way, //
+};
 pub use setting::Setting;
 
 /// Properties of a device.

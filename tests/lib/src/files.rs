@@ -5,11 +5,21 @@ use crate::abi::PAGE_SIZE;
 use crate::errno::Errno;
 use crate::mapping::Mapping;
 use crate::procfs::Settings;
-use crate::{pagemap, pattern};
+use crate::{
+    pagemap,
+    pattern, //
+};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::{
+    AsRawFd,
+    FromRawFd,
+    OwnedFd, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// A file without a name in `dir`, `npages` long, with the pattern `seed`.
 pub fn temp_file(dir: &str, seed: u64, npages: usize) -> io::Result<File> {

@@ -6,7 +6,10 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Changes to user and group `user` permanently.
 pub fn become_user(user: u32) -> Result<(), Errno> {

@@ -9,9 +9,16 @@ use crate::managed::Managed;
 use crate::mapping::Mapping;
 use crate::procfs::Settings;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{
+    self,
+    Read,
+    Write, //
+};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::{
+    Path,
+    PathBuf, //
+};
 use std::sync::OnceLock;
 
 const POINTS: &str = "/sys/kernel/debug/rust_hmm/inject";

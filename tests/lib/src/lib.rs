@@ -41,19 +41,62 @@ pub mod smaps;
 pub mod tracing;
 pub mod uffd;
 
-pub use abi::{Op, PageState, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE};
+pub use abi::{
+    Op,
+    PageState,
+    HUGE_PAGES,
+    HUGE_SIZE,
+    PAGE_SIZE, //
+};
 pub use alarms::Alarms;
 pub use c_mirror::CMirror;
-pub use child::{Child, Gate};
+pub use child::{
+    Child,
+    Gate, //
+};
 pub use counters::Counters;
 pub use crowd::Crowd;
-pub use device::{Device, Done, Ptr};
-pub use engine::{Command, EngineOp, Job, Migration, PageOutcome, Setting};
+pub use device::{
+    Device,
+    Done,
+    Ptr, //
+};
+pub use engine::{
+    Command,
+    EngineOp,
+    Job,
+    Migration,
+    PageOutcome,
+    Setting, //
+};
 pub use errno::Errno;
-pub use lock::{Locked, LockedRange};
-pub use managed::{Managed, ManagedFlags};
-pub use mapping::{Mapping, Prot, View};
-pub use mirror_only::{LpaeWalk, MirrorOnly};
+pub use lock::{
+    Locked,
+    LockedRange, //
+};
+pub use managed::{
+    Managed,
+    ManagedFlags, //
+};
+pub use mapping::{
+    Mapping,
+    Prot,
+    View, //
+};
+pub use mirror_only::{
+    LpaeWalk,
+    MirrorOnly, //
+};
 pub use procfs::Settings;
-pub use pull::{Connection, Pulled};
-pub use queue::{Event, Fence, Queue, QueueOp, State, SyncFile};
+pub use pull::{
+    Connection,
+    Pulled, //
+};
+pub use queue::{
+    Event,
+    Fence,
+    Queue,
+    QueueOp,
+    State,
+    SyncFile, //
+};

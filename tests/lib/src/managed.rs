@@ -6,8 +6,15 @@ use crate::device::Device;
 use crate::engine::Extension;
 use crate::errno::Errno;
 use crate::mapping::Mapping;
-use crate::pattern::{self, Mismatch, WORDS};
-use crate::queue::{Fence, Queue};
+use crate::pattern::{
+    self,
+    Mismatch,
+    WORDS, //
+};
+use crate::queue::{
+    Fence,
+    Queue, //
+};
 
 /// `struct dmirror_alloc`.
 #[repr(C)]

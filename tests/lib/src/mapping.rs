@@ -4,11 +4,17 @@
 //! All accesses to the contents are volatile, and no Rust reference into a mapping exists, because
 //! other agents can change the contents at any time.
 
-use crate::abi::{HUGE_SIZE, PAGE_SIZE};
+use crate::abi::{
+    HUGE_SIZE,
+    PAGE_SIZE, //
+};
 use crate::errno::Errno;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{
+    Mutex,
+    PoisonError, //
+};
 
 mod contents;
 mod view;

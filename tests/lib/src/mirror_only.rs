@@ -3,7 +3,10 @@
 
 use crate::abi::iowr;
 use crate::errno::Errno;
-use std::fs::{File, OpenOptions};
+use std::fs::{
+    File,
+    OpenOptions, //
+};
 use std::os::fd::AsRawFd;
 
 /// An open `/dev/hmm_mirror_only`, or another node with the same commands.

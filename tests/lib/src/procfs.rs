@@ -3,8 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::{
+    Path,
+    PathBuf, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Numbers by name, as in `/proc/vmstat` and `/proc/meminfo`.
 pub type Table = BTreeMap<String, u64>;

@@ -3,11 +3,26 @@
 
 use crate::errno::Errno;
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io::{
+    self,
+    Read,
+    Write, //
+};
+use std::os::fd::{
+    AsRawFd,
+    FromRawFd,
+    OwnedFd, //
+};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus};
-use std::time::{Duration, Instant};
+use std::process::{
+    Child,
+    Command,
+    ExitStatus, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// The program, and its output.
 #[derive(Debug)]

@@ -2,9 +2,17 @@
 //! Queues and fences of an open device.
 
 use crate::device::Device;
-use crate::engine::{EngineOp, Extension};
+use crate::engine::{
+    EngineOp,
+    Extension, //
+};
 use crate::errno::Errno;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{
+    AsRawFd,
+    FromRawFd,
+    OwnedFd,
+    RawFd, //
+};
 use std::time::Duration;
 
 /// `struct dmirror_queue`.

@@ -123,7 +123,10 @@ mod tests {
 
     #[test]
     fn differing_blocks_are_marked() {
-        use Place::{Device, Ram};
+        use Place::{
+            Device,
+            Ram, //
+        };
         assert_eq!(picture(&[Ram, Ram, Ram, Device, Device], 2), "r*d");
         assert_eq!(picture(&[Ram, Device], 1), "rd");
     }

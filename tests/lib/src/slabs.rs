@@ -4,7 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{
+    self,
+    Write, //
+};
 use std::os::unix::fs::FileExt;
 
 const CACHES: &str = "/sys/kernel/slab";

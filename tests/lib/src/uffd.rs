@@ -6,7 +6,10 @@ use crate::errno::Errno;
 use crate::mapping::Mapping;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{
+    AsRawFd,
+    FromRawFd, //
+};
 use std::time::Duration;
 
 #[repr(C)]

@@ -2,11 +2,21 @@
 
 //! Address ranges, and arithmetic without overflow.
 
-use super::addr::{PageRange, PMD_PAGES, PMD_SIZE};
-use crate::harness::{Property, Trial};
+use super::addr::{
+    PageRange,
+    PMD_PAGES,
+    PMD_SIZE, //
+};
+use crate::harness::{
+    Property,
+    Trial, //
+};
 use kernel::{
-    page::{PAGE_MASK, PAGE_SIZE},
-    prelude::*,
+    page::{
+        PAGE_MASK,
+        PAGE_SIZE, //
+    },
+    prelude::*, //
 };
 use proptest::prelude::*;
 

@@ -2,7 +2,27 @@
 
 //! The attributes of an address space with three devices, compared with an array of pages.
 
-use crate::{attributes::{AttributeUpdate, Attributes, CommonAttributes, Map, PreferredLocation, Relocated, VmaAnchor}, harness::{Property, Trial}, inject::{FailPoint, arm}, kernel::identity::DeviceId, mm::addr::PageRange};
+use crate::{
+    attributes::{
+        AttributeUpdate,
+        Attributes,
+        CommonAttributes,
+        Map,
+        PreferredLocation,
+        Relocated,
+        VmaAnchor, //
+    },
+    harness::{
+        Property,
+        Trial, //
+    },
+    inject::{
+        FailPoint,
+        arm, //
+    },
+    kernel::identity::DeviceId,
+    mm::addr::PageRange, //
+};
 use kernel::prelude::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;

@@ -4,7 +4,10 @@
 //! DMA.
 
 use kernel::ffi;
-use std::{collections::BTreeMap, thread::panicking};
+use std::{
+    collections::BTreeMap,
+    thread::panicking, //
+};
 
 pub unsafe fn synchronize_rcu() {
     kernel::sync::rcu::synchronize_rcu();

@@ -4,7 +4,10 @@
 //!
 //! A submodule of the KUnit suite's module, whose page states and free map it uses.
 
-use crate::harness::{Property, Trial};
+use crate::harness::{
+    Property,
+    Trial, //
+};
 use proptest::prelude::*;
 use super::*;
 

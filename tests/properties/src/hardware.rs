@@ -4,20 +4,46 @@
 //! changes of the table.
 
 use super::{
-    bus::{Access, Action, Answer, Lane},
-    counters::{Count, Counted, Counters},
-    mmu::{self, Context},
+    bus::{
+        Access,
+        Action,
+        Answer,
+        Lane, //
+    },
+    counters::{
+        Count,
+        Counted,
+        Counters, //
+    },
+    mmu::{
+        self,
+        Context, //
+    },
     tlb::Tlb,
-    walk::{Bus, Format, Miss, Translation},
+    walk::{
+        Bus,
+        Format,
+        Miss,
+        Translation, //
+    }, //
 };
 use crate::{
-    harness::{Property, Trial},
-    mm::addr::PageRange,
+    harness::{
+        Property,
+        Trial, //
+    },
+    mm::addr::PageRange, //
 };
 use core::cell::Cell;
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
 use proptest::prelude::*;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{
+    BTreeMap,
+    HashMap, //
+};
 
 pub(crate) const ALL: &[Property] = &[
     Property {

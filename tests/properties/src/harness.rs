@@ -5,21 +5,40 @@
 use core::{
     cell::RefCell,
     fmt::Debug,
-    hash::{Hash, Hasher},
-    ops::Range,
+    hash::{
+        Hash,
+        Hasher, //
+    },
+    ops::Range, //
 };
-use kernel::model::{break_row, use_after_free};
+use kernel::model::{
+    break_row,
+    use_after_free, //
+};
 use proptest::{
     collection::vec,
-    strategy::{BoxedStrategy, Strategy},
-    test_runner::{
-        Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
+    strategy::{
+        BoxedStrategy,
+        Strategy, //
     },
+    test_runner::{
+        Config,
+        FileFailurePersistence,
+        RngAlgorithm,
+        TestCaseError,
+        TestError,
+        TestRng,
+        TestRunner, //
+    }, //
 };
 use std::{
     collections::hash_map::DefaultHasher,
-    panic::{catch_unwind, set_hook, AssertUnwindSafe},
-    process::exit,
+    panic::{
+        catch_unwind,
+        set_hook,
+        AssertUnwindSafe, //
+    },
+    process::exit, //
 };
 
 /// A property.

@@ -2,8 +2,17 @@
 
 //! The choice of the block to evict, compared with a history of accesses.
 
-use super::lru::{BlockUsage, Claim, Lru, LruStamp, NoClaim};
-use crate::harness::{Property, Trial};
+use super::lru::{
+    BlockUsage,
+    Claim,
+    Lru,
+    LruStamp,
+    NoClaim, //
+};
+use crate::harness::{
+    Property,
+    Trial, //
+};
 use proptest::prelude::*;
 
 pub(crate) const ALL: &[Property] = &[Property {

@@ -48,7 +48,14 @@ mod kernel {
     pub(crate) mod rcu_slot;
     pub(crate) mod word;
 
-    pub(crate) use crate::stand_ins::{deferred, identity, shrinker, thread as kthread, within as reentry, zeroed};
+    pub(crate) use crate::stand_ins::{
+        deferred,
+        identity,
+        shrinker,
+        thread as kthread,
+        within as reentry,
+        zeroed, //
+    };
 }
 
 mod memory {
@@ -78,7 +85,14 @@ mod mm {
     #[path = "../properties/range_map.rs"]
     pub(crate) mod range_map_properties;
 
-    pub(crate) use crate::stand_ins::{device_pages, folio, location, notifier, pin, table_memory};
+    pub(crate) use crate::stand_ins::{
+        device_pages,
+        folio,
+        location,
+        notifier,
+        pin,
+        table_memory, //
+    };
 }
 
 mod pgtable;
@@ -87,10 +101,17 @@ mod policy;
 mod space {
     mod request;
 
-    pub(crate) use request::{Destination, EventMatch, MigrationDesc};
+    pub(crate) use request::{
+        Destination,
+        EventMatch,
+        MigrationDesc, //
+    };
 }
 
-use stand_ins::{alarm, inject};
+use stand_ins::{
+    alarm,
+    inject, //
+};
 
 fn main() {
     harness::main(&[

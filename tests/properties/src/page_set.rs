@@ -2,8 +2,14 @@
 
 //! Sets of pages of a block, compared with an array of flags.
 
-use super::{addr::PMD_PAGES, page_set::PageSet};
-use crate::harness::{Property, Trial};
+use super::{
+    addr::PMD_PAGES,
+    page_set::PageSet, //
+};
+use crate::harness::{
+    Property,
+    Trial, //
+};
 use core::ops::Range;
 use proptest::prelude::*;
 

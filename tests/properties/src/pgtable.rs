@@ -7,21 +7,48 @@
 
 use super::*;
 use crate::{
-    harness::{Property, Trial},
-    inject::{arm, FailPoint},
-    mm::dma::{DmaDevice, DmaWindows},
-    pgtable::{
-        format::{fan, has_leaves, last_address, shift, unit},
-        formats::{Gfx9, Lpae},
-        list::PageList,
-        tree::{self, Slot},
-        walk::WalkCache,
-        BreakBeforeMake,
+    harness::{
+        Property,
+        Trial, //
     },
+    inject::{
+        arm,
+        FailPoint, //
+    },
+    mm::dma::{
+        DmaDevice,
+        DmaWindows, //
+    },
+    pgtable::{
+        format::{
+            fan,
+            has_leaves,
+            last_address,
+            shift,
+            unit, //
+        },
+        formats::{
+            Gfx9,
+            Lpae, //
+        },
+        list::PageList,
+        tree::{
+            self,
+            Slot, //
+        },
+        walk::WalkCache,
+        BreakBeforeMake, //
+    }, //
 };
-use kernel::sync::{rcu, Arc};
+use kernel::sync::{
+    rcu,
+    Arc, //
+};
 use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{
+    BTreeMap,
+    BTreeSet, //
+};
 
 #[path = "pgtable/both.rs"]
 mod both;
@@ -38,12 +65,31 @@ mod ops;
 #[path = "pgtable/sizes.rs"]
 mod sizes;
 
-use both::{Both, Look};
-use decode::{Decode, Decoded};
-use formats::{Deep, Engines, Plain, Runs, Tight, Tiny};
-use model::{Mapped, Model};
+use both::{
+    Both,
+    Look, //
+};
+use decode::{
+    Decode,
+    Decoded, //
+};
+use formats::{
+    Deep,
+    Engines,
+    Plain,
+    Runs,
+    Tight,
+    Tiny, //
+};
+use model::{
+    Mapped,
+    Model, //
+};
 use ops::*;
-use sizes::{Tlb, Waiting};
+use sizes::{
+    Tlb,
+    Waiting, //
+};
 
 macro_rules! variants {
     ($function:ident) => {

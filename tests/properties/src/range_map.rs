@@ -2,10 +2,20 @@
 
 //! The map of ranges, compared with a map of pages.
 
-use super::range_map::{RangeMap, Wait, MAX_VALUE};
+use super::range_map::{
+    RangeMap,
+    Wait,
+    MAX_VALUE, //
+};
 use crate::{
-    harness::{Property, Trial},
-    inject::{arm, FailPoint},
+    harness::{
+        Property,
+        Trial, //
+    },
+    inject::{
+        arm,
+        FailPoint, //
+    }, //
 };
 use core::num::NonZeroU64;
 use kernel::prelude::*;

@@ -6,7 +6,12 @@
 #[path = "shared.rs"]
 mod shared;
 
-pub(crate) use shared::{deferred, shrinker, table_memory, zeroed};
+pub(crate) use shared::{
+    deferred,
+    shrinker,
+    table_memory,
+    zeroed, //
+};
 
 /// Fault injection, used by some properties.
 pub(crate) mod inject {
@@ -220,7 +225,10 @@ pub(crate) mod device_pages {
 
 /// Locations of page contents.
 pub(crate) mod location {
-    use crate::mm::{device_pages::DeviceRange, folio};
+    use crate::mm::{
+        device_pages::DeviceRange,
+        folio, //
+    };
 
     pub enum PageMemory<'a> {
         Cpu(page::CpuPages<'a>),

@@ -8,9 +8,22 @@ mod rows;
 mod table;
 mod writers;
 
-use anyhow::{ensure, Context, Result};
-use hmm::{Device, Setting, Settings};
-use rows::{evict, touch, Row, Size};
+use anyhow::{
+    ensure,
+    Context,
+    Result, //
+};
+use hmm::{
+    Device,
+    Setting,
+    Settings, //
+};
+use rows::{
+    evict,
+    touch,
+    Row,
+    Size, //
+};
 use serde_json::json;
 use std::time::Duration;
 

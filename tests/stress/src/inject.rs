@@ -19,8 +19,15 @@ mod placement;
 mod run;
 mod unplug;
 
-use anyhow::{Context, Result};
-use hmm::inject::{self, Kind, Source};
+use anyhow::{
+    Context,
+    Result, //
+};
+use hmm::inject::{
+    self,
+    Kind,
+    Source, //
+};
 use std::path::PathBuf;
 
 /// Makes each step of each operation fail once.

@@ -13,7 +13,11 @@ mod table;
 use anyhow::Result;
 use hmm::placement::Policy;
 use pattern::Pattern;
-use run::{measure, Case, Figures};
+use run::{
+    measure,
+    Case,
+    Figures, //
+};
 
 /// Bound for the bytes moved in both directions per byte used: default policy, sequential, twice
 /// the size of device memory. The expected value is 0.375.

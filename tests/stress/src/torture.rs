@@ -19,9 +19,20 @@ mod script;
 mod shrink;
 mod surroundings;
 
-use anyhow::{bail, Context, Error, Result};
-use hmm::{Device, Setting};
-use script::{Script, Shape};
+use anyhow::{
+    bail,
+    Context,
+    Error,
+    Result, //
+};
+use hmm::{
+    Device,
+    Setting, //
+};
+use script::{
+    Script,
+    Shape, //
+};
 use std::path::PathBuf;
 use std::time::Duration;
 

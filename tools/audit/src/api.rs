@@ -2,10 +2,23 @@
 //! Public safe functions of the library, compared with the functions that a document's table names.
 
 use crate::Source;
-use anyhow::{ensure, Context, Result};
+use anyhow::{
+    ensure,
+    Context,
+    Result, //
+};
 use serde::Serialize;
 use std::collections::BTreeSet;
-use syn::{Attribute, ImplItem, Item, ItemImpl, Signature, TraitItem, Type, Visibility};
+use syn::{
+    Attribute,
+    ImplItem,
+    Item,
+    ItemImpl,
+    Signature,
+    TraitItem,
+    Type,
+    Visibility, //
+};
 
 /// A public safe function.
 #[derive(Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]

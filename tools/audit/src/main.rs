@@ -2,11 +2,21 @@
 //! Audits the sources of the modules. Lists each use of `unsafe` with its safety comment, and each
 //! public safe function with whether the table of attacks names it.
 
-use anyhow::{ensure, Context, Result};
-use clap::{Parser, Subcommand};
+use anyhow::{
+    ensure,
+    Context,
+    Result, //
+};
+use clap::{
+    Parser,
+    Subcommand, //
+};
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::{
+        Path,
+        PathBuf, //
+    }, //
 };
 
 mod api;

@@ -1,9 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Finds every use of `unsafe` in the token stream of a file, including those in macro invocations.
 
-use crate::{comment::Lines, Source};
-use anyhow::{anyhow, ensure, Result};
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use crate::{
+    comment::Lines,
+    Source, //
+};
+use anyhow::{
+    anyhow,
+    ensure,
+    Result, //
+};
+use proc_macro2::{
+    Delimiter,
+    TokenStream,
+    TokenTree, //
+};
 use serde::Serialize;
 use std::collections::BTreeMap;
 

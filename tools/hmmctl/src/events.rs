@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Events of the library's tracepoints: filters and output formats.
 
-use crate::problem::{Problem, Result};
+use crate::problem::{
+    Problem,
+    Result, //
+};
 use crate::sample::Sample;
 use hmm::tracing::Event;
-use serde_json::{json, Value};
+use serde_json::{
+    json,
+    Value, //
+};
 use std::collections::BTreeMap;
 
 /// Names of the events, without `hmm_`.

@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A tracefs instance of our own, so that other users of tracing are not disturbed.
 
-use crate::problem::{Problem, Result};
+use crate::problem::{
+    Problem,
+    Result, //
+};
 use crate::source;
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read};
+use std::fs::{
+    File,
+    OpenOptions, //
+};
+use std::io::{
+    ErrorKind,
+    Read, //
+};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::{
+    Path,
+    PathBuf, //
+};
 
 /// Prefix of our instances; the process id follows.
 const NAME: &str = "hmmctl-";

@@ -21,7 +21,10 @@ mod table;
 mod top;
 mod trace;
 
-use clap::{Parser, Subcommand};
+use clap::{
+    Parser,
+    Subcommand, //
+};
 use problem::Problem;
 use std::process::ExitCode;
 

@@ -2,13 +2,33 @@
 //! `hmmctl map`: location of the pages of a process.
 
 use crate::picture::escape;
-use crate::places::{self, Place, Region, PAGE};
-use crate::problem::{Problem, Result};
-use crate::sample::{Mirror, Sample};
-use crate::{source, table};
-use serde_json::{json, Value};
+use crate::places::{
+    self,
+    Place,
+    Region,
+    PAGE, //
+};
+use crate::problem::{
+    Problem,
+    Result, //
+};
+use crate::sample::{
+    Mirror,
+    Sample, //
+};
+use crate::{
+    source,
+    table, //
+};
+use serde_json::{
+    json,
+    Value, //
+};
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::{
+    IsTerminal,
+    Write as _, //
+};
 use std::path::PathBuf;
 
 /// Maximum number of lines of a picture for one mapping.

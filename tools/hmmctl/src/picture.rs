@@ -2,7 +2,10 @@
 //! Contents of a terminal as an SVG picture.
 
 use ratatui::buffer::Buffer;
-use ratatui::style::{Color, Modifier};
+use ratatui::style::{
+    Color,
+    Modifier, //
+};
 use std::fmt::Write;
 
 /// Size of a character in pixels.

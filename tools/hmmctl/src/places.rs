@@ -2,10 +2,16 @@
 //! Location of the pages of an address space, from the device page tables and from the CPU page
 //! table.
 
-use crate::problem::{Problem, Result};
+use crate::problem::{
+    Problem,
+    Result, //
+};
 use crate::sample::Mirror;
 use crate::source;
-use hmm::pagemap::{self, Entry};
+use hmm::pagemap::{
+    self,
+    Entry, //
+};
 use serde::Serialize;
 
 /// Bytes of a page.

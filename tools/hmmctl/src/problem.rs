@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Errors, with advice on how to resolve them.
 
-use std::fmt::{self, Display};
+use std::fmt::{
+    self,
+    Display, //
+};
 use std::io;
 use std::path::Path;
 

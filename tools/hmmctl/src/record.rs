@@ -5,22 +5,45 @@
 //! they were read.
 
 use crate::{
-    events::{self, Known},
+    events::{
+        self,
+        Known, //
+    },
     instance::Instance,
-    problem::{Problem, Result},
+    problem::{
+        Problem,
+        Result, //
+    },
     sample::Sample,
-    stop::Stop,
+    stop::Stop, //
 };
 use hmm::tracing::Event;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize,
+    Serialize, //
+};
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{BufRead, BufReader, BufWriter, Write},
-    path::{Path, PathBuf},
-    process::{Child, Command},
-    time::{Duration, Instant},
+    io::{
+        BufRead,
+        BufReader,
+        BufWriter,
+        Write, //
+    },
+    path::{
+        Path,
+        PathBuf, //
+    },
+    process::{
+        Child,
+        Command, //
+    },
+    time::{
+        Duration,
+        Instant, //
+    }, //
 };
 
 /// Version of the file.

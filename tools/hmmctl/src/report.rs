@@ -1,14 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `hmmctl report`: an HTML page with plots of a record. It is self-contained.
 
-use crate::chart::{Chart, Series, Units};
+use crate::chart::{
+    Chart,
+    Series,
+    Units, //
+};
 use crate::picture::escape;
-use crate::problem::{Problem, Result};
+use crate::problem::{
+    Problem,
+    Result, //
+};
 use crate::record::Record;
-use crate::sample::{Between, Device, Mirror, Sample, PAGE};
+use crate::sample::{
+    Between,
+    Device,
+    Mirror,
+    Sample,
+    PAGE, //
+};
 use crate::table::bytes;
 use crate::top::rate;
-use serde_json::{json, Value};
+use serde_json::{
+    json,
+    Value, //
+};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;

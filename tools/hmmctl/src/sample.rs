@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A sample of all files in debugfs, and the difference of two samples.
 
-use crate::problem::{Problem, Result};
-use crate::{source, table};
-use serde::{Deserialize, Serialize};
+use crate::problem::{
+    Problem,
+    Result, //
+};
+use crate::{
+    source,
+    table, //
+};
+use serde::{
+    Deserialize,
+    Serialize, //
+};
 use std::collections::BTreeMap;
 
 /// Bytes of a page.

@@ -2,20 +2,62 @@
 //! The screen of `hmmctl top`.
 
 use crate::picture;
-use crate::problem::{Problem, Result};
-use crate::sample::{Between, Device, Mirror, PAGE};
+use crate::problem::{
+    Problem,
+    Result, //
+};
+use crate::sample::{
+    Between,
+    Device,
+    Mirror,
+    PAGE, //
+};
 use crate::stop::Stop;
 use crate::table::bytes;
-use crate::top::{bar, device_name, rate, rows};
-use ratatui::backend::{Backend, TestBackend};
-use ratatui::layout::{Constraint, Layout};
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Row, Table};
-use ratatui::{Frame, Terminal};
-use std::io::{self, Read};
-use std::sync::mpsc::{channel, Receiver};
-use std::time::{Duration, Instant};
+use crate::top::{
+    bar,
+    device_name,
+    rate,
+    rows, //
+};
+use ratatui::backend::{
+    Backend,
+    TestBackend, //
+};
+use ratatui::layout::{
+    Constraint,
+    Layout, //
+};
+use ratatui::style::{
+    Color,
+    Modifier,
+    Style, //
+};
+use ratatui::text::{
+    Line,
+    Span, //
+};
+use ratatui::widgets::{
+    Block,
+    Row,
+    Table, //
+};
+use ratatui::{
+    Frame,
+    Terminal, //
+};
+use std::io::{
+    self,
+    Read, //
+};
+use std::sync::mpsc::{
+    channel,
+    Receiver, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Width of bars.
 const BAR: usize = 24;

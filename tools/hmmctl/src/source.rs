@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Files of the kernel with the data, and diagnosis of missing files.
 
-use crate::problem::{Problem, Result};
+use crate::problem::{
+    Problem,
+    Result, //
+};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::{
+    Path,
+    PathBuf, //
+};
 
 /// Directory of the library's files.
 const DEBUGFS: &str = "/sys/kernel/debug/rust_hmm";

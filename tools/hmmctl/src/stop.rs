@@ -1,11 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Orderly end on a signal or after a time, with cleanup.
 
-use crate::problem::{Problem, Result};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use crate::problem::{
+    Problem,
+    Result, //
+};
+use signal_hook::consts::{
+    SIGHUP,
+    SIGINT,
+    SIGTERM, //
+};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::Relaxed, //
+};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Maximum interval between checks.
 const LOOK: Duration = Duration::from_millis(20);

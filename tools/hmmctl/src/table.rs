@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Tables in text: parsing of the kernel's, which begin with the names of the columns, and output.
 
-use crate::problem::{Problem, Result};
+use crate::problem::{
+    Problem,
+    Result, //
+};
 use std::collections::BTreeMap;
 
 /// One line, by the names of its columns.

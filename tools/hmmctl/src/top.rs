@@ -1,14 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `hmmctl top`: activity of processes and devices, periodically.
 
-use crate::problem::{Problem, Result};
-use crate::sample::{Between, Device, Mirror, Sample, PAGE};
+use crate::problem::{
+    Problem,
+    Result, //
+};
+use crate::sample::{
+    Between,
+    Device,
+    Mirror,
+    Sample,
+    PAGE, //
+};
 use crate::stop::Stop;
-use crate::{screen, table};
-use serde_json::{json, Value};
-use std::io::{IsTerminal, Write};
+use crate::{
+    screen,
+    table, //
+};
+use serde_json::{
+    json,
+    Value, //
+};
+use std::io::{
+    IsTerminal,
+    Write, //
+};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Arguments of `hmmctl top`.
 #[derive(clap::Args)]

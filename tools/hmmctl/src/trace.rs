@@ -2,10 +2,17 @@
 //! `hmmctl trace`: prints events as they occur.
 
 use crate::{
-    events::{self, Filter, Known},
+    events::{
+        self,
+        Filter,
+        Known, //
+    },
     instance::Instance,
-    problem::{Problem, Result},
-    stop::Stop,
+    problem::{
+        Problem,
+        Result, //
+    },
+    stop::Stop, //
 };
 use hmm::tracing::Event;
 use std::io::Write;

@@ -12,9 +12,19 @@ mod results;
 #[path = "report/targets.rs"]
 mod targets;
 
-use anyhow::{bail, Context, Result};
-use clap::{Parser, Subcommand};
-use results::{Results, Row};
+use anyhow::{
+    bail,
+    Context,
+    Result, //
+};
+use clap::{
+    Parser,
+    Subcommand, //
+};
+use results::{
+    Results,
+    Row, //
+};
 use std::path::PathBuf;
 
 /// Reports on results of hmm-bench.

@@ -1,12 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Attributes of ranges, and their effect on device faults of engines.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::engine::{checksum_of_pattern, Way};
-use hmm::placement::{Attributes, Policy, Preferred};
-use hmm::{Child, Command, Device, EngineOp, Errno, Mapping, Prot, PAGE_SIZE};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::engine::{
+    checksum_of_pattern,
+    Way, //
+};
+use hmm::placement::{
+    Attributes,
+    Policy,
+    Preferred, //
+};
+use hmm::{
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Mapping,
+    Prot,
+    PAGE_SIZE, //
+};
 
 pub(super) const OURS: &str = "test_hmm knows no attributes";
 

@@ -1,13 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Attributes of a process that opens several devices, or one device several times.
 
-use super::attributes::{engine_reads, get, has_device, has_none, none, set, DEVICE, OURS};
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use super::attributes::{
+    engine_reads,
+    get,
+    has_device,
+    has_none,
+    none,
+    set,
+    DEVICE,
+    OURS, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
-use hmm::placement::{Attributes, Policy, Preferred};
-use hmm::{Command, Device, EngineOp, ManagedFlags, Mapping, Prot};
+use hmm::placement::{
+    Attributes,
+    Policy,
+    Preferred, //
+};
+use hmm::{
+    Command,
+    Device,
+    EngineOp,
+    ManagedFlags,
+    Mapping,
+    Prot, //
+};
 use std::sync::Barrier;
 use std::time::Duration;
 

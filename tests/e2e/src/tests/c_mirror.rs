@@ -2,15 +2,47 @@
 //! The sample driver in C: the functions of the smaller sample, and its own device memory,
 //! attributes and queue.
 
-use super::mirror_only::{reads, Loaded};
-use crate::blit::{slow_file, Locked};
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use super::mirror_only::{
+    reads,
+    Loaded, //
+};
+use crate::blit::{
+    slow_file,
+    Locked, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::c_mirror::{Counter, Said};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::c_mirror::{
+    Counter,
+    Said, //
+};
 use hmm::child::Gate;
-use hmm::{module, pattern, CMirror, Child, Errno, Mapping, Prot, Setting, State, SyncFile};
-use std::time::{Duration, Instant};
+use hmm::{
+    module,
+    pattern,
+    CMirror,
+    Child,
+    Errno,
+    Mapping,
+    Prot,
+    Setting,
+    State,
+    SyncFile, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "needs our library";
 const NAME: &str = "c_mirror";

@@ -1,14 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0
 //! debugfs files of the library that are open while its modules are unloaded.
 
-use super::module_reload::{load, unload, Restore};
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use super::module_reload::{
+    load,
+    unload,
+    Restore, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{inject, module, Errno, Mapping};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    inject,
+    module,
+    Errno,
+    Mapping, //
+};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::io::{
+    Read,
+    Seek,
+    SeekFrom, //
+};
+use std::path::{
+    Path,
+    PathBuf, //
+};
 
 const OURS: &str = "the C driver has no such files";
 const ROOT: &str = "/sys/kernel/debug/rust_hmm";

@@ -1,13 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Engines: the result of each operation, faults, the TLB, scheduling, invalid input.
 
-use crate::harness::{Ctx, Outcome, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::engine::{checksum_of_pattern, Ended, Way};
-use hmm::pattern::{self, WORDS};
-use hmm::{Child, Command, Device, EngineOp, Errno, Gate, Mapping, Prot, Setting, PAGE_SIZE};
-use std::time::{Duration, Instant};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::engine::{
+    checksum_of_pattern,
+    Ended,
+    Way, //
+};
+use hmm::pattern::{
+    self,
+    WORDS, //
+};
+use hmm::{
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Gate,
+    Mapping,
+    Prot,
+    Setting,
+    PAGE_SIZE, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const PAGES: usize = 32;
 const OURS: &str = "the C driver has no engines";

@@ -3,15 +3,40 @@
 
 use super::memory::with;
 use super::module_reload::unload;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
-use hmm::events::{poll_fd, Record, Type, RECORD};
+use hmm::events::{
+    poll_fd,
+    Record,
+    Type,
+    RECORD, //
+};
 use hmm::placement::Policy;
-use hmm::{inject, procfs, Child, Device, Errno, Gate, Mapping};
+use hmm::{
+    inject,
+    procfs,
+    Child,
+    Device,
+    Errno,
+    Gate,
+    Mapping, //
+};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "test_hmm has no event stream";
 const PAGES: usize = 24;

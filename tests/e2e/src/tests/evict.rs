@@ -3,16 +3,42 @@
 //! of which only a part is mapped.
 
 use super::faultless::no_stale_hits;
-use super::memory::{block, to_device, with};
+use super::memory::{
+    block,
+    to_device,
+    with, //
+};
 use super::module_reload::unload;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::mover::rounds;
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::engine::{Setting, Way};
-use hmm::{inject, mapping, Child, Gate, Mapping, HUGE_PAGES};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::engine::{
+    Setting,
+    Way, //
+};
+use hmm::{
+    inject,
+    mapping,
+    Child,
+    Gate,
+    Mapping,
+    HUGE_PAGES, //
+};
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "the C driver evicts by physical page";
 

@@ -2,13 +2,36 @@
 //! The extension ioctls as an interface: invalid input, bad pointers, signals, and counters that
 //! must only increase.
 
-use crate::harness::{Ctx, Outcome, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::child::interrupt_after;
 use hmm::engine::Way;
-use hmm::{pattern, Child, Command, Device, EngineOp, Errno, Gate, Mapping, Prot, Ptr, PAGE_SIZE};
-use std::time::{Duration, Instant};
+use hmm::{
+    pattern,
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Gate,
+    Mapping,
+    Prot,
+    Ptr,
+    PAGE_SIZE, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "the C driver has no engines";
 

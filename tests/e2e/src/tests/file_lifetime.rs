@@ -3,15 +3,34 @@
 //! process which opened them.
 
 use crate::{
-    check, check_eq,
-    harness::{Ctx, Outcome, Stop, Test, What},
-    support::*,
+    check,
+    check_eq,
+    harness::{
+        Ctx,
+        Outcome,
+        Stop,
+        Test,
+        What, //
+    },
+    support::*, //
 };
 use hmm::{
-    mapping::has_huge_pages, uffd::Missing, Child, Device, Errno, Gate, Mapping, Op, Ptr,
-    HUGE_PAGES, PAGE_SIZE,
+    mapping::has_huge_pages,
+    uffd::Missing,
+    Child,
+    Device,
+    Errno,
+    Gate,
+    Mapping,
+    Op,
+    Ptr,
+    HUGE_PAGES,
+    PAGE_SIZE, //
 };
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const PAGES: usize = 128;
 const EXTENSION: &str = "the kernel's 7.2 driver has no READ_UNLOCKED";

@@ -1,10 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 //! fork(): a process must not see writes by the CPU or the device of another process.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{Child, Gate, Mapping};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    Child,
+    Gate,
+    Mapping, //
+};
 
 const PAGES: usize = 32;
 const NO_COW: &str = "a device write after fork fails with a warning";

@@ -2,11 +2,35 @@
 //! Invalid input. Every command returns one well-defined error, and the data of the process stays
 //! unchanged.
 
-use crate::harness::{Ctx, Driver, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Driver,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::inject::{self, Source};
-use hmm::{pattern, smaps, Device, Errno, Mapping, Op, PageState, Prot, Ptr, PAGE_SIZE};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::inject::{
+    self,
+    Source, //
+};
+use hmm::{
+    pattern,
+    smaps,
+    Device,
+    Errno,
+    Mapping,
+    Op,
+    PageState,
+    Prot,
+    Ptr,
+    PAGE_SIZE, //
+};
 
 const PAGES: usize = 4;
 

@@ -1,12 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Locked host memory: shared, refused, counted, and how it is accessed.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
-use hmm::{procfs, Child, Command, Device, EngineOp, Errno, Gate, Mapping, Prot, PAGE_SIZE};
-use std::time::{Duration, Instant};
+use hmm::{
+    procfs,
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Gate,
+    Mapping,
+    Prot,
+    PAGE_SIZE, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "the C driver locks nothing";
 

@@ -2,15 +2,44 @@
 //! The sample whose hardware walks its page table, in the format of 64-bit Arm. The kernel's
 //! io-pgtable code does the walks.
 
-use super::mirror_only::{reads, Loaded};
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::support::huge;
-use crate::{check, check_eq};
-use hmm::inject::{self, Kernel, Kind, Source};
-use hmm::{
-    pagemap, pattern, Errno, LpaeWalk, Mapping, MirrorOnly, Prot, SyncFile, HUGE_PAGES, PAGE_SIZE,
+use super::mirror_only::{
+    reads,
+    Loaded, //
 };
-use std::time::{Duration, Instant};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
+use crate::support::huge;
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::inject::{
+    self,
+    Kernel,
+    Kind,
+    Source, //
+};
+use hmm::{
+    pagemap,
+    pattern,
+    Errno,
+    LpaeWalk,
+    Mapping,
+    MirrorOnly,
+    Prot,
+    SyncFile,
+    HUGE_PAGES,
+    PAGE_SIZE, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "needs our library";
 const NAME: &str = "rust_lpae";

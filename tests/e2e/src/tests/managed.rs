@@ -1,14 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Managed memory.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::mapping::has_huge_pages;
-use hmm::placement::{Attributes, Policy, Preferred};
+use hmm::placement::{
+    Attributes,
+    Policy,
+    Preferred, //
+};
 use hmm::{
-    smaps, Child, Command, Device, EngineOp, Errno, Managed, ManagedFlags, Mapping, Setting, State,
-    HUGE_SIZE, PAGE_SIZE,
+    smaps,
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Managed,
+    ManagedFlags,
+    Mapping,
+    Setting,
+    State,
+    HUGE_SIZE,
+    PAGE_SIZE, //
 };
 use std::time::Duration;
 

@@ -1,14 +1,44 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Device memory that is smaller than the working set.
 
-use super::module_reload::{load, unload, Restore};
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use super::module_reload::{
+    load,
+    unload,
+    Restore, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::engine::{checksum_of_pattern, checksum_of_write, Way};
-use hmm::placement::{Attributes, Policy};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::engine::{
+    checksum_of_pattern,
+    checksum_of_write,
+    Way, //
+};
+use hmm::placement::{
+    Attributes,
+    Policy, //
+};
 use hmm::{
-    pattern, procfs, Child, Command, Device, EngineOp, Gate, Mapping, Prot, Setting, HUGE_PAGES,
+    pattern,
+    procfs,
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Gate,
+    Mapping,
+    Prot,
+    Setting,
+    HUGE_PAGES, //
 };
 use std::time::Duration;
 

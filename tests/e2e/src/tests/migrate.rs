@@ -2,12 +2,28 @@
 //! Migration of base pages: back and forth, holes, madvise(), exhausted memory.
 
 use crate::{
-    check, check_eq,
-    harness::{Ctx, Outcome, Stop, Test, What},
+    check,
+    check_eq,
+    harness::{
+        Ctx,
+        Outcome,
+        Stop,
+        Test,
+        What, //
+    },
     mover::rounds,
-    support::*,
+    support::*, //
 };
-use hmm::{abi::FLAG_FAIL_ALLOC, mapping, pattern, Errno, Mapping, Prot, Setting, PAGE_SIZE};
+use hmm::{
+    abi::FLAG_FAIL_ALLOC,
+    mapping,
+    pattern,
+    Errno,
+    Mapping,
+    Prot,
+    Setting,
+    PAGE_SIZE, //
+};
 use std::time::Duration;
 
 const PAGES: usize = 64;

@@ -1,12 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 //! One mirror, two mirrors of one process, and two devices.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::abi::PAGE_SIZE;
-use hmm::mapping::{Prot, MADV_DONTNEED};
-use hmm::{Child, Device, Errno, Gate, Mapping};
+use hmm::mapping::{
+    Prot,
+    MADV_DONTNEED, //
+};
+use hmm::{
+    Child,
+    Device,
+    Errno,
+    Gate,
+    Mapping, //
+};
 
 const PAGES: usize = 64;
 const STALE: &str = "a second open keeps stale entries: use after free";

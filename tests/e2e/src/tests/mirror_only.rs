@@ -2,11 +2,32 @@
 //! The smaller sample: a second driver that uses the same library, and fences between the two
 //! drivers. The driver in C passes the same test.
 
-use crate::blit::{slow_file, Locked};
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::blit::{
+    slow_file,
+    Locked, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{module, pagemap, Errno, Mapping, MirrorOnly, State, SyncFile, PAGE_SIZE};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    module,
+    pagemap,
+    Errno,
+    Mapping,
+    MirrorOnly,
+    State,
+    SyncFile,
+    PAGE_SIZE, //
+};
 
 const OURS: &str = "needs our library";
 

@@ -1,12 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Loading and unloading modules: refused while they are in use, and otherwise without a leak.
 
-use crate::harness::{Ctx, Driver, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Driver,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{module, procfs, slabs, Device, Errno, Mapping, PAGE_SIZE};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    module,
+    procfs,
+    slabs,
+    Device,
+    Errno,
+    Mapping,
+    PAGE_SIZE, //
+};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const NO_LIMIT: &str = "test_hmm has no limit of its memory";
 

@@ -2,18 +2,43 @@
 //! Exits and interruptions at any time: kills, out of memory, suspend, CPU hotplug, memory hotplug,
 //! shared files.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
 use hmm::mapping::has_huge_pages;
 use hmm::{
-    Child, Command, Device, EngineOp, Errno, Gate, Mapping, Setting, Settings, HUGE_PAGES,
-    PAGE_SIZE,
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Gate,
+    Mapping,
+    Setting,
+    Settings,
+    HUGE_PAGES,
+    PAGE_SIZE, //
 };
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{
+    AtomicBool,
+    AtomicU64,
+    Ordering, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "the C driver has no engines";
 

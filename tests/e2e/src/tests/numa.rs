@@ -3,14 +3,35 @@
 //! --nodes 2`.
 
 use super::memory::to_device;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::placement::Policy;
-use hmm::{procfs, Command, EngineOp, Mapping, Settings};
+use hmm::{
+    procfs,
+    Command,
+    EngineOp,
+    Mapping,
+    Settings, //
+};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::Relaxed, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const TESTS: &[Test] = &[Test::new("numa", "written_device_memory_stays", written_memory_stays)
     .only_rust("needs counters and engines")

@@ -3,13 +3,41 @@
 
 use super::memory::with;
 use super::module_reload::unload;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::child::{self, Gate};
-use hmm::engine::{Migration, Way};
-use hmm::{pattern, Child, Command, Device, EngineOp, Errno, Mapping, Setting, HUGE_PAGES};
-use std::time::{Duration, Instant};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::child::{
+    self,
+    Gate, //
+};
+use hmm::engine::{
+    Migration,
+    Way, //
+};
+use hmm::{
+    pattern,
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Mapping,
+    Setting,
+    HUGE_PAGES, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "the C driver migrates in one step";
 

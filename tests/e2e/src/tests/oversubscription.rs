@@ -1,15 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Device memory: reservation, allocation, charging to control groups, and reclaim.
 
-use super::memory::{block, engine_reads, to_device, with};
+use super::memory::{
+    block,
+    engine_reads,
+    to_device,
+    with, //
+};
 use super::module_reload::unload;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
 use hmm::hostile::Group;
-use hmm::{inject, Child, Device, Errno, Gate, Mapping, HUGE_PAGES};
-use std::time::{Duration, Instant};
+use hmm::{
+    inject,
+    Child,
+    Device,
+    Errno,
+    Gate,
+    Mapping,
+    HUGE_PAGES, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "test_hmm has no limit of its memory";
 

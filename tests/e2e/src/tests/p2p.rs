@@ -1,16 +1,45 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Connections between several devices, and migration between them.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
 use hmm::{
-    inject, pattern, Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, PageState,
-    Pulled, Setting, HUGE_PAGES, PAGE_SIZE,
+    inject,
+    pattern,
+    Child,
+    Command,
+    Connection,
+    Device,
+    EngineOp,
+    Errno,
+    Gate,
+    Mapping,
+    PageState,
+    Pulled,
+    Setting,
+    HUGE_PAGES,
+    PAGE_SIZE, //
 };
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{
+    AtomicBool,
+    AtomicU64,
+    Ordering, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "the C driver has no connections";
 

@@ -1,15 +1,46 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Progress of a process beside another process that is stalled.
 
-use super::memory::{block, on_device, to_device, unload_soon, with};
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use super::memory::{
+    block,
+    on_device,
+    to_device,
+    unload_soon,
+    with, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::abi::FLAG_FAIL_ALLOC;
-use hmm::{pattern, procfs, Child, Device, Gate, Mapping, Prot, Setting, PAGE_SIZE};
+use hmm::{
+    pattern,
+    procfs,
+    Child,
+    Device,
+    Gate,
+    Mapping,
+    Prot,
+    Setting,
+    PAGE_SIZE, //
+};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::Relaxed, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "test_hmm waits for other processes";
 

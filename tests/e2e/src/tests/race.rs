@@ -1,14 +1,41 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Concurrent threads: no update is lost, and no read returns other data.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::mover::race_is_over;
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{mapping, pattern, Child, Device, Errno, Mapping, Setting};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    mapping,
+    pattern,
+    Child,
+    Device,
+    Errno,
+    Mapping,
+    Setting, //
+};
+use std::sync::atomic::{
+    AtomicBool,
+    AtomicU64,
+    Ordering, //
+};
+use std::sync::{
+    Arc,
+    Barrier, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OOPS: &str = "a refault of its own device page: oops";
 const OURS: &str = "the C driver has no delay of copies";

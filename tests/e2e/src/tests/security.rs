@@ -2,15 +2,48 @@
 //! Hostile processes: access through a passed file descriptor, information leaks, and resources
 //! that an attacker can hold or block. `hmm-fuzz` tests the same at random.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
-use hmm::{child, hostile, pattern, procfs, slabs, Child, Command, Device, EngineOp, Errno, Gate};
-use hmm::{Mapping, Op, Prot, Ptr, PAGE_SIZE};
+use hmm::{
+    child,
+    hostile,
+    pattern,
+    procfs,
+    slabs,
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Gate, //
+};
+use hmm::{
+    Mapping,
+    Op,
+    Prot,
+    Ptr,
+    PAGE_SIZE, //
+};
 use std::collections::BTreeMap;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::time::{Duration, Instant};
+use std::os::unix::fs::{
+    MetadataExt,
+    PermissionsExt, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const PAGES: usize = 16;
 const OURS: &str = "the C driver has no engines";

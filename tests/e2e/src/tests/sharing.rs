@@ -2,12 +2,35 @@
 //! A device read must not break sharing. The page stays the one that is in the page cache, the zero
 //! page, or shared with another process or by KSM.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{files, mapping, pagemap, smaps, Child, Errno, Gate, Mapping, Prot, PAGE_SIZE};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    files,
+    mapping,
+    pagemap,
+    smaps,
+    Child,
+    Errno,
+    Gate,
+    Mapping,
+    Prot,
+    PAGE_SIZE, //
+};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const PAGES: usize = 16;
 const HANGS: &str = "migrates KSM pages: CPU reads of them then spin for ever";

@@ -1,20 +1,53 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Memory that cannot migrate or need not. No page is unmapped, copied or evicted for it.
 
-use super::memory::{block, engine_reads, to_device, with};
+use super::memory::{
+    block,
+    engine_reads,
+    to_device,
+    with, //
+};
 use super::module_reload::unload;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
 use hmm::files::SmallThp;
-use hmm::placement::{Placement, Policy};
+use hmm::placement::{
+    Placement,
+    Policy, //
+};
 use hmm::{
-    files, Child, Command, Counters, Device, EngineOp, Errno, Gate, Mapping, PageOutcome, Prot,
-    Setting, Settings, HUGE_PAGES, PAGE_SIZE,
+    files,
+    Child,
+    Command,
+    Counters,
+    Device,
+    EngineOp,
+    Errno,
+    Gate,
+    Mapping,
+    PageOutcome,
+    Prot,
+    Setting,
+    Settings,
+    HUGE_PAGES,
+    PAGE_SIZE, //
 };
 use std::fs::File;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "needs counters, engines and outcomes";
 

@@ -2,17 +2,45 @@
 //! Pulls of memory that is at its destination already or cannot migrate. No page is protected,
 //! unmapped, copied or evicted for it.
 
-use super::memory::{block, to_device, with};
+use super::memory::{
+    block,
+    to_device,
+    with, //
+};
 use super::module_reload::unload;
-use super::p2p::{pair, Pair};
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use super::p2p::{
+    pair,
+    Pair, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
 use hmm::{
-    files, Command, Connection, Counters, Device, EngineOp, Mapping, Setting, HUGE_PAGES, PAGE_SIZE,
+    files,
+    Command,
+    Connection,
+    Counters,
+    Device,
+    EngineOp,
+    Mapping,
+    Setting,
+    HUGE_PAGES,
+    PAGE_SIZE, //
 };
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "the C driver has no connections";
 

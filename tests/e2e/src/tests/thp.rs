@@ -2,20 +2,47 @@
 //! Huge pages migrate as a whole, and in parts if they must.
 
 use crate::{
-    check, check_eq,
-    harness::{Ctx, Outcome, Stop, Test, What},
-    support::*,
+    check,
+    check_eq,
+    harness::{
+        Ctx,
+        Outcome,
+        Stop,
+        Test,
+        What, //
+    },
+    support::*, //
 };
 use hmm::{
-    abi::{PageState, FLAG_FAIL_ALLOC, HUGE_PAGES},
-    mapping, pagemap, pattern,
+    abi::{
+        PageState,
+        FLAG_FAIL_ALLOC,
+        HUGE_PAGES, //
+    },
+    mapping,
+    pagemap,
+    pattern,
     procfs::SHRINK_UNDERUSED,
-    Child, Device, Errno, Gate, Mapping, Prot, Setting, Settings, PAGE_SIZE,
+    Child,
+    Device,
+    Errno,
+    Gate,
+    Mapping,
+    Prot,
+    Setting,
+    Settings,
+    PAGE_SIZE, //
 };
 use std::{
     os::unix::fs::FileExt,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-    time::{Duration, Instant},
+    sync::atomic::{
+        AtomicBool,
+        Ordering::Relaxed, //
+    },
+    time::{
+        Duration,
+        Instant, //
+    }, //
 };
 
 const SHARED_SPLIT: &str = "gives small pages for a shared huge page: oops in the kernel";

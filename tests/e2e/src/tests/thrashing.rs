@@ -3,14 +3,38 @@
 
 use super::memory::with;
 use super::module_reload::unload;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::child::Ended;
 use hmm::placement::Policy;
-use hmm::{procfs, Child, Command, Device, EngineOp, Gate, Mapping};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use hmm::{
+    procfs,
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Gate,
+    Mapping, //
+};
+use std::sync::atomic::{
+    AtomicBool,
+    AtomicU64,
+    Ordering::Relaxed, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "test_hmm moves no page by itself";
 

@@ -1,16 +1,54 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Two devices as tiles of one device: their memories have the same pgmap owner.
 
-use super::memory::{block, engine_reads, to_device, with};
-use super::module_reload::{as_booted, load, unload, Restore};
-use super::p2p::{pair, Pair};
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use super::memory::{
+    block,
+    engine_reads,
+    to_device,
+    with, //
+};
+use super::module_reload::{
+    as_booted,
+    load,
+    unload,
+    Restore, //
+};
+use super::p2p::{
+    pair,
+    Pair, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::engine::{checksum_of_pattern, Way};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::engine::{
+    checksum_of_pattern,
+    Way, //
+};
 use hmm::placement::Policy;
-use hmm::{smaps, Command, Connection, Device, EngineOp, Errno, Mapping, Setting, HUGE_PAGES};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use hmm::{
+    smaps,
+    Command,
+    Connection,
+    Device,
+    EngineOp,
+    Errno,
+    Mapping,
+    Setting,
+    HUGE_PAGES, //
+};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::Relaxed, //
+};
 use std::thread;
 use std::time::Duration;
 

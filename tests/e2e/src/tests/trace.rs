@@ -3,13 +3,32 @@
 
 use super::memory::with;
 use super::module_reload::unload;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
 use hmm::placement::Policy;
-use hmm::tracing::{Event, Tracing};
-use hmm::{inject, Connection, Device, Mapping, Setting, PAGE_SIZE};
+use hmm::tracing::{
+    Event,
+    Tracing, //
+};
+use hmm::{
+    inject,
+    Connection,
+    Device,
+    Mapping,
+    Setting,
+    PAGE_SIZE, //
+};
 
 const OURS: &str = "tracepoints are of our library";
 const PAGES: usize = 24;

@@ -1,18 +1,49 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Unplug of a device while its memory is in use or while pages migrate.
 
-use super::memory::{to_device, with};
+use super::memory::{
+    to_device,
+    with, //
+};
 use super::module_reload::unload;
 use super::p2p::while_pulled;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::mover::{races, Mover};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
+use crate::mover::{
+    races,
+    Mover, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::child::Ended;
 use hmm::engine::Way;
-use hmm::{pattern, Child, Command, Connection, Device, EngineOp, Errno, Mapping, Setting};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use hmm::{
+    pattern,
+    Child,
+    Command,
+    Connection,
+    Device,
+    EngineOp,
+    Errno,
+    Mapping,
+    Setting, //
+};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::Relaxed, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "test_hmm cannot be unplugged";
 

@@ -2,10 +2,22 @@
 //! Changes of the address space under the device: mremap, munmap, mprotect.
 
 use crate::check_eq;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
 use hmm::abi::HUGE_PAGES;
-use hmm::{pattern, Errno, Mapping, Prot, PAGE_SIZE};
+use hmm::{
+    pattern,
+    Errno,
+    Mapping,
+    Prot,
+    PAGE_SIZE, //
+};
 
 const PAGES: usize = 32;
 const OOPS: &str = "a refault of its own device page: oops";

@@ -4,14 +4,35 @@
 //! Memory that can migrate does. For other memory a migration returns the error of the C driver,
 //! and the memory stays usable in place.
 
-use crate::harness::{Ctx, Driver, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Driver,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::abi::{HUGE_PAGES, PAGE_SIZE};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::abi::{
+    HUGE_PAGES,
+    PAGE_SIZE, //
+};
 use hmm::engine::Way;
 use hmm::mapping::Prot;
 use hmm::placement::Attributes;
-use hmm::{files, pattern, procfs, Errno, Mapping, Settings, View};
+use hmm::{
+    files,
+    pattern,
+    procfs,
+    Errno,
+    Mapping,
+    Settings,
+    View, //
+};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;

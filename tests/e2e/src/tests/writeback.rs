@@ -2,13 +2,34 @@
 //! Files on a file system with writeback, which tmpfs does not have. Device writes must dirty the
 //! page cache, and device PTEs must follow write protection, truncation and reclaim.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{files, pattern, Command, Device, EngineOp, Errno, Mapping, PAGE_SIZE};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    files,
+    pattern,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Mapping,
+    PAGE_SIZE, //
+};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::SeqCst, //
+};
 use std::time::Duration;
 
 const DIR: &str = "/mnt/ext4";

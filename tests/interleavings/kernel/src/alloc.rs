@@ -2,11 +2,18 @@
 
 //! Stand-in for `kernel::alloc`. Allocations never fail.
 
-use crate::{error::Error, init::PinInit};
+use crate::{
+    error::Error,
+    init::PinInit, //
+};
 use core::{
     marker::Unsize,
-    ops::{CoerceUnsized, Deref, DerefMut},
-    pin::Pin,
+    ops::{
+        CoerceUnsized,
+        Deref,
+        DerefMut, //
+    },
+    pin::Pin, //
 };
 
 /// The error of a failed allocation.

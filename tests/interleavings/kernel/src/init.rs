@@ -2,7 +2,10 @@
 
 //! Initializers. The kernel's write in place; these return a value.
 
-use core::{convert::Infallible, pin::Pin};
+use core::{
+    convert::Infallible,
+    pin::Pin, //
+};
 
 /// Initializer of a `T`.
 pub trait PinInit<T, E = Infallible> {

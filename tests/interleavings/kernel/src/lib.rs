@@ -19,7 +19,15 @@ pub mod rbtree;
 pub mod sync;
 
 pub use core::ffi;
-pub use misc::{device, devres, page, revocable, task, time, types};
+pub use misc::{
+    device,
+    devres,
+    page,
+    revocable,
+    task,
+    time,
+    types, //
+};
 
 /// A static lock class, without contents here.
 #[macro_export]

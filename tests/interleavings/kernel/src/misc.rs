@@ -89,7 +89,11 @@ pub mod time {
 
 /// Stand-in for `kernel::types`.
 pub mod types {
-    use core::{cell::UnsafeCell, marker::PhantomData, mem::MaybeUninit};
+    use core::{
+        cell::UnsafeCell,
+        marker::PhantomData,
+        mem::MaybeUninit, //
+    };
 
     /// Marker of a type that is neither `Send` nor `Sync`.
     pub type NotThreadSafe = PhantomData<*mut ()>;
@@ -126,10 +130,17 @@ pub mod types {
 /// Stand-in for `kernel::revocable`, with the same orderings.
 pub mod revocable {
     use crate::sync::{
-        atomic::{ordering::Relaxed, AtomicFlag},
-        rcu,
+        atomic::{
+            ordering::Relaxed,
+            AtomicFlag, //
+        },
+        rcu, //
     };
-    use core::{cell::UnsafeCell, mem::MaybeUninit, ops::Deref};
+    use core::{
+        cell::UnsafeCell,
+        mem::MaybeUninit,
+        ops::Deref, //
+    };
 
     /// An object that can be dropped while it is in use.
     pub struct Revocable<T> {

@@ -8,9 +8,16 @@ use crate::{
     task::RawTask, //
 };
 use core::{
-    cell::{RefCell, UnsafeCell},
+    cell::{
+        RefCell,
+        UnsafeCell, //
+    },
     panic::Location,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    sync::atomic::{
+        AtomicBool,
+        AtomicUsize,
+        Ordering::Relaxed, //
+    }, //
 };
 
 /// Maximum number of threads of a test, including the initial one.
@@ -386,9 +393,15 @@ pub fn explore(_bounds: Bounds, test: fn()) -> usize {
 #[cfg(feature = "explore")]
 pub mod quarantine {
     use core::{
-        alloc::{GlobalAlloc, Layout},
+        alloc::{
+            GlobalAlloc,
+            Layout, //
+        },
         cell::UnsafeCell,
-        sync::atomic::{AtomicBool, Ordering::Relaxed},
+        sync::atomic::{
+            AtomicBool,
+            Ordering::Relaxed, //
+        }, //
     };
     use std::alloc::System;
 

@@ -3,8 +3,11 @@
 //! Stand-in for `kernel::rbtree`.
 
 use crate::{
-    alloc::{AllocError, Flags},
-    error::Error,
+    alloc::{
+        AllocError,
+        Flags, //
+    },
+    error::Error, //
 };
 use std::collections::BTreeMap;
 
@@ -42,7 +45,10 @@ impl<K: Ord + Clone, V> CursorMut<'_, K, V> {
     }
 
     pub fn move_next(self) -> Option<Self> {
-        use core::ops::Bound::{Excluded, Unbounded};
+        use core::ops::Bound::{
+            Excluded,
+            Unbounded, //
+        };
 
         let after = (Excluded(&self.1), Unbounded);
         let key = self.0.range(after).next()?.0.clone();

@@ -14,8 +14,15 @@ pub mod set_once;
 
 pub use arc::Arc;
 pub use completion::Completion;
-pub use condvar::{CondVar, CondVarTimeoutResult};
-pub use lock::{Mutex, MutexGuard, SpinLock};
+pub use condvar::{
+    CondVar,
+    CondVarTimeoutResult, //
+};
+pub use lock::{
+    Mutex,
+    MutexGuard,
+    SpinLock, //
+};
 pub use set_once::SetOnce;
 
 /// A lock class.

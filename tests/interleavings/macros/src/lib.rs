@@ -2,7 +2,13 @@
 
 //! The attributes of the kernel's macros crate that `rust/` uses.
 
-use proc_macro::{Delimiter, Group, Ident, TokenStream, TokenTree};
+use proc_macro::{
+    Delimiter,
+    Group,
+    Ident,
+    TokenStream,
+    TokenTree, //
+};
 
 /// Names whose users need the kernel, because they have no complete stand-in.
 const KERNEL: [&str; 10] = [

@@ -3,10 +3,45 @@
 //! A chunk of device memory that is removed when it is idle. The frames are plain memory, which
 //! mapping and unmapping write.
 
-use core::{marker::PhantomData, pin::Pin};
-use crate::{bindings::frames, harness::{Test, bounded, full}, kernel::identity::PgmapOwner, mm::device_alloc::{clear, set}};
-use kernel::{model::spawn, prelude::*, sync::{Arc, atomic::{Atomic, ordering::{Acquire, Release}}}};
-use super::{CpuFault, DevicePageOps, DevicePages, FaultError, MemoryKind, chunk::Chunk};
+use core::{
+    marker::PhantomData,
+    pin::Pin, //
+};
+use crate::{
+    bindings::frames,
+    harness::{
+        Test,
+        bounded,
+        full, //
+    },
+    kernel::identity::PgmapOwner,
+    mm::device_alloc::{
+        clear,
+        set, //
+    }, //
+};
+use kernel::{
+    model::spawn,
+    prelude::*,
+    sync::{
+        Arc,
+        atomic::{
+            Atomic,
+            ordering::{
+                Acquire,
+                Release, //
+            }, //
+        }, //
+    }, //
+};
+use super::{
+    CpuFault,
+    DevicePageOps,
+    DevicePages,
+    FaultError,
+    MemoryKind,
+    chunk::Chunk, //
+};
 
 pub(crate) const TESTS: &[Test] = &[
     bounded("chunk_with_a_used_page_is_not_removed", 3, used),

@@ -3,17 +3,27 @@
 //! The allocator of device pages. Each page is plain memory, which its owner writes.
 
 use super::device_alloc::FreeMap;
-use crate::harness::{bounded, full, Test};
+use crate::harness::{
+    bounded,
+    full,
+    Test, //
+};
 use kernel::{
-    model::{spawn, Memory},
+    model::{
+        spawn,
+        Memory, //
+    },
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Full, Relaxed},
-            Atomic,
+            ordering::{
+                Full,
+                Relaxed, //
+            },
+            Atomic, //
         },
-        Arc,
-    },
+        Arc, //
+    }, //
 };
 
 const PAGES: usize = 512;

@@ -6,19 +6,36 @@
 use super::{
     addr::PageRange,
     dma::{
-        totals, DmaBuffer, DmaDevice, DmaDirection, DmaMapping, DmaRun, DmaWindows, OwnedWindows,
+        totals,
+        DmaBuffer,
+        DmaDevice,
+        DmaDirection,
+        DmaMapping,
+        DmaRun,
+        DmaWindows,
+        OwnedWindows, //
     },
-    pin::PinnedPages,
+    pin::PinnedPages, //
 };
 use crate::{
     bindings,
-    harness::{bounded, full, Test},
-    kernel::lock_classes,
+    harness::{
+        bounded,
+        full,
+        Test, //
+    },
+    kernel::lock_classes, //
 };
 use kernel::{
-    model::{spawn, Memory},
+    model::{
+        spawn,
+        Memory, //
+    },
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 
 pub(crate) const TESTS: &[Test] = &[

@@ -2,9 +2,19 @@
 
 //! Hints on the chunks of device memory with free pages.
 
-use super::hints::{HintClass, Hints};
-use crate::harness::{full, Test};
-use kernel::{model::spawn, prelude::*, sync::Arc};
+use super::hints::{
+    HintClass,
+    Hints, //
+};
+use crate::harness::{
+    full,
+    Test, //
+};
+use kernel::{
+    model::spawn,
+    prelude::*,
+    sync::Arc, //
+};
 
 pub(crate) const TESTS: &[Test] = &[full("hints_bit_set_during_a_search_is_found_later", found)];
 

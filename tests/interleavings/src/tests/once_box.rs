@@ -3,13 +3,19 @@
 //! Boxes that are set once.
 
 use crate::{
-    harness::{full, Test},
-    kernel::once_box::OnceBox,
+    harness::{
+        full,
+        Test, //
+    },
+    kernel::once_box::OnceBox, //
 };
 use kernel::{
-    model::{spawn, Memory},
+    model::{
+        spawn,
+        Memory, //
+    },
     prelude::*,
-    sync::Arc,
+    sync::Arc, //
 };
 
 pub(crate) const TESTS: &[Test] = &[

@@ -3,10 +3,42 @@
 //! The page table, walked while it changes: with 16 entries in a table page, and two levels.
 
 use core::marker::PhantomData;
-use crate::{harness::{Test, full}, kernel::{lock_classes, shrinker::Shrink}, mm::{addr::PageRange, table_memory::TableMemory}};
-use kernel::{model::{Memory, spawn}, prelude::*, sync::{Arc, SpinLock, rcu}};
+use crate::{
+    harness::{
+        Test,
+        full, //
+    },
+    kernel::{
+        lock_classes,
+        shrinker::Shrink, //
+    },
+    mm::{
+        addr::PageRange,
+        table_memory::TableMemory, //
+    }, //
+};
+use kernel::{
+    model::{
+        Memory,
+        spawn, //
+    },
+    prelude::*,
+    sync::{
+        Arc,
+        SpinLock,
+        rcu, //
+    }, //
+};
 use std::collections::BTreeMap;
-use super::{DevicePte, Flusher, Format, Leaf, Prealloc, Table, TableReader};
+use super::{
+    DevicePte,
+    Flusher,
+    Format,
+    Leaf,
+    Prealloc,
+    Table,
+    TableReader, //
+};
 
 pub(crate) const TESTS: &[Test] = &[
     full("pgtable_walk_during_an_install", install),

@@ -3,13 +3,25 @@
 //! Objects that are removed while readers use them.
 
 use crate::{
-    harness::{full, Test},
-    kernel::rcu_slot::{RcuSlot, Retired},
+    harness::{
+        full,
+        Test, //
+    },
+    kernel::rcu_slot::{
+        RcuSlot,
+        Retired, //
+    }, //
 };
 use kernel::{
-    model::{spawn, Memory},
+    model::{
+        spawn,
+        Memory, //
+    },
     prelude::*,
-    sync::{rcu, Arc},
+    sync::{
+        rcu,
+        Arc, //
+    }, //
 };
 
 pub(crate) const TESTS: &[Test] = &[

@@ -2,8 +2,23 @@
 
 //! Counters, and fault-around windows.
 
-use crate::{debug::stats::{Counter, Stats}, harness::{Test, full}, mm::addr::PMD_SIZE, policy::fault_around::FaultWindows};
-use kernel::{model::spawn, prelude::*, sync::Arc};
+use crate::{
+    debug::stats::{
+        Counter,
+        Stats, //
+    },
+    harness::{
+        Test,
+        full, //
+    },
+    mm::addr::PMD_SIZE,
+    policy::fault_around::FaultWindows, //
+};
+use kernel::{
+    model::spawn,
+    prelude::*,
+    sync::Arc, //
+};
 
 pub(crate) const TESTS: &[Test] = &[
     full("stats_lose_no_count", count),

@@ -2,8 +2,28 @@
 
 //! The table of tasks in callbacks. All tasks of a test hash to the same slot.
 
-use crate::{harness::{Test, bounded, full}, kernel::{limit::RateLimit, reentry::{ReentryGuard, is_within}}};
-use kernel::{model::{set_born, spawn}, prelude::*, sync::Arc};
+use crate::{
+    harness::{
+        Test,
+        bounded,
+        full, //
+    },
+    kernel::{
+        limit::RateLimit,
+        reentry::{
+            ReentryGuard,
+            is_within, //
+        }, //
+    }, //
+};
+use kernel::{
+    model::{
+        set_born,
+        spawn, //
+    },
+    prelude::*,
+    sync::Arc, //
+};
 
 pub(crate) const TESTS: &[Test] = &[
     bounded("within_two_tasks_take_different_places", 2, two),

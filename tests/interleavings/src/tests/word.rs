@@ -3,16 +3,25 @@
 //! Words of page tables: a reader of a word sees all writes before its store.
 
 use crate::{
-    harness::{full, Test},
-    kernel::word,
+    harness::{
+        full,
+        Test, //
+    },
+    kernel::word, //
 };
 use kernel::{
-    model::{spawn, Memory},
+    model::{
+        spawn,
+        Memory, //
+    },
     prelude::*,
     sync::{
-        atomic::{Atomic, AtomicType},
-        Arc,
-    },
+        atomic::{
+            Atomic,
+            AtomicType, //
+        },
+        Arc, //
+    }, //
 };
 
 pub(crate) const TESTS: &[Test] = &[

@@ -4,8 +4,14 @@
 use super::Extension;
 use crate::device::Device;
 use crate::errno::Errno;
-use crate::pattern::{self, WORDS};
-use std::time::{Duration, Instant};
+use crate::pattern::{
+    self,
+    WORDS, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Operation of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,13 +9,30 @@ use crate::abi::ABI_VERSION;
 use crate::counters::Counters;
 use crate::lock::RawLock;
 use crate::managed::RawAlloc;
-use crate::placement::{Attributes, MemoryRaw, Placement, Policy, PolicyRaw, Preferred, UnplugRaw};
+use crate::placement::{
+    Attributes,
+    MemoryRaw,
+    Placement,
+    Policy,
+    PolicyRaw,
+    Preferred,
+    UnplugRaw, //
+};
 use crate::pull::RawPull;
-use crate::queue::{RawFence, RawQueue};
+use crate::queue::{
+    RawFence,
+    RawQueue, //
+};
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command as Program, Stdio};
+use std::path::{
+    Path,
+    PathBuf, //
+};
+use std::process::{
+    Command as Program,
+    Stdio, //
+};
 
 /// One assertion in C.
 fn must(c: &mut String, left: &str, right: u64) {

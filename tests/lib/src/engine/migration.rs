@@ -2,7 +2,10 @@
 //! Migration, with the result for each page.
 
 use super::Extension;
-use crate::device::{Device, Ptr};
+use crate::device::{
+    Device,
+    Ptr, //
+};
 use crate::errno::Errno;
 
 /// Result for a page.

@@ -3,7 +3,11 @@
 
 use super::Mapping;
 use crate::abi::PAGE_SIZE;
-use crate::pattern::{self, Mismatch, WORDS};
+use crate::pattern::{
+    self,
+    Mismatch,
+    WORDS, //
+};
 use std::sync::atomic::AtomicU64;
 
 impl Mapping {

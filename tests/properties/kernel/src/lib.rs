@@ -8,7 +8,10 @@ pub use stand_in::*;
 
 /// Stand-in for `kernel::prelude`.
 pub mod prelude {
-    pub use crate::{current, VecExt};
+    pub use crate::{
+        current,
+        VecExt, //
+    };
     pub use stand_in::prelude::*;
 }
 
@@ -63,7 +66,10 @@ pub mod page {
 
 /// Stand-in for `kernel::task`: there is one task.
 pub mod task {
-    pub use stand_in::task::{RawTask, Task};
+    pub use stand_in::task::{
+        RawTask,
+        Task, //
+    };
 
     /// Number of a task.
     pub type Pid = i32;

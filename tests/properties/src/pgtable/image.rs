@@ -2,10 +2,17 @@
 
 //! The image of a table beside the model, write by write.
 
-use super::{decode::Leaf, *};
+use super::{
+    decode::Leaf,
+    *, //
+};
 use crate::{
     hardware::walk,
-    mm::table_memory::{told, writes, TableMemory},
+    mm::table_memory::{
+        told,
+        writes,
+        TableMemory, //
+    }, //
 };
 use std::collections::HashMap;
 

@@ -4,7 +4,10 @@
 //! The counters are in a file that each process maps, so that they include processes that were
 //! killed or ended with `_exit()`. `tests/real/guest` reads the file as 64-bit numbers.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::Relaxed, //
+};
 
 /// Operations on a range.
 #[derive(Clone, Copy, PartialEq, Eq)]

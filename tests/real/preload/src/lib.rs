@@ -33,15 +33,38 @@ mod target;
 
 use core::{
     cell::UnsafeCell,
-    ffi::{c_char, c_int, CStr},
+    ffi::{
+        c_char,
+        c_int,
+        CStr, //
+    },
     ptr::null_mut,
-    sync::atomic::{AtomicPtr, AtomicU64, AtomicU8, Ordering::Relaxed},
+    sync::atomic::{
+        AtomicPtr,
+        AtomicU64,
+        AtomicU8,
+        Ordering::Relaxed, //
+    }, //
 };
-use counts::{add, add_error, Counts, Op};
-use maps::{Code, Maps, PAGE};
+use counts::{
+    add,
+    add_error,
+    Counts,
+    Op, //
+};
+use maps::{
+    Code,
+    Maps,
+    PAGE, //
+};
 use random::Random;
 use sys::Fd;
-use target::{Buffer, Mode, Target, MOST_PAGES};
+use target::{
+    Buffer,
+    Mode,
+    Target,
+    MOST_PAGES, //
+};
 
 #[cfg(not(test))]
 #[panic_handler]

@@ -3,7 +3,10 @@
 
 use crate::{
     random::Random,
-    sys::{Errno, Fd},
+    sys::{
+        Errno,
+        Fd, //
+    }, //
 };
 
 /// Bytes of a page.

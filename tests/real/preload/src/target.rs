@@ -2,9 +2,17 @@
 //! Migration of pages: by the mock device, or by the kernel's reclaim as a control.
 
 use crate::{
-    counts::{add, Counts, Op},
+    counts::{
+        add,
+        Counts,
+        Op, //
+    },
     maps::PAGE,
-    sys::{madvise, Errno, Fd},
+    sys::{
+        madvise,
+        Errno,
+        Fd, //
+    }, //
 };
 
 /// Maximum number of pages of an operation.

@@ -2,11 +2,28 @@
 //! Measures an engine that reads and checks its working set in a loop while the working set
 //! migrates.
 
-use anyhow::{bail, ensure, Context, Result};
-use hmm::engine::{checksum_of_pattern, Way};
-use hmm::{Command, Device, EngineOp, Job, Mapping};
+use anyhow::{
+    bail,
+    ensure,
+    Context,
+    Result, //
+};
+use hmm::engine::{
+    checksum_of_pattern,
+    Way, //
+};
+use hmm::{
+    Command,
+    Device,
+    EngineOp,
+    Job,
+    Mapping, //
+};
 use serde::Serialize;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Parameters of a measurement.
 pub struct Run {

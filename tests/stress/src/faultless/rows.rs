@@ -6,13 +6,35 @@ pub mod evict;
 pub mod touch;
 pub mod writers;
 
-use anyhow::{bail, ensure, Context, Result};
-use hmm::engine::{checksum_of_pattern, Way};
-use hmm::{Command, Counters, Device, EngineOp, Job, Mapping};
+use anyhow::{
+    bail,
+    ensure,
+    Context,
+    Result, //
+};
+use hmm::engine::{
+    checksum_of_pattern,
+    Way, //
+};
+use hmm::{
+    Command,
+    Counters,
+    Device,
+    EngineOp,
+    Job,
+    Mapping, //
+};
 use serde::Serialize;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    AtomicU64,
+    Ordering::Relaxed, //
+};
 use std::thread::ScopedJoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Seed of the contents that engines read.
 const SEED: u64 = 7;

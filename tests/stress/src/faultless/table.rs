@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Renders the figures as tables.
 
-use crate::faultless::{readers, rows};
+use crate::faultless::{
+    readers,
+    rows, //
+};
 use crate::table::render;
 
 const READERS: [&str; 10] = [

@@ -2,11 +2,24 @@
 //! An engine and a CPU thread increment words of the same pages while these migrate. No update may
 //! be lost.
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{
+    ensure,
+    Context,
+    Result, //
+};
 use hmm::engine::Way;
-use hmm::{Command, Device, EngineOp, Mapping, PAGE_SIZE};
+use hmm::{
+    Command,
+    Device,
+    EngineOp,
+    Mapping,
+    PAGE_SIZE, //
+};
 use serde::Serialize;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::Relaxed, //
+};
 
 /// Size of the memory, in aligned blocks of 2 MiB.
 const BLOCKS: usize = 2;

@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Definition of a case: an operation, its preparation, and the state that must hold afterwards.
 
-use crate::inject::{engines, memory, placement};
+use crate::inject::{
+    engines,
+    memory,
+    placement, //
+};
 use hmm::inject::Source;
-use hmm::{Child, Device, Errno, Gate, Mapping};
+use hmm::{
+    Child,
+    Device,
+    Errno,
+    Gate,
+    Mapping, //
+};
 
 /// Seed of the contents before the operation.
 pub const OLD: u64 = 1;

@@ -1,11 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Cases of engine commands and of other extension calls.
 
-use crate::inject::cases::{Case, Contents, World, NEW, OLD};
-use crate::inject::memory::{filled, mirrored, on_device};
-use hmm::engine::{checksum_of_pattern, EngineOp, Setting, Way};
-use hmm::pattern::{self, WORDS};
-use hmm::{Command, Errno, Mapping, PAGE_SIZE};
+use crate::inject::cases::{
+    Case,
+    Contents,
+    World,
+    NEW,
+    OLD, //
+};
+use crate::inject::memory::{
+    filled,
+    mirrored,
+    on_device, //
+};
+use hmm::engine::{
+    checksum_of_pattern,
+    EngineOp,
+    Setting,
+    Way, //
+};
+use hmm::pattern::{
+    self,
+    WORDS, //
+};
+use hmm::{
+    Command,
+    Errno,
+    Mapping,
+    PAGE_SIZE, //
+};
 use std::time::Duration;
 
 /// Errors of a command itself, or of its submission.

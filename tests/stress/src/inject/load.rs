@@ -1,10 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Failures while the modules are loaded and at the first use of device memory.
 
-use crate::inject::run::{following, shrink, Tap};
+use crate::inject::run::{
+    following,
+    shrink,
+    Tap, //
+};
 use hmm::engine::Way;
-use hmm::inject::{self, Kernel, Kind, Source, Spared};
-use hmm::{module, Device, Errno, Mapping};
+use hmm::inject::{
+    self,
+    Kernel,
+    Kind,
+    Source,
+    Spared, //
+};
+use hmm::{
+    module,
+    Device,
+    Errno,
+    Mapping, //
+};
 use std::path::Path;
 
 /// Name of the case.

@@ -1,8 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Cases of device accesses, migrations and CPU faults.
 
-use crate::inject::cases::{Case, Contents, Size, World, NEW, OLD, SMALL};
-use hmm::{engine::Way, inject, pattern, Child, Device, Errno, Gate, PAGE_SIZE};
+use crate::inject::cases::{
+    Case,
+    Contents,
+    Size,
+    World,
+    NEW,
+    OLD,
+    SMALL, //
+};
+use hmm::{
+    engine::Way,
+    inject,
+    pattern,
+    Child,
+    Device,
+    Errno,
+    Gate,
+    PAGE_SIZE, //
+};
 
 const FAULT: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
 const MIGRATE: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];

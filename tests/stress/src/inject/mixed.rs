@@ -11,12 +11,31 @@ mod model;
 mod placement;
 mod queues;
 
-use crate::inject::run::{nothing_in_use, Tap};
+use crate::inject::run::{
+    nothing_in_use,
+    Tap, //
+};
 use board::Board;
-use hmm::inject::{self, Kernel, Kind, Source};
-use hmm::{Child, Device, Errno, Gate};
-use model::{Model, Random};
-use std::time::{Duration, Instant};
+use hmm::inject::{
+    self,
+    Kernel,
+    Kind,
+    Source, //
+};
+use hmm::{
+    Child,
+    Device,
+    Errno,
+    Gate, //
+};
+use model::{
+    Model,
+    Random, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Name of the case.
 pub const NAME: &str = "mixed";

@@ -1,13 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Cases of attributes, several devices, host locks, managed memory and queues.
 
-use crate::inject::cases::{Case, Size, World, NEW, OLD};
-use crate::inject::memory::{all_on_device, filled, mirrored_on_device, on_device, sees, step};
-use hmm::engine::{EngineOp, Way};
+use crate::inject::cases::{
+    Case,
+    Size,
+    World,
+    NEW,
+    OLD, //
+};
+use crate::inject::memory::{
+    all_on_device,
+    filled,
+    mirrored_on_device,
+    on_device,
+    sees,
+    step, //
+};
+use hmm::engine::{
+    EngineOp,
+    Way, //
+};
 use hmm::events::Type;
-use hmm::placement::{Attributes, Policy, Preferred};
+use hmm::placement::{
+    Attributes,
+    Policy,
+    Preferred, //
+};
 use hmm::{
-    Command, Connection, Device, Errno, ManagedFlags, Mapping, QueueOp, Setting, State, PAGE_SIZE,
+    Command,
+    Connection,
+    Device,
+    Errno,
+    ManagedFlags,
+    Mapping,
+    QueueOp,
+    Setting,
+    State,
+    PAGE_SIZE, //
 };
 use std::io::Read;
 use std::time::Duration;

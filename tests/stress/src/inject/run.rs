@@ -1,12 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Runs each case once for every failure, in a child process, and reports the results.
 
-use crate::inject::cases::{Case, World, NEW, OLD};
-use hmm::inject::{self, Kernel, Source};
-use hmm::{Child, Device, Errno, Gate};
+use crate::inject::cases::{
+    Case,
+    World,
+    NEW,
+    OLD, //
+};
+use hmm::inject::{
+    self,
+    Kernel,
+    Source, //
+};
+use hmm::{
+    Child,
+    Device,
+    Errno,
+    Gate, //
+};
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Time limit of a case with one source.
 const LIMIT: Duration = Duration::from_secs(240);

@@ -2,11 +2,31 @@
 //! Failures during the unplug of a device that holds pages of a process. The driver is reloaded for
 //! each failure.
 
-use crate::inject::cases::{OLD, SMALL};
-use crate::inject::run::{following, in_child, told, Count, Tap};
+use crate::inject::cases::{
+    OLD,
+    SMALL, //
+};
+use crate::inject::run::{
+    following,
+    in_child,
+    told,
+    Count,
+    Tap, //
+};
 use hmm::engine::Way;
-use hmm::inject::{self, Kernel, Kind, Source};
-use hmm::{module, pattern, Device, Errno, Mapping};
+use hmm::inject::{
+    self,
+    Kernel,
+    Kind,
+    Source, //
+};
+use hmm::{
+    module,
+    pattern,
+    Device,
+    Errno,
+    Mapping, //
+};
 use std::path::Path;
 
 /// Name of the case.

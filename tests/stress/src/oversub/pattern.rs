@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Access patterns of engines, and the memory contents that check them.
 
-use hmm::{Command, EngineOp, Mapping, PAGE_SIZE};
+use hmm::{
+    Command,
+    EngineOp,
+    Mapping,
+    PAGE_SIZE, //
+};
 
 /// Words in a page.
 const WORDS: usize = PAGE_SIZE / 8;

@@ -1,12 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Measures one working set with one pattern and one policy.
 
-use crate::oversub::pattern::{value, Pattern, COUNTED};
-use anyhow::{bail, ensure, Context, Result};
+use crate::oversub::pattern::{
+    value,
+    Pattern,
+    COUNTED, //
+};
+use anyhow::{
+    bail,
+    ensure,
+    Context,
+    Result, //
+};
 use hmm::placement::Policy;
-use hmm::{Device, Mapping, HUGE_SIZE, PAGE_SIZE};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use hmm::{
+    Device,
+    Mapping,
+    HUGE_SIZE,
+    PAGE_SIZE, //
+};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::Relaxed, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Parameters of a measurement.
 #[derive(Clone, Copy, Debug)]

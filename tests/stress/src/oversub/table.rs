@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Renders the results as a reStructuredText table.
 
-use crate::oversub::run::{Case, Figures};
+use crate::oversub::run::{
+    Case,
+    Figures, //
+};
 use crate::table::render;
 
 const HEAD: [&str; 10] =

@@ -10,7 +10,12 @@ use crate::torture::env::Board;
 use hmm::Mapping;
 use std::{
     cell::Cell,
-    sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst},
+    sync::atomic::{
+        AtomicBool,
+        AtomicPtr,
+        AtomicUsize,
+        Ordering::SeqCst, //
+    }, //
 };
 
 /// Maximum number of registered ranges of a process.

@@ -2,7 +2,16 @@
 //! Draws operations from a seed. Scripts and reports refer to runs by their seed, so that a seed
 //! must keep producing the same operations.
 
-use crate::torture::op::{Advice, Fork, Op, Rights, Span, Work, COMMON_PAGES, REGIONS};
+use crate::torture::op::{
+    Advice,
+    Fork,
+    Op,
+    Rights,
+    Span,
+    Work,
+    COMMON_PAGES,
+    REGIONS, //
+};
 use hmm::rng::Rng;
 
 fn span_in(rng: &mut Rng, r: usize) -> Span {

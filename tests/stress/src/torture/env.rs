@@ -2,10 +2,20 @@
 //! State shared by the lanes of a process, and by all processes of a run.
 
 use crate::torture::op::COMMON_PAGES;
-use hmm::{Errno, Mapping, Prot};
+use hmm::{
+    Errno,
+    Mapping,
+    Prot, //
+};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{
+    AtomicBool,
+    AtomicU64, //
+};
+use std::sync::{
+    Mutex,
+    PoisonError, //
+};
 
 /// Memory to which all lanes add, and in which each lane has words of its own.
 #[derive(Debug)]

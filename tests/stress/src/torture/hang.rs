@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Diagnosis of a hang: stacks of the blocked threads, and pages that are being migrated.
 
-use hmm::{pagemap, tracing::Tracing};
+use hmm::{
+    pagemap,
+    tracing::Tracing, //
+};
 use std::fmt::Write;
-use std::fs::{read_dir, read_to_string, DirEntry, File};
+use std::fs::{
+    read_dir,
+    read_to_string,
+    DirEntry,
+    File, //
+};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;

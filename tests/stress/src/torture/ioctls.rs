@@ -13,7 +13,11 @@ enum By {
     LastPart,
 }
 
-use By::{Lane, LastPart, Ops};
+use By::{
+    Lane,
+    LastPart,
+    Ops, //
+};
 
 /// Ioctls of `dmirror_uapi.h`, without prefix.
 const IOCTLS: &[(&str, By)] = &[

@@ -42,13 +42,30 @@ pub use process::self_test;
 
 use crate::torture::bus::Known;
 use crate::torture::env::Env;
-use crate::torture::op::{Kind, Op, Span, REGIONS};
+use crate::torture::op::{
+    Kind,
+    Op,
+    Span,
+    REGIONS, //
+};
 use crate::torture::region::Region;
 use hmm::engine::Ended;
-use hmm::{Command, Counters, Device, Errno, Mapping};
-use std::collections::{BTreeMap, HashSet};
+use hmm::{
+    Command,
+    Counters,
+    Device,
+    Errno,
+    Mapping, //
+};
+use std::collections::{
+    BTreeMap,
+    HashSet, //
+};
 use std::fmt::Display;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Reason for which a run has failed.
 pub type Fail = String;

@@ -5,7 +5,10 @@
 //! A new operation needs a variant of [`Op`], a line in `draw.rs`, and an arm in `Lane::dispatch`
 //! that also updates the model.
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize,
+    Serialize, //
+};
 
 /// A range of pages of a region, as numbered in [`REGIONS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

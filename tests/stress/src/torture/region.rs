@@ -1,9 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A region of memory, and the model of its contents and state.
 
-use crate::torture::op::{Kind, Rights, Span};
-use hmm::pattern::{self, Mismatch, WORDS};
-use hmm::{files, Errno, Mapping, Prot, PAGE_SIZE};
+use crate::torture::op::{
+    Kind,
+    Rights,
+    Span, //
+};
+use hmm::pattern::{
+    self,
+    Mismatch,
+    WORDS, //
+};
+use hmm::{
+    files,
+    Errno,
+    Mapping,
+    Prot,
+    PAGE_SIZE, //
+};
 use std::fs::File;
 use std::sync::atomic::Ordering::SeqCst;
 

@@ -9,14 +9,32 @@ mod reload;
 mod supervisor;
 mod visitors;
 
-use crate::torture::env::{Board, Common};
-use crate::torture::script::{Script, Shape};
-use anyhow::{anyhow, Result};
-use hmm::{Device, Mapping};
-pub use outcome::{Failure, Outcome};
+use crate::torture::env::{
+    Board,
+    Common, //
+};
+use crate::torture::script::{
+    Script,
+    Shape, //
+};
+use anyhow::{
+    anyhow,
+    Result, //
+};
+use hmm::{
+    Device,
+    Mapping, //
+};
+pub use outcome::{
+    Failure,
+    Outcome, //
+};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 use supervisor::Supervisor;
 
 /// Options of a run.

@@ -2,9 +2,18 @@
 //! The operations of all lanes, drawn from a seed or read from a file. The file has one line of
 //! JSON for the shape, then one for each operation.
 
-use crate::torture::{draw::Draw, op::Op};
-use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
+use crate::torture::{
+    draw::Draw,
+    op::Op, //
+};
+use anyhow::{
+    Context,
+    Result, //
+};
+use serde::{
+    Deserialize,
+    Serialize, //
+};
 
 /// Seed, devices, processes and threads of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,9 +2,16 @@
 //! Reduces a failing script by delta debugging (Zeller 1999): first to the failing lane alone, then
 //! without halves, quarters and so on of its operations, as long as it still fails.
 
-use crate::torture::run::{self, Failure, Options};
+use crate::torture::run::{
+    self,
+    Failure,
+    Options, //
+};
 use crate::torture::script::Script;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Attempts for each candidate, because a race does not occur in each run.
 const TRIES: usize = 3;

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Kernel activity in the background: swap, a memory limit, KSM, and khugepaged.
 
-use anyhow::{anyhow, bail, Context, Result};
+use anyhow::{
+    anyhow,
+    bail,
+    Context,
+    Result, //
+};
 use hmm::Settings;
 use std::path::Path;
 

@@ -2,7 +2,10 @@
 //! Tables of the results of `hmm-bench --space` and `hmm-bench scaling`, and tables for the
 //! documents.
 
-use anyhow::{Context, Result};
+use anyhow::{
+    Context,
+    Result, //
+};
 use serde_json::Value;
 use std::path::PathBuf;
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Results in the format of `hmm-bench --json`.
 
-use anyhow::{Context, Result};
+use anyhow::{
+    Context,
+    Result, //
+};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -2,14 +2,32 @@
 //! Effect of a migration on a running reader, and the outcome of each page.
 
 use super::*;
-use crate::harness::{Ctx, Outcome, Stop, Test};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::abi::HUGE_PAGES;
 use hmm::engine::Way;
 use hmm::PAGE_SIZE;
-use hmm::{Command, Device, EngineOp, Mapping, PageOutcome, Setting};
-use std::time::{Duration, Instant};
+use hmm::{
+    Command,
+    Device,
+    EngineOp,
+    Mapping,
+    PageOutcome,
+    Setting, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 pub const TESTS: &[Test] = &[
     Test::new("faultless", "reads_never_fault", reads_never_fault).only_rust(OURS),

@@ -3,13 +3,38 @@
 //! Documentation/faultless.rst.
 
 use super::*;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
-use hmm::pattern::{self, WORDS};
-use hmm::{pagemap, Child, Command, Device, EngineOp, Errno, Mapping, PageOutcome, Setting};
-use hmm::{HUGE_PAGES, PAGE_SIZE};
+use hmm::pattern::{
+    self,
+    WORDS, //
+};
+use hmm::{
+    pagemap,
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Mapping,
+    PageOutcome,
+    Setting, //
+};
+use hmm::{
+    HUGE_PAGES,
+    PAGE_SIZE, //
+};
 
 pub const TESTS: &[Test] = &[
     Test::new("faultless", "h01_device_write_during_the_copy", h01_write).only_rust(OURS),

@@ -3,14 +3,40 @@
 //! other sizes, write protection by userfaultfd.
 
 use super::*;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
-use hmm::files::{Khugepaged, SmallThp};
+use hmm::files::{
+    Khugepaged,
+    SmallThp, //
+};
 use hmm::uffd::WriteProtect;
-use hmm::{pattern, Child, Command, Device, EngineOp, Errno, Mapping, Prot, HUGE_PAGES, PAGE_SIZE};
-use std::time::{Duration, Instant};
+use hmm::{
+    pattern,
+    Child,
+    Command,
+    Device,
+    EngineOp,
+    Errno,
+    Mapping,
+    Prot,
+    HUGE_PAGES,
+    PAGE_SIZE, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 pub const TESTS: &[Test] = &[
     Test::new("faultless", "h03_userfaultfd_during_the_copy", h03_userfaultfd).only_rust(OURS),

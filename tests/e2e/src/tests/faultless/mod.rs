@@ -9,13 +9,35 @@ mod holes;
 mod kernel;
 mod races;
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::mover::{rounds, Mover};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
+use crate::mover::{
+    rounds,
+    Mover, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::checksum_of_pattern;
-use hmm::{Command, Device, EngineOp, Job, Mapping, Setting};
-use std::time::{Duration, Instant};
+use hmm::{
+    Command,
+    Device,
+    EngineOp,
+    Job,
+    Mapping,
+    Setting, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "the C driver has no engines";
 /// Delay of each copy.

@@ -2,16 +2,46 @@
 //! Concurrent changes of memory that migrates (H11, and more).
 
 use super::*;
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::mover::{races, rounds, Board, Tally};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
+use crate::mover::{
+    races,
+    rounds,
+    Board,
+    Tally, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
-use hmm::pattern::{self, WORDS};
+use hmm::pattern::{
+    self,
+    WORDS, //
+};
 use hmm::PAGE_SIZE;
-use hmm::{Child, Command, EngineOp, Errno, Mapping, Prot};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use hmm::{
+    Child,
+    Command,
+    EngineOp,
+    Errno,
+    Mapping,
+    Prot, //
+};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 pub const TESTS: &[Test] = &[
     Test::new("faultless", "h11_munmap", h11_munmap).only_rust(OURS),

@@ -5,18 +5,50 @@ mod map;
 mod top;
 mod trace;
 
-use super::module_reload::{load, unload, Restore};
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use super::module_reload::{
+    load,
+    unload,
+    Restore, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::engine::Way;
 use hmm::pty::Terminal;
-use hmm::{hostile, Child, Device, Mapping, PAGE_SIZE};
+use hmm::{
+    hostile,
+    Child,
+    Device,
+    Mapping,
+    PAGE_SIZE, //
+};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::io::{
+    BufRead,
+    BufReader,
+    Read, //
+};
+use std::path::{
+    Path,
+    PathBuf, //
+};
+use std::process::{
+    Command,
+    Stdio, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const OURS: &str = "hmmctl is for our library";
 

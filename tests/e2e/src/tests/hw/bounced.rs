@@ -1,13 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A machine whose kernel bounces all DMA that no IOMMU translates (`swiotlb=force`).
 
-use super::{load_driver, log_since, slot, PAGES};
-use crate::harness::{Ctx, Outcome, Stop, What};
+use super::{
+    load_driver,
+    log_since,
+    slot,
+    PAGES, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{module, Device, Errno, Mapping};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    module,
+    Device,
+    Errno,
+    Mapping, //
+};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{
+    Path,
+    PathBuf, //
+};
 use std::time::Instant;
 
 fn is_forced() -> Outcome {

@@ -1,12 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Failures on hardware: DMA mappings and allocations.
 
-use super::{live, load_driver, PAGES};
-use crate::harness::{Ctx, Outcome, Stop, What};
+use super::{
+    live,
+    load_driver,
+    PAGES, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::inject::{self, Kernel, Kind, Source};
-use hmm::{module, Connection, Device, Errno, Mapping};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::inject::{
+    self,
+    Kernel,
+    Kind,
+    Source, //
+};
+use hmm::{
+    module,
+    Connection,
+    Device,
+    Errno,
+    Mapping, //
+};
 
 /// Makes the `nth` DMA mapping from now on fail.
 fn without_address(nth: u64) -> Result<inject::Armed, Stop> {

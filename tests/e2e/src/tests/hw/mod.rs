@@ -2,17 +2,45 @@
 //! Hardware: DMA addresses behind an IOMMU, a copy engine with interrupts, memory on the bus,
 //! unplug. The test runner outside the machine counts the faults of the IOMMU.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    Test,
+    What, //
+};
 use crate::mover::rounds;
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{module, pattern, Connection, Device, Done, Errno, Mapping, PAGE_SIZE};
-use std::fs::{self, OpenOptions};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    module,
+    pattern,
+    Connection,
+    Device,
+    Done,
+    Errno,
+    Mapping,
+    PAGE_SIZE, //
+};
+use std::fs::{
+    self,
+    OpenOptions, //
+};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    AtomicU64,
+    Ordering::Relaxed, //
+};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 mod bounced;
 mod failures;

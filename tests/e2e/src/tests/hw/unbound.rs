@@ -1,16 +1,43 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A GPU is unbound from its driver while files are open.
 
-use super::{live, load_driver, log_since, slot, PAGES};
-use crate::harness::{Ctx, Outcome, Stop, What};
+use super::{
+    live,
+    load_driver,
+    log_since,
+    slot,
+    PAGES, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{module, Connection, Device, Errno, Mapping, PAGE_SIZE};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    module,
+    Connection,
+    Device,
+    Errno,
+    Mapping,
+    PAGE_SIZE, //
+};
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::Relaxed, //
+};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Binds a PCI function to the driver, or unbinds it.
 fn driver(action: &str, function: &str) -> std::io::Result<()> {

@@ -1,16 +1,41 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Fences by themselves, their notifications, and DMA fences as sync files.
 
-use crate::blit::{Locked, SLOW};
-use crate::harness::{Ctx, Outcome, Stop, What};
+use crate::blit::{
+    Locked,
+    SLOW, //
+};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
+use crate::{
+    check,
+    check_eq, //
+};
 use hmm::{
-    procfs, ptrace, Child, EngineOp, Errno, Event, Gate, ManagedFlags, Mapping, QueueOp, Setting,
-    State, PAGE_SIZE,
+    procfs,
+    ptrace,
+    Child,
+    EngineOp,
+    Errno,
+    Event,
+    Gate,
+    ManagedFlags,
+    Mapping,
+    QueueOp,
+    Setting,
+    State,
+    PAGE_SIZE, //
 };
 use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const LONG: Duration = Duration::from_secs(60);
 const WHILE: Duration = Duration::from_millis(50);

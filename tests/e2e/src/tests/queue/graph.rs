@@ -2,9 +2,25 @@
 //! A random graph of operations over two devices and the host. Every edge is respected. A node that
 //! fails also fails all nodes that depend on it, and no others.
 
-use crate::harness::{Ctx, Outcome, Stop, What};
-use crate::{check, check_eq};
-use hmm::{Device, EngineOp, Errno, Fence, Mapping, QueueOp, State};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    What, //
+};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    Device,
+    EngineOp,
+    Errno,
+    Fence,
+    Mapping,
+    QueueOp,
+    State, //
+};
 use std::collections::HashMap;
 use std::time::Duration;
 

@@ -1,11 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Order and results of operations.
 
-use crate::harness::{Ctx, Outcome, Stop, What};
+use crate::harness::{
+    Ctx,
+    Outcome,
+    Stop,
+    What, //
+};
 use crate::support::*;
-use crate::{check, check_eq};
-use hmm::{Child, EngineOp, Errno, Gate, Mapping, QueueOp, Setting, State};
-use std::time::{Duration, Instant};
+use crate::{
+    check,
+    check_eq, //
+};
+use hmm::{
+    Child,
+    EngineOp,
+    Errno,
+    Gate,
+    Mapping,
+    QueueOp,
+    Setting,
+    State, //
+};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 const WHILE: Duration = Duration::from_millis(60);
 

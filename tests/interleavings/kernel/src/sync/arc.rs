@@ -7,16 +7,26 @@
 #[cfg(feature = "explore")]
 use crate::model::Order;
 use crate::{
-    alloc::{AllocError, Flags},
+    alloc::{
+        AllocError,
+        Flags, //
+    },
     error::Error,
-    init::PinInit,
+    init::PinInit, //
 };
 use core::{
     marker::Unsize,
     mem::ManuallyDrop,
-    ops::{CoerceUnsized, Deref},
+    ops::{
+        CoerceUnsized,
+        Deref, //
+    },
     ptr::NonNull,
-    sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Relaxed},
+    sync::atomic::{
+        AtomicUsize,
+        Ordering::AcqRel,
+        Ordering::Relaxed, //
+    }, //
 };
 
 #[repr(C)]

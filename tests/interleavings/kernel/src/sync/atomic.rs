@@ -4,16 +4,30 @@
 //! because most words of a table are never used. It has the same history as if it had been created
 //! immediately.
 
-use crate::model::{self, Made};
+use crate::model::{
+    self,
+    Made, //
+};
 use core::sync::atomic::Ordering as Core;
 #[cfg(not(feature = "explore"))]
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use core::sync::atomic::{
+    AtomicU32,
+    AtomicU64,
+    AtomicUsize, //
+};
 use core::{
-    cell::{Cell, UnsafeCell},
-    panic::Location,
+    cell::{
+        Cell,
+        UnsafeCell, //
+    },
+    panic::Location, //
 };
 #[cfg(feature = "explore")]
-use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use loom::sync::atomic::{
+    AtomicU32,
+    AtomicU64,
+    AtomicUsize, //
+};
 
 /// Orderings.
 pub mod ordering {
@@ -64,7 +78,10 @@ pub mod ordering {
     }
 }
 
-use ordering::{Kind, Ordering};
+use ordering::{
+    Kind,
+    Ordering, //
+};
 
 fn fence() {
     #[cfg(feature = "explore")]

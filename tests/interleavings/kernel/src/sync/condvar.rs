@@ -3,8 +3,14 @@
 //! Stand-in for `kernel::sync::CondVar`. Time does not pass: a wait with a timeout ends only by a
 //! wake-up, so that a lost wake-up is detected.
 
-use super::{lock::Guard, LockClassKey};
-use core::{ffi::CStr, pin::Pin};
+use super::{
+    lock::Guard,
+    LockClassKey, //
+};
+use core::{
+    ffi::CStr,
+    pin::Pin, //
+};
 #[cfg(feature = "explore")]
 use loom::sync as imp;
 #[cfg(not(feature = "explore"))]

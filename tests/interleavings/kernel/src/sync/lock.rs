@@ -6,8 +6,11 @@ use super::LockClassKey;
 use core::{
     ffi::CStr,
     marker::PhantomData,
-    ops::{Deref, DerefMut},
-    pin::Pin,
+    ops::{
+        Deref,
+        DerefMut, //
+    },
+    pin::Pin, //
 };
 #[cfg(feature = "explore")]
 use loom::sync as imp;

@@ -3,7 +3,10 @@
 //! Stand-in for `kernel::sync::poll`, without waiting tasks.
 
 use super::LockClassKey;
-use core::{ffi::CStr, pin::Pin};
+use core::{
+    ffi::CStr,
+    pin::Pin, //
+};
 
 /// The waiting tasks of a poll table.
 pub struct PollCondVar;

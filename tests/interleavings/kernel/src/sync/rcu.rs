@@ -6,7 +6,12 @@
 
 #[cfg(feature = "explore")]
 mod imp {
-    use crate::model::{self, Hidden, Order, THREADS};
+    use crate::model::{
+        self,
+        Hidden,
+        Order,
+        THREADS, //
+    };
     use crate::types::NotThreadSafe;
 
     struct State {
@@ -82,7 +87,10 @@ mod imp {
 
 #[cfg(not(feature = "explore"))]
 mod imp {
-    use std::sync::{RwLock, RwLockReadGuard};
+    use std::sync::{
+        RwLock,
+        RwLockReadGuard, //
+    };
 
     static LOCK: RwLock<()> = RwLock::new(());
 
@@ -114,4 +122,8 @@ mod imp {
 
 #[cfg(feature = "explore")]
 pub(crate) use imp::reset;
-pub use imp::{read_lock, synchronize_rcu, Guard};
+pub use imp::{
+    read_lock,
+    synchronize_rcu,
+    Guard, //
+};

@@ -3,10 +3,17 @@
 //! Stand-in for `kernel::sync::SetOnce`, with the same orderings.
 
 use super::atomic::{
-    ordering::{Acquire, Relaxed, Release},
-    Atomic,
+    ordering::{
+        Acquire,
+        Relaxed,
+        Release, //
+    },
+    Atomic, //
 };
-use core::{cell::UnsafeCell, mem::MaybeUninit};
+use core::{
+    cell::UnsafeCell,
+    mem::MaybeUninit, //
+};
 
 /// A value that is set once.
 pub struct SetOnce<T> {

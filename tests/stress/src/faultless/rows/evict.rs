@@ -2,10 +2,27 @@
 //! Threads cause evictions all the time, while an engine reads other device memory. That memory is
 //! in use and must not be evicted.
 
-use super::{finish, reader, while_running, Besides, Row, Size, SEED};
-use anyhow::{ensure, Context, Result};
+use super::{
+    finish,
+    reader,
+    while_running,
+    Besides,
+    Row,
+    Size,
+    SEED, //
+};
+use anyhow::{
+    ensure,
+    Context,
+    Result, //
+};
 use hmm::engine::Way;
-use hmm::{Device, Mapping, HUGE_PAGES, PAGE_SIZE};
+use hmm::{
+    Device,
+    Mapping,
+    HUGE_PAGES,
+    PAGE_SIZE, //
+};
 
 /// Sizes in blocks of 2 MiB: device memory, the memory that the engine reads, the memory of each
 /// thread, and the memory that a thread migrates in one call.

@@ -2,10 +2,25 @@
 //! CPU threads touch different windows of device memory and migrate them to the device again, while
 //! engines read all windows.
 
-use super::{finish, reader, while_running, Besides, Row, Size, SEED};
-use anyhow::{Context, Result};
+use super::{
+    finish,
+    reader,
+    while_running,
+    Besides,
+    Row,
+    Size,
+    SEED, //
+};
+use anyhow::{
+    Context,
+    Result, //
+};
 use hmm::engine::Way;
-use hmm::{Device, Mapping, HUGE_PAGES};
+use hmm::{
+    Device,
+    Mapping,
+    HUGE_PAGES, //
+};
 
 /// Size of the window of one thread, in aligned blocks of 2 MiB.
 const BLOCKS: usize = 2;

@@ -2,10 +2,26 @@
 //! An engine writes to resident pages while the other pages of their block migrate, and to pages
 //! that migrate themselves.
 
-use super::{adder, finish, while_running, Besides, Done, Row, Size};
-use anyhow::{ensure, Context, Result};
+use super::{
+    adder,
+    finish,
+    while_running,
+    Besides,
+    Done,
+    Row,
+    Size, //
+};
+use anyhow::{
+    ensure,
+    Context,
+    Result, //
+};
 use hmm::engine::Way;
-use hmm::{Device, Mapping, HUGE_PAGES};
+use hmm::{
+    Device,
+    Mapping,
+    HUGE_PAGES, //
+};
 
 /// Blocks that one call migrates. With the copy delay each block takes at least 10 ms.
 const MANY: usize = 16;

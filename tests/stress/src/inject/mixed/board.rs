@@ -2,7 +2,11 @@
 //! The set of failure sources that are armed, shared between the process that arms them and the
 //! processes that run into the failures.
 
-use hmm::{Errno, Mapping, PAGE_SIZE};
+use hmm::{
+    Errno,
+    Mapping,
+    PAGE_SIZE, //
+};
 
 /// One word for each source. It is odd while the source is set, and changes with every update. A
 /// process that compares two states can therefore detect every source that was set at any time

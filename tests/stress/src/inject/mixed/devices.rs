@@ -4,7 +4,16 @@
 use super::mirror::read;
 use super::Worker;
 use hmm::engine::Way;
-use hmm::{inject, pattern, Connection, Device, Errno, ManagedFlags, Setting, PAGE_SIZE};
+use hmm::{
+    inject,
+    pattern,
+    Connection,
+    Device,
+    Errno,
+    ManagedFlags,
+    Setting,
+    PAGE_SIZE, //
+};
 
 /// Maximal number of pages of an operation.
 const MOST: usize = 16;

@@ -4,7 +4,10 @@
 use super::mirror::engine_read;
 use super::queues::end;
 use super::Worker;
-use hmm::{Locked, PAGE_SIZE};
+use hmm::{
+    Locked,
+    PAGE_SIZE, //
+};
 
 /// Maximal number of pages of a lock.
 const MOST: usize = 8;

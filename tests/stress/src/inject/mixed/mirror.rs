@@ -3,8 +3,15 @@
 
 use super::model::Model;
 use super::Worker;
-use hmm::engine::{EngineOp, Way};
-use hmm::{Command, Device, PAGE_SIZE};
+use hmm::engine::{
+    EngineOp,
+    Way, //
+};
+use hmm::{
+    Command,
+    Device,
+    PAGE_SIZE, //
+};
 
 /// Maximal number of pages of an operation.
 const MOST: usize = 24;

@@ -2,12 +2,26 @@
 //! Model of a process: the possible contents of its pages, and the errors that its calls may
 //! return.
 
-use super::board::{Board, State};
-use super::{PAGES, PATIENCE, PROCESSES};
+use super::board::{
+    Board,
+    State, //
+};
+use super::{
+    PAGES,
+    PATIENCE,
+    PROCESSES, //
+};
 use hmm::engine::checksum;
 use hmm::inject;
-use hmm::pattern::{self, WORDS};
-use hmm::{Errno, Mapping, PAGE_SIZE};
+use hmm::pattern::{
+    self,
+    WORDS, //
+};
+use hmm::{
+    Errno,
+    Mapping,
+    PAGE_SIZE, //
+};
 use std::collections::BTreeMap;
 
 /// Pseudo-random numbers.

@@ -1,10 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Attributes, policies and events.
 
-use super::mirror::{engine_read, read};
+use super::mirror::{
+    engine_read,
+    read, //
+};
 use super::Worker;
-use hmm::events::{Record, Type};
-use hmm::placement::{Attributes, Policy, Preferred};
+use hmm::events::{
+    Record,
+    Type, //
+};
+use hmm::placement::{
+    Attributes,
+    Policy,
+    Preferred, //
+};
 
 /// Maximal number of pages of an operation.
 const MOST: usize = 16;

@@ -1,8 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Queues and fences: a few operations in order, and the notification of their end.
 
-use super::{board, model::Model, Worker, LIMIT};
-use hmm::{engine::EngineOp, queue::Checked, Device, Errno, Fence, QueueOp, State, PAGE_SIZE};
+use super::{
+    board,
+    model::Model,
+    Worker,
+    LIMIT, //
+};
+use hmm::{
+    engine::EngineOp,
+    queue::Checked,
+    Device,
+    Errno,
+    Fence,
+    QueueOp,
+    State,
+    PAGE_SIZE, //
+};
 
 /// Maximal number of pages of an operation.
 const MOST: usize = 12;

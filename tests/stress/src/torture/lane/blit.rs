@@ -1,12 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Blits: copies between locked ranges, whose fences are exported as sync files.
 
-use super::{fail, Effect, Fail, Lane};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane, //
+};
 use crate::torture::op::Span;
 use hmm::engine::checksum;
 use hmm::{
-    Device, EngineOp, Errno, Event, Fence, Locked, Queue, QueueOp, Setting, State, SyncFile,
-    PAGE_SIZE,
+    Device,
+    EngineOp,
+    Errno,
+    Event,
+    Fence,
+    Locked,
+    Queue,
+    QueueOp,
+    Setting,
+    State,
+    SyncFile,
+    PAGE_SIZE, //
 };
 use std::time::Duration;
 

@@ -2,10 +2,18 @@
 //! Memory that all lanes use concurrently: of one process (anonymous, can be migrated), and of all
 //! processes (a shared file).
 
-use super::{fail, Fail, Lane};
+use super::{
+    fail,
+    Fail,
+    Lane, //
+};
 use crate::torture::op::Advice;
 use hmm::engine::Way;
-use hmm::{Command, EngineOp, Errno};
+use hmm::{
+    Command,
+    EngineOp,
+    Errno, //
+};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::SeqCst;
 

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! CPU accesses.
 
-use super::{fail, Effect, Fail, Lane};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane, //
+};
 use crate::torture::op::Span;
 use std::sync::atomic::Ordering::SeqCst;
 

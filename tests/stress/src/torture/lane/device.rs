@@ -1,10 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Synchronous ioctls of a device.
 
-use super::{fail, Effect, Fail, Lane};
-use crate::torture::op::{Kind, Span};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane, //
+};
+use crate::torture::op::{
+    Kind,
+    Span, //
+};
 use hmm::engine::Way;
-use hmm::{pattern, Device, Errno, PageOutcome, PageState, Setting, PAGE_SIZE};
+use hmm::{
+    pattern,
+    Device,
+    Errno,
+    PageOutcome,
+    PageState,
+    Setting,
+    PAGE_SIZE, //
+};
 use std::time::Duration;
 
 /// Maximum number of attempts to evict all pages from a device.

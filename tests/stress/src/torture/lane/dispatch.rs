@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Maps each operation to the function that executes it.
 
-use super::{device, Fail, Lane};
+use super::{
+    device,
+    Fail,
+    Lane, //
+};
 use crate::torture::op::Op;
 
 impl Lane<'_> {

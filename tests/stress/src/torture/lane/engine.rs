@@ -1,11 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Engine commands, synchronous and in the background.
 
-use super::{fail, Effect, Fail, Lane, Running};
-use crate::torture::op::{Op, Span, Work};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane,
+    Running, //
+};
+use crate::torture::op::{
+    Op,
+    Span,
+    Work, //
+};
 use hmm::engine::checksum;
 use hmm::pattern::WORDS;
-use hmm::{Command, EngineOp, Errno, PAGE_SIZE};
+use hmm::{
+    Command,
+    EngineOp,
+    Errno,
+    PAGE_SIZE, //
+};
 use std::time::Duration;
 
 /// Maximum number of commands in flight for each lane.

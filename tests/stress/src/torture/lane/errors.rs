@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Errors that the model expects. Any other error fails the run.
 
-use super::{fail, Fail, Lane};
-use crate::torture::op::{Rights, Span};
+use super::{
+    fail,
+    Fail,
+    Lane, //
+};
+use crate::torture::op::{
+    Rights,
+    Span, //
+};
 use hmm::Errno;
 
 /// Errors that any operation may return: no memory for its own data or for destination pages

@@ -2,9 +2,20 @@
 //! Notification of the end of a queued operation: an eventfd, `poll`, and a queue of another
 //! device.
 
-use super::{fail, Effect, Fail, Lane};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane, //
+};
 use crate::torture::op::Span;
-use hmm::{Device, Errno, QueueOp, State, PAGE_SIZE};
+use hmm::{
+    Device,
+    Errno,
+    QueueOp,
+    State,
+    PAGE_SIZE, //
+};
 use std::time::Duration;
 
 /// Timeout for a notification.

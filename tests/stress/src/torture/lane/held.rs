@@ -2,10 +2,25 @@
 //! Memory that a lane keeps locked for a device while other operations follow. These operations may
 //! write the locked range but not migrate it. Operations that remove its mapping unlock it first.
 
-use super::{fail, Effect, Fail, Lane};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane, //
+};
 use crate::torture::op::Span;
-use hmm::engine::{checksum, Way};
-use hmm::{Command, EngineOp, Errno, Locked, PageState, PAGE_SIZE};
+use hmm::engine::{
+    checksum,
+    Way, //
+};
+use hmm::{
+    Command,
+    EngineOp,
+    Errno,
+    Locked,
+    PageState,
+    PAGE_SIZE, //
+};
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Maximum number of locks of a lane.

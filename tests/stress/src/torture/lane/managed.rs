@@ -1,10 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Managed memory, at addresses that the lane has reserved or that the kernel chooses.
 
-use super::{fail, Fail, Lane};
-use crate::torture::bus::{is_known, Known};
+use super::{
+    fail,
+    Fail,
+    Lane, //
+};
+use crate::torture::bus::{
+    is_known,
+    Known, //
+};
 use hmm::abi::HUGE_PAGES;
-use hmm::{Command, EngineOp, Errno, Managed, ManagedFlags, State, PAGE_SIZE};
+use hmm::{
+    Command,
+    EngineOp,
+    Errno,
+    Managed,
+    ManagedFlags,
+    State,
+    PAGE_SIZE, //
+};
 
 /// Errors that an allocation may return.
 const NO_ROOM: [Errno; 2] = [Errno::ENOMEM, Errno::EBUSY];

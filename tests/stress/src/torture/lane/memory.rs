@@ -1,8 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Operations of a process on its mappings.
 
-use super::{fail, Effect, Fail, Lane};
-use crate::torture::op::{Advice, Kind, Rights, Span};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane, //
+};
+use crate::torture::op::{
+    Advice,
+    Kind,
+    Rights,
+    Span, //
+};
 use crate::torture::region::prot;
 use hmm::Errno;
 

@@ -1,9 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Connections, resizing of device memory, checks of exclusive access, and queued writes.
 
-use super::{fail, Effect, Fail, Lane};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane, //
+};
 use crate::torture::op::Span;
-use hmm::{Connection, EngineOp, Errno, QueueOp, Setting, State, PAGE_SIZE};
+use hmm::{
+    Connection,
+    EngineOp,
+    Errno,
+    QueueOp,
+    Setting,
+    State,
+    PAGE_SIZE, //
+};
 
 /// Maximum number of pages of a queued copy or fill.
 const QUEUED: usize = 32;

@@ -1,9 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Attributes and fault policies. The location of memory must not affect its contents.
 
-use super::{fail, Fail, Lane};
-use crate::torture::op::{Kind, Span};
-use hmm::placement::{Attributes, Policy, Preferred};
+use super::{
+    fail,
+    Fail,
+    Lane, //
+};
+use crate::torture::op::{
+    Kind,
+    Span, //
+};
+use hmm::placement::{
+    Attributes,
+    Policy,
+    Preferred, //
+};
 use hmm::Errno;
 
 impl Lane<'_> {

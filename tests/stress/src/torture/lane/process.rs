@@ -2,11 +2,26 @@
 //! Forked processes. Each has the memory of its parent at the time of the fork, and writes only to
 //! its own copy.
 
-use super::{fail, Effect, Fail, Lane};
-use crate::torture::op::{Fork, Span};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane, //
+};
+use crate::torture::op::{
+    Fork,
+    Span, //
+};
 use hmm::child::SIGKILL;
 use hmm::engine::Way;
-use hmm::{pattern, Child, Device, Errno, Mapping, PAGE_SIZE};
+use hmm::{
+    pattern,
+    Child,
+    Device,
+    Errno,
+    Mapping,
+    PAGE_SIZE, //
+};
 use std::time::Duration;
 
 /// Maximum number of children of a lane.

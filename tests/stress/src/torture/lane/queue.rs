@@ -2,10 +2,27 @@
 //! Queues, host locks and migrations between devices. None of these changes contents, only their
 //! location.
 
-use super::{fail, Effect, Fail, Lane};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane, //
+};
 use crate::torture::op::Span;
-use hmm::engine::{checksum, Way};
-use hmm::{Command, EngineOp, Errno, Fence, Locked, QueueOp, State, PAGE_SIZE};
+use hmm::engine::{
+    checksum,
+    Way, //
+};
+use hmm::{
+    Command,
+    EngineOp,
+    Errno,
+    Fence,
+    Locked,
+    QueueOp,
+    State,
+    PAGE_SIZE, //
+};
 
 fn end(what: &str, fence: &Fence<'_>) -> Result<Option<Errno>, Fail> {
     match fence.sync(None) {

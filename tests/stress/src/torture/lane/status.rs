@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Counters reported by devices: they never decrease and are consistent with each other.
 
-use super::{fail, Effect, Fail, Lane};
+use super::{
+    fail,
+    Effect,
+    Fail,
+    Lane, //
+};
 use crate::torture::op::Span;
 use hmm::counters::EngineCounters;
 use hmm::placement::Placement;
-use hmm::{Command, Connection, EngineOp, PAGE_SIZE};
+use hmm::{
+    Command,
+    Connection,
+    EngineOp,
+    PAGE_SIZE, //
+};
 use std::collections::HashMap;
 use std::time::Duration;
 

@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Event streams: completeness, and the mirrors whose events they report.
 
-use super::{fail, Fail, Lane};
+use super::{
+    fail,
+    Fail,
+    Lane, //
+};
 use crate::torture::op::Span;
 use hmm::engine::Way;
-use hmm::events::{Record, Type};
-use hmm::{Device, Errno};
+use hmm::events::{
+    Record,
+    Type, //
+};
+use hmm::{
+    Device,
+    Errno, //
+};
 
 fn text(error: Errno) -> Fail {
     format!("events: {error}")

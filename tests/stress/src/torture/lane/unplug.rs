@@ -2,14 +2,33 @@
 //! The last part of a run: unplugs a device while all lanes read memory and migrate it to and from
 //! that device. No page may be lost. Only operations that need the device may fail, with `ENODEV`.
 
-use super::{device::way, fail, Fail, Lane};
+use super::{
+    device::way,
+    fail,
+    Fail,
+    Lane, //
+};
 use crate::torture::env::Board;
-use crate::torture::op::{Rights, Span, REGIONS};
+use crate::torture::op::{
+    Rights,
+    Span,
+    REGIONS, //
+};
 use hmm::engine::checksum;
 use hmm::rng::Rng;
-use hmm::{Command, Counters, EngineOp, Errno, Setting, PAGE_SIZE};
+use hmm::{
+    Command,
+    Counters,
+    EngineOp,
+    Errno,
+    Setting,
+    PAGE_SIZE, //
+};
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Regions that take part: only anonymous memory.
 const PARTS: usize = 2;

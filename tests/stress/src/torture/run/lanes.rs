@@ -7,7 +7,10 @@ use crate::torture::lane::Lane;
 use crate::torture::op::Op;
 use hmm::uffd::Missing;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{
+    Path,
+    PathBuf, //
+};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::Barrier;

@@ -2,15 +2,29 @@
 //! The processes of a run, including those that are killed at random.
 
 use super::lanes::run_lane;
-use crate::torture::bus::{self, Known};
+use crate::torture::bus::{
+    self,
+    Known, //
+};
 use crate::torture::draw::Draw;
-use crate::torture::env::{Board, Clearing, Common, Env};
+use crate::torture::env::{
+    Board,
+    Clearing,
+    Common,
+    Env, //
+};
 use crate::torture::op::Op;
-use crate::torture::script::{Script, Shape};
+use crate::torture::script::{
+    Script,
+    Shape, //
+};
 use hmm::child::own_group;
 use hmm::Child;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{
+    AtomicBool,
+    AtomicU64, //
+};
 use std::sync::Barrier;
 use std::time::Duration;
 

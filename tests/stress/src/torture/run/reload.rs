@@ -1,8 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Reloads the driver so that an unplugged device returns, for another run on the same machine.
 
-use anyhow::{anyhow, bail, Result};
-use hmm::{module, Device, Errno};
+use anyhow::{
+    anyhow,
+    bail,
+    Result, //
+};
+use hmm::{
+    module,
+    Device,
+    Errno, //
+};
 use std::path::Path;
 use std::time::Duration;
 

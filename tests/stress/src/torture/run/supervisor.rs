@@ -5,13 +5,22 @@ use super::outcome::Failure;
 use super::process::process;
 use super::visitors::Visitors;
 use super::Options;
-use crate::torture::env::{Board, Common};
+use crate::torture::env::{
+    Board,
+    Common, //
+};
 use crate::torture::script::Script;
 use anyhow::Result;
 use hmm::child::kill_group;
-use hmm::{Child, Mapping};
+use hmm::{
+    Child,
+    Mapping, //
+};
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// The processes, and the last known progress of their lanes.
 pub struct Supervisor<'a> {

@@ -7,9 +7,17 @@ use super::Options;
 use crate::torture::env::Board;
 use crate::torture::script::Script;
 use anyhow::Result;
-use hmm::child::{kill_group, Child, Ended, SIGKILL};
+use hmm::child::{
+    kill_group,
+    Child,
+    Ended,
+    SIGKILL, //
+};
 use hmm::rng::Rng;
-use std::time::{Duration, Instant};
+use std::time::{
+    Duration,
+    Instant, //
+};
 
 /// Minimum interval between visitors, to leave CPU time for the lanes.
 const INTERVAL: Duration = Duration::from_secs(4);

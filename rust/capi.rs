@@ -4,8 +4,8 @@
 //!
 //! Each function wraps one function of the Rust interface. The header documents context, errors and
 //! ownership. The types are generated from the header by bindgen. [`declared`] compares each
-//! function with its declaration, so that a difference fails the build. `rust/helpers/capi.c` exports the
-//! functions and asserts the same layout as [`layout`].
+//! function with its declaration, so that a difference fails the build. `rust/helpers/capi.c`
+//! exports the functions and asserts the same layout as [`layout`].
 //!
 //! Like `mm`, this is a boundary of safety: drivers in C have to keep the rules that the type
 //! system enforces in Rust.

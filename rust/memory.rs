@@ -251,8 +251,8 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Converts `range`, whose numbers are those of the owner as in
-    /// [`PageMemory::Device`](crate::mirror::PageMemory::Device), to numbers of this memory. Returns
-    /// `None` if the pages belong to another memory. Context: any.
+    /// [`PageMemory::Device`](crate::mirror::PageMemory::Device), to numbers of this memory.
+    /// Returns `None` if the pages belong to another memory. Context: any.
     #[inline]
     pub fn locate(&self, range: DeviceRange) -> Option<DeviceRange> {
         let first = self.local(range.first)?;

@@ -384,7 +384,8 @@ impl<D: Device> Mirror<D> {
         &self.inner().stats
     }
 
-    /// Returns the identity of the mirrored address space. It is unique as long as the mirror exists.
+    /// Returns the identity of the mirrored address space. It is unique as long as the mirror
+    /// exists.
     ///
     /// # Context
     ///

@@ -17,8 +17,8 @@
 //! - [`host_lock`]: system memory of a process that is pinned for devices.
 //! - [`queue`]: asynchronous operations, with fences.
 //! - [`mm`]: safe types over the kernel's interfaces of memory management.
-//! - [`mod@kernel`]: safe types over other interfaces, among them the character device through which
-//!   a process uses a driver, and kernel threads.
+//! - [`mod@kernel`]: safe types over other interfaces, among them the character device through
+//!   which a process uses a driver, and kernel threads.
 //! - [`debug`]: tracepoints and the events that drivers get, counters, and files in debugfs.
 //! - [`mod@alarm`]: reports of broken rules.
 //! - [`inject`]: fault injection.

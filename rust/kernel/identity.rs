@@ -172,8 +172,8 @@ impl MmId {
     }
 }
 
-/// Type of the devices that signal a fence. A device that waits for a fence of its own type does not
-/// need to poll.
+/// Type of the devices that signal a fence. A device that waits for a fence of its own type does
+/// not need to poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FenceType(usize);
 

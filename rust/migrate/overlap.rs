@@ -2,7 +2,8 @@
 
 //! Overlapping steps: while one block is copied, the next one is announced and isolated.
 //!
-//! `Documentation/overlap.rst` lists the operations that must not block meanwhile, with the reasons.
+//! `Documentation/overlap.rst` lists the operations that must not block meanwhile, with the
+//! reasons.
 //! In short: nothing here waits for an invalidation, a folio lock or the mmap lock, and nothing is
 //! evicted.
 

@@ -119,9 +119,9 @@ pub(crate) struct MirrorShared<D: Device> {
     pub(super) changing: Atomic<usize>,
     /// State of the library for the address space.
     pub(super) space: RcuArc<Space>,
-    /// Identity that all mirrors of the device share: that of the owner of its memory, otherwise that
-    /// of its DMA device. The device holds a reference, so that the identity is unique as long as a
-    /// mirror exists.
+    /// Identity that all mirrors of the device share: that of the owner of its memory, otherwise
+    /// that of its DMA device. The device holds a reference, so that the identity is unique as long
+    /// as a mirror exists.
     pub(super) shared_name: Option<DeviceId>,
     /// Number of pages that an eviction has invalidated and not reported yet.
     taken: Atomic<usize>,

@@ -52,11 +52,11 @@ pub(crate) enum Destination {
     /// Every mirror joins. Used for system memory, and for migrations from device to device, which
     /// the mirror of the source must join.
     Any,
-    /// Private memory with this identity. Its device can address it. Other devices of the same owner
-    /// can if their connection allows it.
+    /// Private memory with this identity. Its device can address it. Other devices of the same
+    /// owner can if their connection allows it.
     Private(MemoryId),
-    /// Coherent memory with this identity. A device that has memory of its own uses it in place only
-    /// if its connection allows it.
+    /// Coherent memory with this identity. A device that has memory of its own uses it in place
+    /// only if its connection allows it.
     Coherent(MemoryId),
 }
 

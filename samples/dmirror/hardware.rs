@@ -2,9 +2,10 @@
 
 //! The hardware of the mock GPU, without its driver.
 //!
-//! Files in this folder, and `samples/common/walk.rs`, import only each other, the kernel crate, and plain types of the library
-//! (addresses, page numbers, bytes and threads). Engines reach memory through the [`port::Port`]
-//! that the driver attaches to each command. `tools/check/all` checks the imports.
+//! Files in this folder, and `samples/common/walk.rs`, import only each other, the kernel crate,
+//! and plain types of the library (addresses, page numbers, bytes and threads). Engines reach
+//! memory through the [`port::Port`] that the driver attaches to each command. `tools/check/all`
+//! checks the imports.
 //!
 //! - `engine`: schedules commands; `command`: their operations; `status`: their completion.
 //! - `mmu`: translates and performs an access; `tlb`: cached translations; `walk`: page table

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# awk -f document.awk SUMMARY UNREACHED: the list that make doc includes in Documentation/coverage.rst.
+# awk -f document.awk SUMMARY UNREACHED: the list that make doc includes in
+# Documentation/coverage.rst.
 function clean(text) {
 	gsub(/^[ \t]+|[ \t]+$/, "", text)
 	gsub(/\\/, "\\\\", text)

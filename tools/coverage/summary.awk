@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# awk -f summary.awk SUMMARY: the table of Documentation/coverage.rst, one line for each folder of the
-# library, separated by tabs.
+# awk -f summary.awk SUMMARY: the table of Documentation/coverage.rst, one line for each folder of
+# the library, separated by tabs.
 BEGIN { OFS = "\t" }
 
 $1 ~ /^rust\// {

@@ -3,10 +3,10 @@
 //! Isolates huge pages of private device memory whole.
 //!
 //! If such a page is zapped while it is isolated, `zap_huge_pmd_folio()` drops a reference and a
-//! mapcount that the migration entry does not hold (7.2 and 7.3, see `rust/helpers/rmap.c`). Therefore only
-//! a page with a single mapping is isolated whole, so that this happens at most once. An extra
-//! reference keeps the page alive meanwhile, and the missing counts are restored afterwards. All
-//! other huge pages are split.
+//! mapcount that the migration entry does not hold (7.2 and 7.3, see `rust/helpers/rmap.c`).
+//! Therefore only a page with a single mapping is isolated whole, so that this happens at most
+//! once. An extra reference keeps the page alive meanwhile, and the missing counts are restored
+//! afterwards. All other huge pages are split.
 
 use crate::{
     bindings,

@@ -80,7 +80,7 @@ mod mm {
 
     #[path = "../properties/addr.rs"]
     pub(crate) mod addr_properties;
-    #[path = "../properties/mask.rs"]
+    #[path = "../properties/page_set.rs"]
     pub(crate) mod page_set_properties;
     #[path = "../properties/range_map.rs"]
     pub(crate) mod range_map_properties;
@@ -119,7 +119,7 @@ fn main() {
         mm::range_map_properties::ALL,
         attributes_properties::ALL,
         mm::device_alloc::properties::ALL,
-        mm::mask_properties::ALL,
+        mm::page_set_properties::ALL,
         mm::addr_properties::ALL,
         memory::properties::ALL,
         policy::properties::ALL,

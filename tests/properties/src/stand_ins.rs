@@ -231,12 +231,12 @@ pub(crate) mod location {
     };
 
     pub enum PageMemory<'a> {
-        Cpu(page::CpuPages<'a>),
+        Cpu(folio::CpuPages<'a>),
         Device(DeviceRange),
     }
 
     pub enum PageMemoryMut<'a> {
-        Cpu(page::CpuPagesMut<'a>),
+        Cpu(folio::CpuPagesMut<'a>),
         Device(DeviceRange),
     }
 }

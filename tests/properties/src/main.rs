@@ -67,7 +67,6 @@ mod memory {
 mod mirror {
     mod in_flight;
 
-    pub(crate) use crate::stand_ins::mirror::*;
 }
 
 mod mm {

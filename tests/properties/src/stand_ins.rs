@@ -98,7 +98,7 @@ pub(crate) mod identity {
         )*};
     }
 
-    identities!(DeviceId, EventOwner, MigrationId, PgmapOwner);
+    identities!(DeviceId, EventOwner, MemoryId, MigrationId, PgmapOwner);
 
     impl From<MigrationId> for EventOwner {
         fn from(migration: MigrationId) -> Self {

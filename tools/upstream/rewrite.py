@@ -145,11 +145,11 @@ def rust(text, series, private):
     """A file of Rust, which only its siblings use if it is private."""
     text = without_options(text)
     text = decided(text, series) if "hmm_series" in text else text
-    text = without_blocks(text, r"if fails\(Point::")
+    text = without_blocks(text, r"if fails\(FailPoint::")
     text = without_blocks(text, r"if is_injecting\(\)")
-    text = re.sub(r" \|\| fails\(Point::\w+\)", "", text)
+    text = re.sub(r" \|\| fails\(FailPoint::\w+\)", "", text)
     # An argument of a C helper that widens a race window for a test.
-    text = re.sub(r"fails\(Point::\w+\)", "false", text)
+    text = re.sub(r"fails\(FailPoint::\w+\)", "false", text)
     text = re.sub(r"lock_classes::(\w+)\(\)", r'(c"hmm::\1", crate::static_lock_class!())', text)
     text = without_tests(text, "Thread::")
     text = re.sub(r"\bfalse \|\| ", "", text)

@@ -299,7 +299,14 @@ impl DmaWindows {
             pin_init!(Self {
                 device: device.clone(),
                 tick: Atomic::new(0),
-                tree <- SpinLock::new(WindowTree { windows: RBTree::new(), closed: false }, name, key),
+                tree <- SpinLock::new(
+                    WindowTree {
+                        windows: RBTree::new(),
+                        closed: false,
+                    },
+                    name,
+                    key,
+                ),
                 closing <- Mutex::new(false, closing_name, closing_key),
             }),
             GFP_KERNEL_ACCOUNT,

@@ -10,6 +10,7 @@
 //! - [`fence`] has fences of operations that may fault.
 //! - [`fence_watch`] has the report of such fences by `poll`.
 //! - [`dma_fence`] has `dma_fence`, [`sync_file`] has sync files.
+//! - [`hash`] has `hash_64()`.
 //! - [`identity`] has addresses that identify objects.
 //! - [`kthread`] has kernel threads.
 //! - [`miscdevice`] has character devices of a driver, with `poll` and `mmap`.

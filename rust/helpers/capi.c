@@ -10,10 +10,6 @@
 
 #include "../../include/rust_hmm.h"
 
-/* The object whose name identifies the contents of the header; see there. */
-const char RUST_HMM_HEADER_SYMBOL;
-EXPORT_SYMBOL_GPL(RUST_HMM_HEADER_SYMBOL);
-
 #define SIZE(type, bytes) static_assert(sizeof(struct type) == (bytes))
 #define AT(type, field, offset, bytes) \
 	static_assert(offsetof(struct type, field) == (offset) && \

@@ -6,8 +6,18 @@
 #include <linux/export.h>
 #include <linux/module.h>
 
+#include "../../include/rust_hmm.h"
+
 /* The macro module! of the kernel crate has no key for it. */
 MODULE_VERSION("0.2.0");
+
+/*
+ * The object whose name identifies the contents of the header for drivers in C;
+ * see there. Helpers include the header, too, so that it exists without the C
+ * interface.
+ */
+const char RUST_HMM_HEADER_SYMBOL;
+EXPORT_SYMBOL_GPL(RUST_HMM_HEADER_SYMBOL);
 
 #define EXPORT_SYMBOL_RUST_GPL(sym) extern int sym; EXPORT_SYMBOL_GPL(sym)
 

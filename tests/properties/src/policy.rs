@@ -2,11 +2,41 @@
 
 //! Documented properties of the policies, for any history of faults.
 
-use crate::{attributes::Attributes, harness::{Property, Trial}, mm::addr::{PMD_PAGES, PMD_SIZE, PageRange}};
-use kernel::{page::PAGE_SIZE, prelude::*};
+use crate::{
+    attributes::Attributes,
+    harness::{
+        Property,
+        Trial, //
+    },
+    mm::addr::{
+        PMD_PAGES,
+        PMD_SIZE,
+        PageRange, //
+    }, //
+};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use super::{Bounces, Decision, Density, FaultInfo, PageSet, Parameters, Policy, density::region, fault_around::FaultWindows, immovable::Immovable, prefetch::Streams, thrash::{ThrashDetector, ThrashHint}};
+use super::{
+    Bounces,
+    Decision,
+    Density,
+    FaultInfo,
+    PageSet,
+    Parameters,
+    Policy,
+    density::region,
+    fault_around::FaultWindows,
+    immovable::Immovable,
+    prefetch::Streams,
+    thrash::{
+        ThrashDetector,
+        ThrashHint, //
+    }, //
+};
 
 #[path = "policy/density.rs"]
 mod default;

@@ -2,9 +2,53 @@
 
 //! Steps that unplug waits for, copies, claims of blocks, and cached connections.
 
-use crate::{harness::{Test, bounded, full}, kernel::{identity::MemoryId, lock_classes}};
-use kernel::{model::{Memory, spawn}, prelude::*, sync::{Arc, atomic::{Atomic, ordering::{Acquire, Full, Release}}}};
-use super::{arrivals::Arrivals, connection::Connection, connection_cache::{self, ConnectionCache}, copy::{Cancel, CopyContext, CopyEndpoint}, lru::{BlockUsage, Lru}, steps::Steps};
+use crate::{
+    harness::{
+        Test,
+        bounded,
+        full, //
+    },
+    kernel::{
+        identity::MemoryId,
+        lock_classes, //
+    }, //
+};
+use kernel::{
+    model::{
+        Memory,
+        spawn, //
+    },
+    prelude::*,
+    sync::{
+        Arc,
+        atomic::{
+            Atomic,
+            ordering::{
+                Acquire,
+                Full,
+                Release, //
+            }, //
+        }, //
+    }, //
+};
+use super::{
+    arrivals::Arrivals,
+    connection::Connection,
+    connection_cache::{
+        self,
+        ConnectionCache, //
+    },
+    copy::{
+        Cancel,
+        CopyContext,
+        CopyEndpoint, //
+    },
+    lru::{
+        BlockUsage,
+        Lru, //
+    },
+    steps::Steps, //
+};
 
 pub(crate) const TESTS: &[Test] = &[
     full("arrivals_close_waits_for_running_steps", close_waits),

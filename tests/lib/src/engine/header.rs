@@ -64,8 +64,8 @@ macro_rules! layout {
 /// Asserts size and place of every field of the structures of the mock device. These have no
 /// padding, because the traits that they derive require that.
 fn arguments(c: &mut String) {
-    let path = header().with_file_name("arguments.rs");
-    let source = std::fs::read_to_string(path).expect("no arguments.rs beside the header");
+    let path = header().with_file_name("../common/arguments.rs");
+    let source = std::fs::read_to_string(path).expect("no samples/common/arguments.rs");
     let mut structure = String::new();
     let mut size = 0;
     let mut at = 0;

@@ -247,7 +247,7 @@ impl Log {
             self.count("event while others flush");
         }
         need(serving.has_flushed || !left, || {
-            "an event ends before entries removed by others are flushed".to_string()
+            "an event ends while entries removed by others are not flushed".to_string()
         })
     }
 

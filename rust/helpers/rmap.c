@@ -619,7 +619,8 @@ static bool may_become_writable(softleaf_t entry)
  * caller holds the mmap lock.
  *
  * No TLB flush is needed, because CPUs do not cache non-present entries. No
- * notifier is called, because no access is removed.
+ * notifier is called, because no access is removed. set_pte() suffices, because
+ * non-present entries have neither tags nor cached instructions to synchronize.
  */
 bool rust_hmm_vma_make_writable(struct vm_area_struct *vma, unsigned long addr,
 				unsigned long end)
@@ -641,7 +642,7 @@ bool rust_hmm_vma_make_writable(struct vm_area_struct *vma, unsigned long addr,
 		if (done) {
 			entry = make_writable_device_private_entry(swp_offset(entry));
 			pmd = pmd_swp_mksoft_dirty(swp_entry_to_pmd(entry));
-			set_pmd_at(vma->vm_mm, addr & PMD_MASK, pmdp, pmd);
+			set_pmd(pmdp, pmd);
 		}
 		spin_unlock(above);
 		return done;
@@ -659,7 +660,7 @@ bool rust_hmm_vma_make_writable(struct vm_area_struct *vma, unsigned long addr,
 			continue;
 		entry = make_writable_device_private_entry(swp_offset(entry));
 		pte = pte_swp_mksoft_dirty(swp_entry_to_pte(entry));
-		set_pte_at(vma->vm_mm, addr, ptep, pte);
+		set_pte(ptep, pte);
 		done |= addr == first;
 	}
 	if (lock != above)

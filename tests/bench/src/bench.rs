@@ -64,8 +64,11 @@ pub struct Bench {
 
 /// Marks the begin or the end of the code that a profile counts, see `tools/profile`.
 fn marker() {
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: The instruction exchanges a register with itself, so it changes no state.
-    unsafe { std::arch::asm!("xchg bx, bx", options(nomem, nostack, preserves_flags)) };
+    unsafe {
+        std::arch::asm!("xchg bx, bx", options(nomem, nostack, preserves_flags))
+    };
 }
 
 /// Returns the nanoseconds that `work` takes.

@@ -209,7 +209,7 @@ pub fn touch(addr: usize, len: usize, write: bool) {
         return;
     }
     // Reads a file name up to its first zero byte; the file does not exist.
-    sys::call3(libc::SYS_access, addr, 0, 0);
+    sys::call3(libc::SYS_faccessat, libc::AT_FDCWD as usize, addr, 0);
 }
 
 /// A page of the arena, usually a mapped one.

@@ -221,7 +221,8 @@ pub struct Caller {
 
 fn open_path(path: &CStr, flags: i32) -> isize {
     let flags = libc::O_RDWR | libc::O_CLOEXEC | flags;
-    sys::call3(libc::SYS_open, path.as_ptr() as usize, flags as usize, 0)
+    let path = path.as_ptr() as usize;
+    sys::call3(libc::SYS_openat, libc::AT_FDCWD as usize, path, flags as usize)
 }
 
 /// Opens the node of descriptor `which`, or node `device` of the mock. Returns a negative number on
@@ -474,7 +475,9 @@ impl Caller {
                 // An array of one `struct pollfd`, in memory that is always mapped.
                 let at = BUFFER + BUFFER_LEN - 8;
                 sys::poke(at, fd as u64 | (0x7fff << 32));
-                sys::call3(libc::SYS_poll, at, 1, 0)
+                let immediately = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                let immediately = core::ptr::from_ref(&immediately) as usize;
+                sys::call(libc::SYS_ppoll, [at, 1, immediately, 0, 0, 0])
             }
             Op::ReadFd if choice < 4 => sys::call3(libc::SYS_read, fd, addr, len),
             Op::ReadFd => sys::call(libc::SYS_pread64, [fd, addr, len, number, 0, 0]),
@@ -495,7 +498,8 @@ impl Caller {
                 5 => sys::call3(libc::SYS_flock, fd, (libc::LOCK_SH | libc::LOCK_NB) as usize, 0),
                 6 => sys::call(libc::SYS_splice, [fd, 0, socket as usize, 0, len, 2]),
                 7 => sys::call(libc::SYS_readahead, [fd, 0, len, 0, 0, 0]),
-                _ => sys::call3(libc::SYS_fadvise64, fd, 0, number),
+                // SAFETY: it takes no pointer.
+                _ => unsafe { libc::posix_fadvise(fd as i32, 0, number as i64, 0) as isize },
             },
         });
     }

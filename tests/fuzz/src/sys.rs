@@ -54,10 +54,18 @@ pub fn poke32(addr: usize, value: u32) {
     unsafe { (addr as *mut u32).write_volatile(value) }
 }
 
-/// Reads the TSC.
+/// Reads the counter of the CPU that programs may read.
 pub fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: each x86-64 CPU has this instruction.
-    unsafe { core::arch::x86_64::_rdtsc() }
+    return unsafe { core::arch::x86_64::_rdtsc() };
+    #[cfg(target_arch = "aarch64")]
+    {
+        let ticks: u64;
+        // SAFETY: Linux lets programs read this register, which has no side effects.
+        unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack)) };
+        ticks
+    }
 }
 
 /// CPU time of this thread, in ns.

@@ -38,6 +38,12 @@ use std::time::{
     Instant, //
 };
 
+/// The system call of `poll()`.
+#[cfg(target_arch = "x86_64")]
+const SYS_POLL: libc::c_long = libc::SYS_poll;
+#[cfg(not(target_arch = "x86_64"))]
+const SYS_POLL: libc::c_long = libc::SYS_ppoll;
+
 const OURS: &str = "test_hmm has no event stream";
 const PAGES: usize = 24;
 /// Capacity of a ring in records.
@@ -231,7 +237,7 @@ fn poll_wakes(ctx: &Ctx) -> Outcome {
         let _ = begun.send(procfs::thread_id());
         (poll_fd(fd, Duration::from_secs(60)), start.elapsed())
     });
-    sleeps_in(&began, libc::SYS_poll)?;
+    sleeps_in(&began, SYS_POLL)?;
     device.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
     let (events, waited) = poller.join().map_err(|_| Stop::Fail("a thread has panicked".into()))?;
     check_eq!(events.what("poll")?, libc::POLLIN, "what poll says");
@@ -413,7 +419,7 @@ fn closed_while_polled(ctx: &Ctx) -> Outcome {
             let _ = begun.send(procfs::thread_id());
             poll_fd(fd, if is_first { LONG } else { Duration::from_millis(500) })
         });
-        let polls = sleeps_in(&began, libc::SYS_poll);
+        let polls = sleeps_in(&began, SYS_POLL);
         if polls.is_err() && poller.is_finished() {
             // On a busy machine the poll may time out before this thread checks.
             late += 1;

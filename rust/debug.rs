@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the library reports of itself: tracepoints, counters, and files in debugfs.
+//! Reports about the library: tracepoints, counters, and files in debugfs.
 //!
 //! - [`events`] has the events that tracepoints and drivers get.
 //! - [`stats`] has counters of events.

@@ -2,9 +2,9 @@
 
 //! Events of the memory of a process, reported by tracepoints and by [`Device::event`].
 //!
-//! The mirror of an event emits the tracepoint and then calls the driver (`Inner::tell`), so
-//! that both report the same events. A CPU fault belongs to device memory and not to a mirror;
-//! `Ops` of that memory reports it.
+//! The mirror of an event emits the tracepoint and then calls the driver (`MirrorShared::emit`),
+//! so that both report the same events. A CPU fault belongs to device memory and not to a mirror;
+//! `MemoryState` of that memory reports it.
 
 #[cfg(doc)]
 use crate::mirror::Device;

@@ -149,7 +149,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// - `EINVAL` if the range is not in the window.
     /// - `ENOMEM`
-    /// - Those of [`Transactions::begin`](super::in_flight::InFlightMigrations::begin).
+    /// - Those of [`InFlightMigrations::begin`](super::in_flight::InFlightMigrations::begin).
     ///
     /// # Context
     ///

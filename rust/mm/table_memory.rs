@@ -5,7 +5,7 @@
 //! The library writes this memory and the device reads it. The library does not depend on its
 //! contents, so that a device which overwrites it cannot corrupt the library's state. Words of it
 //! can be read by software that emulates a device
-//! ([`Section::table_word`](crate::mirror::AccessSection::table_word)).
+//! ([`AccessSection::table_word`](crate::mirror::AccessSection::table_word)).
 //!
 //! C headers: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h),
 //! [`include/linux/gfp.h`](srctree/include/linux/gfp.h)

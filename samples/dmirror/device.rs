@@ -312,7 +312,7 @@ impl Drop for Session {
 
 /// A flush under way.
 pub(crate) struct Flush {
-    /// Whether TLBs keep what they have, for tests.
+    /// Whether the flush leaves the TLBs as they are, for tests.
     skips: bool,
 }
 

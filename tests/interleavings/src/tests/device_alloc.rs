@@ -199,7 +199,7 @@ fn withdraw_take() {
     assert!(shared.map.take_at(0, 0));
 }
 
-/// If all pages are withdrawn and a barrier follows, as in `Piece::remove_idle`, all accesses by
+/// If all pages are withdrawn and a barrier follows, as in `Chunk::remove_idle`, all accesses by
 /// users of a page have ended.
 fn withdrawn_unused() {
     let shared = Pages::new(1);

@@ -10,8 +10,12 @@
 #include <linux/migrate.h>
 #include <linux/memremap.h>
 #include <linux/mmu_notifier.h>
+#include <linux/huge_mm.h>
 #include <linux/rmap.h>
 
 #include "../include/rust_hmm.h"
 /* The functions and types of the C helpers. */
 #include "helpers/helpers.c"
+
+/* Macros of which bindgen does not find the value. */
+enum { RUST_HMM_PMD_ORDER = PMD_ORDER };

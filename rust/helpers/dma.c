@@ -119,10 +119,8 @@ void rust_hmm_dma_sync(struct device *dev, u64 addr, bool for_device)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_sync);
 
-#define WINDOW_PAGES 512
-
 /*
- * DMA addresses of the pages of 2 MiB of a process. Behind an IOMMU, one range of IOVA is allocated
+ * DMA addresses of the pages of a process that one PMD covers. Behind an IOMMU, one range of IOVA is allocated
  * for all of them, into which pages are linked one by one. Without an IOMMU each page has an
  * address of its own.
  */
@@ -180,7 +178,7 @@ struct rust_hmm_dma_window *rust_hmm_dma_window_alloc(struct device *dev,
 		*error = -ENOMEM;
 		return NULL;
 	}
-	*error = hmm_dma_map_alloc(dev, &window->map, WINDOW_PAGES, PAGE_SIZE);
+	*error = hmm_dma_map_alloc(dev, &window->map, PTRS_PER_PTE, PAGE_SIZE);
 	if (*error) {
 		kfree(window);
 		return NULL;

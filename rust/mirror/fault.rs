@@ -77,7 +77,7 @@ const FAULT_MIN_ATTEMPTS: usize = 100;
 /// Maximum number of times that a fault waits for migrations of its range.
 const FAULT_MAX_WAITS: usize = 1000;
 
-/// Maximum number of pulls from other tiles for one fault of 2 MiB. A block has at most half as
+/// Maximum number of pulls from other tiles for one fault on a block. A block has at most half as
 /// many runs of pages.
 const FAULT_MAX_PULLS: usize = 2 * PMD_PAGES;
 
@@ -565,6 +565,3 @@ impl<D: Device> MirrorShared<D> {
         })
     }
 }
-
-// A piece has at most as many pages as the buffer has entries.
-const _: () = assert!(PMD_PAGES == 512);

@@ -2,6 +2,7 @@
 
 //! Page-aligned ranges of virtual addresses.
 
+use crate::bindings;
 use kernel::{
     page::{
         PAGE_MASK,
@@ -11,8 +12,9 @@ use kernel::{
     prelude::*, //
 };
 
-/// Order of a folio that one PMD maps (2 MiB with 4 KiB pages).
-pub const PMD_ORDER: u32 = 9;
+/// Order of a folio that one PMD maps: 9 with pages of 4 KiB (2 MiB), 11 with pages of 16 KiB
+/// (32 MiB).
+pub const PMD_ORDER: u32 = bindings::RUST_HMM_PMD_ORDER;
 
 /// Number of pages that one PMD maps. One range fault or migration handles at most this many.
 pub const PMD_PAGES: usize = 1 << PMD_ORDER;
@@ -125,14 +127,20 @@ impl PageRange {
         self.start + (index.min(self.pages() - 1) << PAGE_SHIFT)
     }
 
-    /// Splits the range at 2 MiB boundaries. The parts are in ascending order.
+    /// Splits the range at multiples of [`PMD_SIZE`]. The parts are in ascending order.
     pub fn pmd_pieces(&self) -> impl Iterator<Item = PageRange> {
+        self.pieces(PMD_SIZE)
+    }
+
+    /// Splits the range at multiples of `size`, a power of two and at least a page. The parts are
+    /// in ascending order.
+    pub(crate) fn pieces(&self, size: usize) -> impl Iterator<Item = PageRange> {
         let end = self.end;
         let mut next = Some(self.start);
         core::iter::from_fn(move || {
             let start = next.filter(|start| *start < end)?;
             // There is no boundary beyond the largest address.
-            let border = (start & !(PMD_SIZE - 1)).checked_add(PMD_SIZE);
+            let border = (start & !(size - 1)).checked_add(size);
             next = border;
             PageRange::new(start, border.map_or(end, |border| border.min(end))).ok()
         })
@@ -143,7 +151,7 @@ impl PageRange {
         Self::new(self.start.max(addr & PAGE_MASK), self.end).ok()
     }
 
-    /// Whether the range is 2 MiB-aligned and exactly one PMD long.
+    /// Whether the range is what one PMD maps.
     pub const fn is_pmd(&self) -> bool {
         self.start & (PMD_SIZE - 1) == 0 && self.pages() == PMD_PAGES
     }

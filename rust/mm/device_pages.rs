@@ -11,7 +11,10 @@
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
 use super::{
-    addr::PMD_PAGES,
+    addr::{
+        PMD_PAGES,
+        PMD_SIZE, //
+    },
     range_map::RangeMap, //
 };
 use crate::{
@@ -67,16 +70,18 @@ use hints::{
 pub use owner::Owner;
 pub use rmap::MmapLocks;
 
-/// Pages of one chunk: 256 MiB, as in the kernel's `lib/test_hmm.c`.
-pub const CHUNK_PAGES: usize = 1 << 16;
+/// Bytes of one chunk: 256 MiB, as in the kernel's `lib/test_hmm.c`. The kernel adds device memory
+/// in sections of at most 128 MiB.
+const CHUNK_BYTES: u64 = 256 << 20;
+
+/// Pages of one chunk.
+pub const CHUNK_PAGES: usize = (CHUNK_BYTES >> PAGE_SHIFT) as usize;
 
 /// Highest physical address of any machine. The kernel enforces the actual limit.
 const LAST_PHYSICAL: u64 = (1 << 52) - 1;
 
 /// Maximum number of pages of one device: the number of page frames in the physical address space.
 pub const MAX_PAGES: usize = ((LAST_PHYSICAL + 1) >> PAGE_SHIFT) as usize;
-
-const CHUNK_BYTES: u64 = (CHUNK_PAGES as u64) << PAGE_SHIFT;
 
 /// System memory that the kernel needs for a chunk, in bytes: a `struct page` of 64 bytes for each
 /// page.
@@ -241,7 +246,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                     // CAST: At most the number of physical addresses.
                     let bytes = (count.max(1) as u64).checked_mul(CHUNK_BYTES).ok_or(EINVAL)?;
                     let last = start.checked_add(bytes).ok_or(EINVAL)? - 1;
-                    let aligned = start % (PMD_PAGES as u64 * 4096) == 0;
+                    let aligned = start % PMD_SIZE as u64 == 0;
                     if start == 0 || !aligned || last > LAST_PHYSICAL {
                         return Err(EINVAL);
                     }

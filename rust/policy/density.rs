@@ -66,8 +66,18 @@ impl Parameters {
     };
 }
 
-/// Pages of a leaf of the tree, 64 KiB.
-const LEAF_PAGES: usize = 16;
+/// Size of a leaf of the tree in bytes: enough that the copy and not the fault takes most of the
+/// time, and a size of leaf that most GPUs have.
+const LEAF_BYTES: usize = 64 << 10;
+
+/// Size of a tree in bytes: the device waits for the copy of all of it.
+const TREE_BYTES: usize = 2 << 20;
+
+/// Pages of a leaf.
+const LEAF_PAGES: usize = LEAF_BYTES / PAGE_SIZE;
+
+/// Pages of a tree.
+const TREE_PAGES: usize = TREE_BYTES / PAGE_SIZE;
 
 /// Reciprocal of the share of device memory that may be migrated ahead of a stream.
 const AHEAD_SHARE: usize = 4;
@@ -80,7 +90,7 @@ pub(super) fn region(resident: &PageSet, touched: Range<usize>, threshold: usize
     used.add(leaves.clone());
     let mut best = leaves.clone();
     let mut size = LEAF_PAGES;
-    while size <= PMD_PAGES {
+    while size <= TREE_PAGES {
         let start = leaves.start / size * size;
         let node = start..start + size;
         if node.end >= leaves.end && used.count(node.clone()) * 100 > threshold * size {
@@ -148,8 +158,9 @@ impl Density {
                 )
             }
             (None, blocks) => {
-                let room = (wanted.total / AHEAD_SHARE / PMD_PAGES).max(1);
-                PageRange::from_pages(start, blocks.min(room) * PMD_PAGES)
+                let room = (wanted.total / AHEAD_SHARE / TREE_PAGES).max(1);
+                let start = wanted.range.start() & !(TREE_BYTES - 1);
+                PageRange::from_pages(start, blocks.min(room) * TREE_PAGES)
             }
         };
         range

@@ -1,19 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Amount of memory that is migrated back for a CPU fault: 4 KiB to 2 MiB, depending on previous
+//! Amount of memory that is migrated back for a CPU fault: a page to 2 MiB, depending on previous
 //! faults.
 //!
 //! The window is doubled if the fault is at the end of the last window, or in the same 2 MiB. It is
 //! halved if the fault is far away. Histories are kept in a small table of fixed size without a
 //! lock. Two address spaces may share a slot, which only affects performance.
 
-use crate::{
-    kernel::hash::hash_64,
-    mm::addr::{
-        PMD_ORDER,
-        PMD_SIZE, //
-    }, //
-};
+use crate::kernel::hash::hash_64;
 use kernel::{
     page::{
         PAGE_SHIFT,
@@ -26,8 +20,15 @@ use kernel::{
     }, //
 };
 
-/// Order of the first window, 64 KiB.
-const FIRST_WINDOW_ORDER: u32 = 4;
+/// Size of the first window: enough that the copy and not the fault takes most of the time.
+const FIRST_WINDOW_BYTES: usize = 64 << 10;
+
+/// Maximum size of a window. The thread that faults waits for the copy of all of it.
+const MAX_WINDOW_BYTES: usize = 2 << 20;
+
+/// Orders of these windows.
+const FIRST_WINDOW_ORDER: u32 = (FIRST_WINDOW_BYTES / PAGE_SIZE).ilog2();
+const MAX_WINDOW_ORDER: u32 = (MAX_WINDOW_BYTES / PAGE_SIZE).ilog2();
 
 /// Number of slots.
 const HISTORY_SLOTS: usize = 64;
@@ -57,15 +58,15 @@ impl LastWindow {
 
     /// Returns the order of the window for a fault on `page`, and the new history.
     fn record_fault(self, page: usize) -> (u32, Self) {
-        let order = self.order().min(PMD_ORDER);
+        let order = self.order().min(MAX_WINDOW_ORDER);
         let order = if self.0 == 0 {
             FIRST_WINDOW_ORDER
         } else if page == self.next() {
-            (order + 1).min(PMD_ORDER)
-        } else if page >> PMD_ORDER == (self.next() - 1) >> PMD_ORDER {
+            (order + 1).min(MAX_WINDOW_ORDER)
+        } else if page >> MAX_WINDOW_ORDER == (self.next() - 1) >> MAX_WINDOW_ORDER {
             // The accesses are close together, so that most of these 2 MiB will be used.
-            (order + 1).min(PMD_ORDER)
-        } else if page.abs_diff(self.next()) <= 1 << PMD_ORDER {
+            (order + 1).min(MAX_WINDOW_ORDER)
+        } else if page.abs_diff(self.next()) <= 1 << MAX_WINDOW_ORDER {
             // The fault is near: neither sequential nor far away.
             order
         } else {
@@ -123,7 +124,7 @@ impl FaultWindows {
         let (order, past) = LastWindow(place.load(Relaxed)).record_fault(addr >> PAGE_SHIFT);
         // If a concurrent fault has updated the slot, its history is overwritten.
         place.store(past.0, Relaxed);
-        (PAGE_SIZE << order).min(PMD_SIZE)
+        (PAGE_SIZE << order).min(MAX_WINDOW_BYTES)
     }
 }
 
@@ -172,7 +173,7 @@ mod tests {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
             let addr = (random >> 17) as usize & !(PAGE_SIZE - 1);
             let size = windows.record_fault(3, addr);
-            assert!(size.is_power_of_two() && (PAGE_SIZE..=PMD_SIZE).contains(&size));
+            assert!(size.is_power_of_two() && (PAGE_SIZE..=MAX_WINDOW_BYTES).contains(&size));
         }
         Ok(())
     }

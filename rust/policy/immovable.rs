@@ -2,7 +2,6 @@
 
 //! Cache of memory that cannot move, so that faults on it need no survey.
 
-use super::block_start;
 use crate::mm::addr::{
     PageRange,
     PMD_SIZE, //
@@ -12,13 +11,25 @@ use kernel::{
     prelude::*, //
 };
 
-/// Number of blocks of 2 MiB in the cache. Blocks with the same slot replace each other.
+/// Number of blocks in the cache. Blocks with the same slot replace each other.
 const CACHE_SLOTS: usize = 64;
 
-/// Parts of a block, of 64 KiB each. The default policy migrates at least that much for a fault.
-const PARTS_PER_BLOCK: usize = 32;
+/// Size of a part in bytes. The default policy migrates at least that much for a fault.
+const PART_SIZE: usize = 64 << 10;
 
-const PART_SIZE: usize = PMD_SIZE / PARTS_PER_BLOCK;
+/// Parts of a block. The set of them is one word.
+const PARTS_PER_BLOCK: usize = u32::BITS as usize;
+
+/// Size of a block of the cache in bytes, 2 MiB.
+const BLOCK_SIZE: usize = PART_SIZE * PARTS_PER_BLOCK;
+
+// A range that PMDs map as a whole is one of whole blocks.
+const _: () = assert!(PMD_SIZE % BLOCK_SIZE == 0);
+
+/// Returns the start of the block of the cache that contains `addr`.
+fn block_start(addr: usize) -> usize {
+    addr & !(BLOCK_SIZE - 1)
+}
 
 /// Lifetime of an entry in ms. Some changes, for example the release of a pin, cause no notifier
 /// event.
@@ -72,7 +83,7 @@ impl Immovable {
     }
 
     fn place(&mut self, block: usize) -> Option<&mut ImmovableBlock> {
-        self.places.get_mut(block / PMD_SIZE % CACHE_SLOTS)
+        self.places.get_mut(block / BLOCK_SIZE % CACHE_SLOTS)
     }
 
     /// Returns whether the block at `addr` was surveyed, and the result is still valid at time
@@ -101,7 +112,7 @@ impl Immovable {
         {
             return;
         }
-        for piece in range.pmd_pieces() {
+        for piece in range.pieces(BLOCK_SIZE) {
             let block = block_start(piece.start());
             let first = (piece.start() - block).div_ceil(PART_SIZE);
             let parts = parts(first, (piece.end() - block) / PART_SIZE);
@@ -156,7 +167,7 @@ impl Immovable {
             // OVERFLOW: The block is in user space, and the minimum keeps the difference from being
             // negative.
             if place.block < range.end()
-                && range.start() - place.block.min(range.start()) < PMD_SIZE
+                && range.start() - place.block.min(range.start()) < BLOCK_SIZE
             {
                 *place = ImmovableBlock::EMPTY;
             } else {

@@ -181,7 +181,7 @@ pub enum TranslateError {
     ReadOnly,
 }
 
-/// Translation of a 4 KiB page that a device found in the table that it walks itself.
+/// Translation of a device page that a device found in the table that it walks itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableTranslation {
     /// Address of the page, as the device uses it.
@@ -258,7 +258,7 @@ impl<D: Device> AccessSection<'_, D> {
     fn compare(&self, addr: usize, found: TableTranslation) -> Result<DevicePte, TranslateError> {
         match self.walk(addr) {
             Some(Leaf { entry, .. })
-                if self.inner.reader.page_address(entry) == found.address
+                if self.inner.reader.page_address(entry, addr) == found.address
                     && (!found.writable || entry.may_be_dirty()) =>
             {
                 Ok(entry)

@@ -177,7 +177,7 @@ impl<'p, F: Format> TablePage<'p, F> {
         let (low, high) = self.bounds();
         let low = low.min(first);
         let high = high.max(last);
-        // CAST: A table has at most 1024 slots.
+        // CAST: A table has at most 2048 slots.
         store_u32(&self.meta.bounds, (low as u32) << 16 | high as u32);
     }
 }

@@ -13,7 +13,10 @@ use super::{
         DevicePte,
         Leaf, //
     },
-    format::Format,
+    format::{
+        can_hold,
+        Format, //
+    },
     table::Table, //
 };
 use crate::mm::{
@@ -45,6 +48,7 @@ impl<F: Format> Format for DmaFormat<F> {
 
     const LEVELS: u32 = F::LEVELS;
     const BITS: u32 = F::BITS;
+    const PAGE_SHIFT: u32 = F::PAGE_SHIFT;
     const LEAVES: &'static [u32] = F::LEAVES;
     const DMA: bool = true;
 
@@ -155,7 +159,7 @@ impl<'t, F: Format> DmaTranslator<'t, F> {
     ) -> Result<DevicePte> {
         if is_system(old) && is_system(new) && old.number() == new.number() {
             let entry = new.with_number(raw.number());
-            if F::can_hold(entry) {
+            if can_hold::<F>(entry) {
                 return Ok(entry);
             }
             self.retire(span, old);
@@ -235,7 +239,7 @@ impl<'t, F: Format> DmaTranslator<'t, F> {
             }
         }
         let entry = new.with_number(first);
-        if !F::can_hold(entry) {
+        if !can_hold::<F>(entry) {
             return Err(EINVAL);
         }
         Ok(entry)

@@ -46,7 +46,14 @@ impl_word!(u32, write_u32);
 impl_word!(u64, write_u64);
 
 /// The format of a device page table: its geometry, and how an entry is encoded. A table of level 0
-/// holds pages of 4 KiB; an entry of level `n` covers `1 << (n * BITS)` of them.
+/// holds device pages of `1 << PAGE_SHIFT` bytes; an entry of level `n` covers `1 << (n * BITS)` of
+/// them.
+///
+/// The device's page may be smaller than that of the CPU: a device with pages of 4 KiB can mirror a
+/// process with pages of 16 KiB. Each page of the process is then mapped by a group of consecutive
+/// entries, which the library writes one after the other and always changes together. A device
+/// whose smallest page is larger than that of the CPU cannot be served, because the pages of a
+/// process are not contiguous in physical memory; a leaf of 64 KiB beside pages of 4 KiB can.
 ///
 /// The library maintains its own tree with this geometry. For a device with a hardware walker it
 /// also writes an image of that tree in this format to the
@@ -69,15 +76,20 @@ pub trait Format: Sized + Send + Sync + 'static {
     /// Number of levels, 2 to 5.
     const LEVELS: u32;
 
-    /// Log2 of the number of entries of a table, 4 to 10.
+    /// Log2 of the number of entries of a table, 4 to 11.
     const BITS: u32;
 
-    /// Sizes of leaves, as log2 of pages of 4 KiB: ascending, the first is 0.
+    /// Log2 of the size of a device page in bytes, at most that of a CPU page. A table of level 0
+    /// must cover at least two CPU pages.
+    const PAGE_SHIFT: u32 = 12;
+
+    /// Sizes of leaves, as log2 of device pages: ascending, the first is 0.
     ///
     /// A multiple of [`Self::BITS`] is a leaf that replaces a table; the library installs such
     /// leaves at level 1. Any other order, such as 4 for 64 KiB, is a *run*: an aligned group of
     /// consecutive entries, each of which maps its own part and has a bit for the membership in a
-    /// run. Runs of a level require the leaves of that level, and exist only in the image.
+    /// run. Runs of a level require the leaves of that level, and exist only in the image. The
+    /// entries of a CPU page are a run, too, if the format has runs that are as large or smaller.
     const LEAVES: &'static [u32] = &[0];
 
     /// Whether entries of system memory hold DMA addresses instead of page frames:
@@ -101,15 +113,15 @@ pub trait Format: Sized + Send + Sync + 'static {
         false
     }
 
-    /// Returns whether `entry` can be encoded. Its number is the address for the device, in pages
-    /// of 4 KiB.
+    /// Returns whether `entry` can be encoded. Its number is the address for the device, in device
+    /// pages.
     fn can_hold(entry: DevicePte) -> bool {
         let _ = entry;
         true
     }
 
     /// Returns whether an entry can link a table at `address`, which is aligned to the size of a
-    /// table and to 4 KiB.
+    /// table and to a CPU page.
     fn can_link(address: u64) -> bool {
         let _ = address;
         true
@@ -121,25 +133,72 @@ pub trait Format: Sized + Send + Sync + 'static {
 
     /// Encodes a leaf for the page or pages from `entry` on, which is valid and accepted by
     /// [`Self::can_hold`]. `order` is one of [`Self::LEAVES`]; in a run, `entry` is the page of
-    /// this member of the run.
+    /// this member of the run. Its number is in device pages.
     ///
     /// The leaf must allow writes if, and only if, [`DevicePte::may_be_dirty`] returns true.
     fn leaf(order: u32, entry: DevicePte) -> Self::Word;
 }
 
-/// Returns log2 of the number of bytes that an entry of `level` covers.
+/// Returns log2 of the number of device pages of a CPU page.
 #[inline]
-pub(super) const fn shift<F: Format>(level: u32) -> u32 {
-    PAGE_SHIFT as u32 + F::BITS * level
+pub(super) const fn group_order<F: Format>() -> u32 {
+    PAGE_SHIFT as u32 - F::PAGE_SHIFT
 }
 
-/// Returns the number of entries of a table.
+/// Returns log2 of the number of device entries for which the tree has one slot in tables of
+/// `level`: those of a CPU page at level 0.
+#[inline]
+pub(super) const fn slot_order<F: Format>(level: u32) -> u32 {
+    if level == 0 {
+        group_order::<F>()
+    } else {
+        0
+    }
+}
+
+/// Returns log2 of the number of bytes that a slot of `level` covers.
+#[inline]
+pub(super) const fn shift<F: Format>(level: u32) -> u32 {
+    F::PAGE_SHIFT + slot_order::<F>(level) + F::BITS * level
+}
+
+/// Returns log2 of the number of CPU pages that a slot of `level` covers.
+#[inline]
+pub(super) const fn order<F: Format>(level: u32) -> u32 {
+    shift::<F>(level) - PAGE_SHIFT as u32
+}
+
+/// Returns log2 of the number of device pages of each leaf of a run of `1 << run` slots of `level`.
+/// Without a run (0) at level 0, the entries of a CPU page may be a run by themselves.
+#[inline]
+pub(super) const fn device_order<F: Format>(level: u32, run: u32) -> u32 {
+    if run == 0 && level == 0 {
+        largest_order::<F>(group_order::<F>())
+    } else {
+        F::BITS * level + slot_order::<F>(level) + run
+    }
+}
+
+/// Returns the number of entries of a table in the device's format, which is the largest number of
+/// slots that the tree has for a table.
 #[inline]
 pub(super) const fn fan<F: Format>() -> usize {
     1 << F::BITS
 }
 
-/// Returns the size in bytes of a table in the device's format, at least a page.
+/// Returns log2 of the number of slots of a table of `level` in the tree.
+#[inline]
+pub(super) const fn slot_bits<F: Format>(level: u32) -> u32 {
+    F::BITS - slot_order::<F>(level)
+}
+
+/// Returns the number of slots of a table of `level` in the tree.
+#[inline]
+pub(super) const fn slots<F: Format>(level: u32) -> usize {
+    1 << slot_bits::<F>(level)
+}
+
+/// Returns the size in bytes of a table in the device's format, at least a CPU page.
 pub(super) const fn unit<F: Format>() -> usize {
     let bytes = size_of::<F::Word>() << F::BITS;
     if bytes < 1 << PAGE_SHIFT {
@@ -161,16 +220,43 @@ const fn has_order<F: Format>(order: u32) -> bool {
     false
 }
 
+/// Returns the entry of the first device page of the CPU page of `entry`.
+#[inline]
+pub(super) fn device_page<F: Format>(entry: DevicePte) -> DevicePte {
+    entry.with_number(entry.number() << group_order::<F>())
+}
+
+/// Returns whether the format can encode the device pages of the CPU page of `entry`, which is
+/// valid and has the address that the device uses.
+#[inline]
+pub(super) fn can_hold<F: Format>(entry: DevicePte) -> bool {
+    let first = device_page::<F>(entry);
+    (0..1usize << group_order::<F>()).all(|part| F::can_hold(first.plus(part)))
+}
+
+/// Returns the largest order of leaves that is at most `limit`.
+const fn largest_order<F: Format>(limit: u32) -> u32 {
+    let mut best = 0;
+    let mut index = 0;
+    while index < F::LEAVES.len() {
+        if F::LEAVES[index] <= limit {
+            best = F::LEAVES[index];
+        }
+        index += 1;
+    }
+    best
+}
+
 /// Returns whether tables of `level` can have leaves. At level 1 and above, such a leaf replaces a
 /// table of the level below.
 pub(crate) const fn has_leaves<F: Format>(level: u32) -> bool {
     has_order::<F>(F::BITS * level)
 }
 
-/// Returns log2 of the number of entries of the largest run in tables of `level` that has fewer
-/// than `1 << below` entries; 0 if there is none.
+/// Returns log2 of the number of slots of the largest run in tables of `level` that has fewer than
+/// `1 << below` slots; 0 if there is none.
 pub(super) const fn run_below<F: Format>(level: u32, below: u32) -> u32 {
-    let base = F::BITS * level;
+    let base = F::BITS * level + slot_order::<F>(level);
     let mut best = 0;
     let mut index = 0;
     while index < F::LEAVES.len() {
@@ -183,13 +269,14 @@ pub(super) const fn run_below<F: Format>(level: u32, below: u32) -> u32 {
     best
 }
 
-/// Returns log2 of the number of entries of the smallest run in tables of any level; 0 if there are
-/// no runs.
+/// Returns log2 of the number of slots of the smallest run in tables of any level; 0 if there are no
+/// runs of more than one slot.
 pub(super) const fn smallest_run<F: Format>() -> u32 {
     let mut best = 0;
     let mut index = 0;
     while index < F::LEAVES.len() {
-        let run = F::LEAVES[index] % F::BITS;
+        let level = F::LEAVES[index] / F::BITS;
+        let run = (F::LEAVES[index] % F::BITS).saturating_sub(slot_order::<F>(level));
         if run != 0 && (best == 0 || run < best) {
             best = run;
         }
@@ -203,7 +290,12 @@ pub(super) const MAX_LEVELS: usize = 5;
 
 /// Checks at compile time that the library supports the geometry.
 pub(super) const fn check<F: Format>() {
-    assert!(F::LEVELS >= 2 && F::LEVELS <= MAX_LEVELS as u32 && F::BITS >= 4 && F::BITS <= 10);
+    assert!(F::LEVELS >= 2 && F::LEVELS <= MAX_LEVELS as u32 && F::BITS >= 4 && F::BITS <= 11);
+    assert!(
+        F::PAGE_SHIFT <= PAGE_SHIFT as u32,
+        "the smallest page of the device is larger than that of the CPU"
+    );
+    assert!(group_order::<F>() < F::BITS);
     assert!(!F::LEAVES.is_empty() && F::LEAVES[0] == 0);
     let mut index = 1;
     while index < F::LEAVES.len() {
@@ -264,7 +356,7 @@ impl<const LEVELS: u32> Format for Radix<LEVELS> {
 
     fn leaf(order: u32, entry: DevicePte) -> u64 {
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
-        (entry.number() as u64) << PAGE_SHIFT
+        (entry.number() as u64) << Self::PAGE_SHIFT
             | Self::PRESENT
             | Self::USER
             | flag(entry.may_be_dirty(), Self::WRITABLE)

@@ -21,9 +21,14 @@ use super::{
     entry::DevicePte,
     flush::FlushBatch,
     format::{
+        device_order,
+        device_page,
         fan,
+        order,
         run_below,
         shift,
+        slot_bits,
+        slot_order,
         smallest_run,
         unit,
         Format,
@@ -56,7 +61,10 @@ use core::{
     ops::Range, //
 };
 use kernel::{
-    page::PAGE_SHIFT,
+    page::{
+        PAGE_MASK,
+        PAGE_SHIFT, //
+    },
     prelude::*,
     sync::{
         atomic::{
@@ -213,12 +221,14 @@ pub(super) struct Publisher<'p, F: Format> {
 }
 
 impl<F: Format> Publisher<'_, F> {
-    fn encode(&self, word: u64, run: u32) -> F::Word {
+    /// Encodes `word`; of the entries of a CPU page, that of device page `part`.
+    fn encode(&self, word: u64, run: u32, part: usize) -> F::Word {
         match tree::decode(word) {
             Slot::Empty => F::Word::EMPTY,
-            Slot::Leaf(entry) => {
-                F::leaf(F::BITS * self.level + run, self.pool.seen_by_device(entry))
-            }
+            Slot::Leaf(entry) => F::leaf(
+                device_order::<F>(self.level, run),
+                self.pool.seen_by_device(entry).plus(part),
+            ),
             Slot::Table(child) => match self.pool.address(self.guard, child) {
                 Some(address) => {
                     // The table that this links was written before.
@@ -239,7 +249,9 @@ impl<F: Format> Publisher<'_, F> {
         for (slot, cell) in slots.clone().zip(self.page.cells(slots.start)) {
             let word = tree::load(cell);
             if which(word) {
-                self.encode(word, run).write(&self.unit, slot);
+                for (part, entry) in self.entries(slot..slot + 1).enumerate() {
+                    self.encode(word, run, part).write(&self.unit, entry);
+                }
             }
         }
         if !slots.is_empty() {
@@ -247,14 +259,29 @@ impl<F: Format> Publisher<'_, F> {
         }
     }
 
-    /// Reports that entries `slots` were written.
-    pub(super) fn written(&self, slots: Range<usize>) {
-        written::<F>(&self.pool.memory, &self.unit, slots);
+    /// Empties the entries of `slot`.
+    pub(super) fn write_empty(&self, slot: usize) {
+        for entry in self.entries(slot..slot + 1) {
+            F::Word::EMPTY.write(&self.unit, entry);
+        }
+        self.written(slot..slot + 1);
+    }
+
+    /// Returns the entries of the image for `slots` of the tree.
+    #[inline]
+    fn entries(&self, slots: Range<usize>) -> Range<usize> {
+        let order = slot_order::<F>(self.level);
+        slots.start << order..slots.end << order
+    }
+
+    /// Reports that the entries of `slots` were written.
+    fn written(&self, slots: Range<usize>) {
+        written::<F>(&self.pool.memory, &self.unit, self.entries(slots));
     }
 
     /// Writes the changed entries, and those of runs that they complete or break.
     pub(super) fn publish(&self, batch: &mut FlushBatch<F>) {
-        let largest = run_below::<F>(self.level, F::BITS);
+        let largest = run_below::<F>(self.level, slot_bits::<F>(self.level));
         if largest == 0 {
             return if F::break_before_make() {
                 self.write_sized(self.changed.clone(), 0, batch)
@@ -273,7 +300,7 @@ impl<F: Format> Publisher<'_, F> {
     fn publish_run(&self, start: usize, run: u32, batch: &mut FlushBatch<F>) {
         let size = 1usize << run;
         let cells = self.page.cells(start).get(..size).unwrap_or_default();
-        if tree::is_run(cells, F::BITS * self.level) {
+        if tree::is_run(cells, order::<F>(self.level)) {
             return self.write_group(start..start + size, run, batch);
         }
         let smaller = run_below::<F>(self.level, run);
@@ -408,22 +435,29 @@ impl<F: Format> Pool<F> {
         images.unit(guard, at).map(|unit| unit.address())
     }
 
-    /// The entry with the address that the device uses.
+    /// The entry with the address that the device uses, in device pages: that of the first one.
     #[inline]
     pub(super) fn seen_by_device(&self, entry: DevicePte) -> DevicePte {
+        device_page::<F>(self.with_address(entry))
+    }
+
+    /// The entry with the address that the device uses, in CPU pages.
+    #[inline]
+    pub(super) fn with_address(&self, entry: DevicePte) -> DevicePte {
         if entry.is_device() {
             entry.with_number(entry.number().wrapping_add(self.device_pages()))
         } else {
             entry
         }
     }
+
 }
 
 impl<F: Format> TableReader<F> {
     /// Reads the word at `address`, a multiple of 8 and where the device finds it, of one of the
     /// tables on the way to `addr`. `None` if none of them is there. Context: any.
     pub(crate) fn image_word(&self, addr: usize, address: u64) -> Option<u64> {
-        // CAST: A table has at most 8 KiB.
+        // CAST: A table has at most 16 KiB.
         let bytes = unit::<F>() as u64;
         let base = address & !(bytes - 1);
         let slot = (address & (bytes - 1)) / 8;
@@ -445,10 +479,11 @@ impl<F: Format> TableReader<F> {
         None
     }
 
-    /// Address of the page of `entry` for the device.
+    /// Address for the device of the device page of `addr`, whose CPU page has `entry`.
     #[inline]
-    pub(crate) fn page_address(&self, entry: DevicePte) -> u64 {
+    pub(crate) fn page_address(&self, entry: DevicePte, addr: usize) -> u64 {
+        let part = (addr & !PAGE_MASK) >> F::PAGE_SHIFT;
         // CAST: Both have 64 bits.
-        (self.pool.seen_by_device(entry).number() as u64) << PAGE_SHIFT
+        (self.pool.seen_by_device(entry).plus(part).number() as u64) << F::PAGE_SHIFT
     }
 }

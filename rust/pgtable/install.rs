@@ -8,10 +8,10 @@ use super::{
     entry::DevicePte,
     flush::FlushBatch,
     format::{
-        fan,
+        can_hold,
         has_leaves,
         reaches,
-        shift,
+        slots,
         Format, //
     },
     table::{
@@ -57,7 +57,7 @@ fn is_run(entries: &[DevicePte]) -> bool {
 
 impl<F: Format> Table<F> {
     /// Calls `f` with the address and the entry of each page of `range`, which must lie in one
-    /// aligned block of 2 MiB. `f` may set, change or remove the entry.
+    /// aligned block of [`PMD_SIZE`]. `f` may set, change or remove the entry.
     ///
     /// # Errors
     ///
@@ -174,7 +174,7 @@ impl<F: Format> Table<F> {
                 changed = true;
                 // The DMA address of a system page is known only after it is mapped.
                 let is_known = !F::DMA || entry.is_device();
-                if entry.is_valid() && is_known && !F::can_hold(self.pool.seen_by_device(*entry)) {
+                if entry.is_valid() && is_known && !can_hold::<F>(self.pool.with_address(*entry)) {
                     return Err(EINVAL);
                 }
             }
@@ -183,7 +183,7 @@ impl<F: Format> Table<F> {
             return Ok(());
         }
 
-        let whole = range.pages() == fan::<F>();
+        let whole = range.pages() == slots::<F>(0);
         if whole && const { has_leaves::<F>(1) } && is_run(scratch) {
             let new = scratch.first().copied().unwrap_or_default();
             if !F::DMA || new.is_device() {
@@ -413,7 +413,3 @@ fn scratch_is_empty(scratch: &[DevicePte], first: usize, pages: usize) -> bool {
         .take(pages)
         .all(|entry| !entry.is_valid())
 }
-
-// The range of `install` spans only a few tables in any format.
-const _: () = assert!(PMD_SIZE / PAGE_SIZE == 512);
-const _: () = assert!(shift::<super::Radix4>(1) == 21);

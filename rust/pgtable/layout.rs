@@ -10,10 +10,7 @@ use super::{
     }, //
 };
 use core::marker::PhantomData;
-use kernel::{
-    page::PAGE_SHIFT,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
 /// Positions of the fields of an entry, for [`Layout`].
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +26,7 @@ pub struct Bits {
     /// Bit that is set in leaves of pages to which the device has exclusive access; `None` if the
     /// format has no such bit.
     pub exclusive: Option<u32>,
-    /// Lowest bit of the address of a page or table, which is stored in units of 4 KiB.
+    /// Lowest bit of the address of a page or table, which is stored in units of device pages.
     pub number: u32,
     /// Number of bits of that address field.
     pub number_bits: u32,
@@ -86,8 +83,11 @@ pub trait Layout: Send + Sync + 'static {
     /// Number of levels, 2 to 5.
     const LEVELS: u32;
 
-    /// Log2 of the number of entries in a table, 4 to 10.
+    /// Log2 of the number of entries in a table, 4 to 11.
     const BITS_PER_LEVEL: u32;
+
+    /// Log2 of the size of a device page in bytes, as [`Format::PAGE_SHIFT`].
+    const PAGE_SHIFT: u32 = 12;
 
     /// Orders of leaves, as in [`Format::LEAVES`]. The format has no runs.
     const LEAVES: &'static [u32] = &[0];
@@ -133,6 +133,7 @@ impl<L: Layout> Format for FormatOf<L> {
 
     const LEVELS: u32 = L::LEVELS;
     const BITS: u32 = L::BITS_PER_LEVEL;
+    const PAGE_SHIFT: u32 = L::PAGE_SHIFT;
     const LEAVES: &'static [u32] = L::LEAVES;
 
     fn can_hold(entry: DevicePte) -> bool {
@@ -141,12 +142,12 @@ impl<L: Layout> Format for FormatOf<L> {
     }
 
     fn can_link(address: u64) -> bool {
-        (address >> PAGE_SHIFT) & !Self::FIELDS.number_mask() == 0
+        (address >> L::PAGE_SHIFT) & !Self::FIELDS.number_mask() == 0
     }
 
     fn table(_level: u32, address: u64) -> L::Word {
         let bits = Self::FIELDS;
-        Self::word(Self::flag(bits.table, true) | (address >> PAGE_SHIFT) << bits.number)
+        Self::word(Self::flag(bits.table, true) | (address >> L::PAGE_SHIFT) << bits.number)
     }
 
     fn leaf(_order: u32, entry: DevicePte) -> L::Word {

@@ -19,6 +19,8 @@ use super::{
     flush::FlushBatch,
     format::{
         fan,
+        order,
+        slots,
         Format, //
     },
     image::Images,
@@ -337,13 +339,14 @@ impl<F: Format> Pool<F> {
     ) -> Option<u32> {
         let guard = rcu::read_lock();
         let below = self.page(&guard, child)?;
-        let step = 1usize << (F::BITS * (level - 1));
-        for (index, cell) in below.cells.iter().enumerate() {
+        let step = 1usize << order::<F>(level - 1);
+        let slots = slots::<F>(level - 1);
+        for (index, cell) in below.cells.iter().take(slots).enumerate() {
             tree::store(cell, tree::leaf(huge.plus(index * step)));
         }
-        // CAST: At most 1024.
-        below.set_used(below.cells.len() as u32);
-        below.widen(0, below.cells.len() - 1);
+        // CAST: At most 2048.
+        below.set_used(slots as u32);
+        below.widen(0, slots - 1);
         page.store(slot, tree::table(child));
         self.count_huge(-1);
         Some(child)
@@ -363,7 +366,7 @@ impl<F: Format> Pool<F> {
         self.linked(child, level - 1, addr);
         if self.has_images() {
             let slot = slot_of::<F>(level, addr);
-            self.publish(child, level - 1, addr, 0..fan::<F>(), batch);
+            self.publish(child, level - 1, addr, 0..slots::<F>(level - 1), batch);
             self.publish(above, level, addr, slot..slot + 1, batch);
             // A TLB may hold the leaf, and must not hold a small entry of the same range as well.
             let (start, end) = span_of::<F>(level, addr);

@@ -21,11 +21,11 @@ use super::{
     entry::DevicePte,
     flush::FlushBatch,
     format::{
+        device_order,
         run_below,
         shift,
-        Format,
-        Word,
-        Write, //
+        slot_bits,
+        Format, //
     },
     image::Publisher,
     pool::Pool,
@@ -61,6 +61,7 @@ impl<F: Format> Format for BreakBeforeMake<F> {
 
     const LEVELS: u32 = F::LEVELS;
     const BITS: u32 = F::BITS;
+    const PAGE_SHIFT: u32 = F::PAGE_SHIFT;
     const LEAVES: &'static [u32] = F::LEAVES;
     const DMA: bool = F::DMA;
 
@@ -95,7 +96,7 @@ impl WrittenSize {
     /// No TLB caches an entry.
     const NONE: Self = Self(0);
     /// Bits of a size: 0 is none, [`Self::TABLE_SIZE`] that of a table, and each other one more
-    /// than log2 of the pages of a leaf.
+    /// than log2 of the device pages of a leaf.
     const SIZE_MASK: u64 = 0x7f;
     const TABLE_SIZE: u64 = 0x7f;
     /// Bit: the image has the entry.
@@ -193,7 +194,7 @@ impl<F: Format> Publisher<'_, F> {
     fn write_one(&self, slots: Range<usize>, run: u32, batch: &mut FlushBatch<F>) {
         let new = match tree::decode(self.page.load(slots.start)) {
             Slot::Empty => None,
-            Slot::Leaf(_) => Some(u64::from(F::BITS * self.level + run) + 1),
+            Slot::Leaf(_) => Some(u64::from(device_order::<F>(self.level, run)) + 1),
             Slot::Table(_) => Some(WrittenSize::TABLE_SIZE),
         };
         let places = self.places.get(slots.clone()).unwrap_or_default();
@@ -209,8 +210,7 @@ impl<F: Format> Publisher<'_, F> {
         for (slot, place) in slots.zip(places) {
             let past = place.get();
             if past.is_written() {
-                F::Word::EMPTY.write(&self.unit, slot);
-                self.written(slot..slot + 1);
+                self.write_empty(slot);
                 place.set(past.emptied(now));
                 if let Some(span) = self.span(slot, 1) {
                     batch.extend(span);
@@ -222,7 +222,7 @@ impl<F: Format> Publisher<'_, F> {
     /// Range of slots from the first to the last unwritten one of the runs that `slots` are in: a
     /// broken run is written as a whole, so that the device faults at one page of it.
     fn unwritten(&self, slots: Range<usize>) -> Option<Range<usize>> {
-        let size = 1usize << run_below::<F>(self.level, F::BITS);
+        let size = 1usize << run_below::<F>(self.level, slot_bits::<F>(self.level));
         let slots = slots.start & !(size - 1)..slots.end.next_multiple_of(size);
         let cells = self.page.cells(slots.start).iter();
         let places = self.places.get(slots.clone()).unwrap_or_default();

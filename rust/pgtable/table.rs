@@ -11,9 +11,10 @@ use super::{
     flush::FlushBatch,
     format::{
         check,
-        fan,
         last_address,
+        order,
         shift,
+        slots,
         Format, //
     },
     grow::ROOT_PAGE,
@@ -80,7 +81,7 @@ impl<F: Format> Clone for TableReader<F> {
 
 #[inline]
 pub(super) fn slot_of<F: Format>(level: u32, addr: usize) -> usize {
-    (addr >> shift::<F>(level)) & (fan::<F>() - 1)
+    (addr >> shift::<F>(level)) & (slots::<F>(level) - 1)
 }
 
 /// Returns the first and the last address that the entry of `level` for `addr` covers.
@@ -151,7 +152,7 @@ impl<F: Format> TableReader<F> {
                     Slot::Leaf(first) => {
                         let leaf = Leaf {
                             entry: first.plus((addr - start) >> PAGE_SHIFT),
-                            order: F::BITS * level,
+                            order: order::<F>(level),
                         };
                         return Some((addr, leaf));
                     }
@@ -194,11 +195,12 @@ impl<F: Format> Prealloc<F> {
     ///
     /// May sleep. No lock of this crate may be held.
     pub fn refill(&mut self) -> Result {
-        // One table page for each level below the root, and one for each table of level 0 in 2 MiB.
-        let want = usize::try_from(F::LEVELS)? + PMD_PAGES.div_ceil(fan::<F>());
+        // One table page for each level below the root, and one for each table of level 0 in a
+        // block.
+        let want = usize::try_from(F::LEVELS)? + PMD_PAGES.div_ceil(slots::<F>(0));
         if self.scratch.is_empty() {
             self.scratch
-                .resize(fan::<F>(), DevicePte::NONE, GFP_KERNEL)?;
+                .resize(slots::<F>(0), DevicePte::NONE, GFP_KERNEL)?;
         }
         if self.pages.len() >= want && !self.pool.is_short() {
             return Ok(());

@@ -8,6 +8,7 @@ use super::{
     entry::DevicePte,
     flush::FlushBatch,
     format::{
+        order,
         shift,
         Format,
         MAX_LEVELS, //
@@ -27,7 +28,10 @@ use super::{
 use crate::mm::addr::PageRange;
 use core::slice;
 use kernel::{
-    page::PAGE_SHIFT,
+    page::{
+        PAGE_MASK,
+        PAGE_SHIFT, //
+    },
     sync::{
         rcu::{
             self,
@@ -123,7 +127,7 @@ where
                     let word = if new.is_valid() {
                         tree::leaf(new)
                     } else {
-                        // OVERFLOW: A table has at most 1024 slots.
+                        // OVERFLOW: A table has at most 2048 slots.
                         removed = removed.wrapping_add(1);
                         tree::EMPTY
                     };
@@ -142,7 +146,7 @@ where
         if outdated != 0 {
             changes.outdated(first, last, outdated * pages);
         }
-        // CAST: A table has at most 1024 slots.
+        // CAST: A table has at most 2048 slots.
         changes.removed += removed as usize * pages;
         removed
     }
@@ -185,7 +189,7 @@ impl<C: FnMut(DevicePte, usize)> Unmap<C> {
         dma: &mut DmaTranslator<'_, F>,
     ) -> u32 {
         let shift = shift::<F>(level);
-        let pages = 1usize << (F::BITS * level);
+        let pages = 1usize << order::<F>(level);
         let start_of = |index: usize| start.wrapping_add(index << shift);
         let end_from = |start: usize| start | ((1 << shift) - 1);
         let is_used = |cell: &PteCell| tree::load(cell) != tree::EMPTY;
@@ -217,7 +221,7 @@ impl<C: FnMut(DevicePte, usize)> Unmap<C> {
         let removed = used.len() - empty;
         changes.outdated(start_of(first), end_from(start_of(last)), removed * pages);
         changes.removed += removed * pages;
-        // CAST: A table has at most 1024 slots.
+        // CAST: A table has at most 2048 slots.
         removed as u32
     }
 }
@@ -302,7 +306,7 @@ impl<F: Format, V: Visitor<F>> Update<'_, F, V> {
     ) {
         self.pool
             .publish(index, level, first, slot..slot + 1, self.batch);
-        if let Some(span) = range_of(first, last | 0xfff) {
+        if let Some(span) = range_of(first, last | !PAGE_MASK) {
             self.batch.detach(self.pool, span, child);
         }
     }

@@ -8,9 +8,10 @@ use super::{
         Leaf, //
     },
     format::{
-        fan,
+        group_order,
         last_address,
         shift,
+        slot_bits,
         Format, //
     },
     pool::Pool,
@@ -81,7 +82,7 @@ impl<F: Format> Pool<F> {
             above,
         } = near.get();
         if addr.wrapping_shr(above) == block {
-            let slot = addr.wrapping_shr(shift) & (fan::<F>() - 1);
+            let slot = addr.wrapping_shr(shift) & ((1 << slot_bits_of::<F>(shift)) - 1);
             match tree::decode(self.load(&rcu::read_lock(), index, slot)) {
                 Slot::Leaf(first) => return Some(part(first, shift, addr)),
                 Slot::Empty => return None,
@@ -97,7 +98,7 @@ impl<F: Format> Pool<F> {
         let (leaf, index) = self.walk(root, addr);
         if let Some(leaf) = leaf {
             let shift = leaf.order + PAGE_SHIFT as u32;
-            let above = shift + F::BITS;
+            let above = shift + slot_bits_of::<F>(shift);
             near.set(WalkCache {
                 block: addr >> above,
                 index,
@@ -106,6 +107,16 @@ impl<F: Format> Pool<F> {
             });
         }
         leaf
+    }
+}
+
+/// Returns log2 of the number of slots of the tables whose slots cover `1 << shift` bytes each.
+#[inline]
+fn slot_bits_of<F: Format>(shift: u32) -> u32 {
+    if group_order::<F>() != 0 && shift == PAGE_SHIFT as u32 {
+        slot_bits::<F>(0)
+    } else {
+        F::BITS
     }
 }
 

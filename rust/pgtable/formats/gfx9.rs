@@ -8,7 +8,6 @@ use crate::pgtable::{
     DevicePte,
     Format, //
 };
-use kernel::page::PAGE_SHIFT;
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 use kernel::prelude::*;
 
@@ -51,7 +50,7 @@ impl Format for Gfx9 {
     const LEAVES: &'static [u32] = &[0, 4, Self::HUGE_ORDER];
 
     fn can_hold(entry: DevicePte) -> bool {
-        entry.number() >> (Self::ADDRESS_BITS - PAGE_SHIFT as u32) == 0
+        entry.number() >> (Self::ADDRESS_BITS - Self::PAGE_SHIFT) == 0
     }
 
     fn can_link(address: u64) -> bool {
@@ -64,7 +63,7 @@ impl Format for Gfx9 {
 
     fn leaf(order: u32, entry: DevicePte) -> u64 {
         let flag = |set: bool, bits: u64| if set { bits } else { 0 };
-        (entry.number() as u64) << PAGE_SHIFT
+        (entry.number() as u64) << Self::PAGE_SHIFT
             | Self::VALID
             | Self::READABLE
             | u64::from(order) << Self::FRAGMENT_SHIFT

@@ -8,7 +8,6 @@ use crate::pgtable::{
     DevicePte,
     Format, //
 };
-use kernel::page::PAGE_SHIFT;
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 use kernel::prelude::*;
 
@@ -71,7 +70,7 @@ impl Format for Lpae {
     const LEAVES: &'static [u32] = &[0, Self::RUN_ORDER, Self::BLOCK_ORDER];
 
     fn can_hold(entry: DevicePte) -> bool {
-        entry.number() >> (Self::ADDRESS_BITS - PAGE_SHIFT as u32) == 0
+        entry.number() >> (Self::ADDRESS_BITS - Self::PAGE_SHIFT) == 0
     }
 
     fn can_link(address: u64) -> bool {
@@ -99,7 +98,7 @@ impl Format for Lpae {
             Self::UNPRIVILEGED | Self::READ_ONLY
         };
         let always = Self::ACCESSED | Self::NOT_GLOBAL | Self::NO_EXECUTE;
-        (entry.number() as u64) << PAGE_SHIFT | kind | memory | rights | always
+        (entry.number() as u64) << Self::PAGE_SHIFT | kind | memory | rights | always
     }
 }
 

@@ -19,9 +19,9 @@ pub(crate) trait Bus {
 /// Result of a walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Translation {
-    /// Bus address of the page of 4 KiB.
+    /// Bus address of the device page.
     pub(crate) address: u64,
-    /// Order of the block that a TLB may cache as one entry.
+    /// Log2 of the device pages of the block that a TLB may cache as one entry.
     pub(crate) order: u32,
     pub(crate) writable: bool,
 }
@@ -64,6 +64,9 @@ enum Decoded {
         run: u32,
     },
 }
+
+/// Log2 of the size of a device page, whatever the CPU's is.
+pub(crate) const DEVICE_PAGE_SHIFT: u32 = 12;
 
 /// Bits 47 to 12.
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;

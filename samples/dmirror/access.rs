@@ -24,7 +24,8 @@ use crate::{
         tlb::Tlb,
         walk::{
             Miss,
-            Translation, //
+            Translation,
+            DEVICE_PAGE_SHIFT, //
         }, //
     },
     locked_window::LockedWindow, //
@@ -126,8 +127,10 @@ impl Lane for MirrorLane<'_> {
         let leaf = self.section.walk(addr)?;
         let base = if leaf.entry.is_device() { VRAM } else { 0 };
         Some(Translation {
-            address: base + ((leaf.entry.number() as u64) << PAGE_SHIFT),
-            order: leaf.order,
+            address: base
+                + ((leaf.entry.number() as u64) << PAGE_SHIFT)
+                + (addr % PAGE_SIZE >> DEVICE_PAGE_SHIFT << DEVICE_PAGE_SHIFT) as u64,
+            order: leaf.order + (PAGE_SHIFT as u32 - DEVICE_PAGE_SHIFT),
             writable: leaf.entry.is_writable(),
         })
     }

@@ -2,29 +2,28 @@
 
 //! The TLB of an engine: finite, direct-mapped, tagged by address space.
 
-use super::walk::Translation;
-use kernel::{
-    page::PAGE_SHIFT,
-    prelude::*, //
+use super::walk::{
+    Translation,
+    DEVICE_PAGE_SHIFT, //
 };
+use kernel::prelude::*;
 use rust_hmm::{
     kernel::hash::hash_64,
-    mm::addr::{
-        PageRange,
-        PMD_ORDER,
-        PMD_PAGES, //
-    }, //
+    mm::addr::PageRange, //
 };
 
-/// Sizes of translations that a line can have, as log2 of pages: 4 KiB, 64 KiB, 2 MiB.
-const LINE_ORDERS: [u32; 3] = [0, 4, PMD_ORDER];
+/// Sizes of translations that a line can have, as log2 of device pages: 4 KiB, 64 KiB, 2 MiB.
+const LINE_ORDERS: [u32; 3] = [0, 4, 9];
+
+/// Number of device pages from which on a flush searches all lines instead of each page's.
+const MAX_SINGLE_FLUSHES: usize = 512;
 
 /// One translation.
 #[derive(Clone, Copy)]
 struct TlbLine {
     /// Address space; 0 is none.
     tag: u64,
-    /// First page of the mapping.
+    /// First device page of the mapping.
     page: usize,
     /// What a walk gave, for that page.
     found: Translation,
@@ -53,11 +52,11 @@ impl Tlb {
 
     /// The translation of `addr`, if it is there.
     pub(crate) fn lookup(&self, tag: u64, addr: usize) -> Option<Translation> {
-        let page = addr >> PAGE_SHIFT;
+        let page = addr >> DEVICE_PAGE_SHIFT;
         LINE_ORDERS.into_iter().find_map(|order| {
             let line = (*self.lines.get(self.index(tag, page, order))?)?;
             let first = page & !((1 << order) - 1);
-            let offset = ((page - first) as u64) << PAGE_SHIFT;
+            let offset = ((page - first) as u64) << DEVICE_PAGE_SHIFT;
             (line.tag == tag && line.page == first && line.found.order == order).then(|| {
                 Translation {
                     address: line.found.address.wrapping_add(offset),
@@ -69,7 +68,7 @@ impl Tlb {
 
     /// Whether a page of the leaf of `1 << order` pages around `addr` is there in another size.
     pub(crate) fn has_other_size(&self, tag: u64, addr: usize, order: u32) -> bool {
-        let first = addr >> PAGE_SHIFT & !((1 << order) - 1);
+        let first = addr >> DEVICE_PAGE_SHIFT & !((1 << order) - 1);
         let mut lines = self.lines.iter().flatten();
         lines.any(|line| {
             line.tag == tag && line.found.order != order && line.covers(first, 1 << order)
@@ -78,11 +77,11 @@ impl Tlb {
 
     /// Keeps what a walk gave for `addr`.
     pub(crate) fn fill(&mut self, tag: u64, addr: usize, found: Translation) {
-        let page = addr >> PAGE_SHIFT;
+        let page = addr >> DEVICE_PAGE_SHIFT;
         let fits = |order: &u32| *order <= found.order;
         let order = LINE_ORDERS.into_iter().rev().find(fits).unwrap_or(0);
         let first = page & !((1 << order) - 1);
-        let offset = ((page - first) as u64) << PAGE_SHIFT;
+        let offset = ((page - first) as u64) << DEVICE_PAGE_SHIFT;
         let index = self.index(tag, page, order);
         if let Some(line) = self.lines.get_mut(index) {
             self.used += usize::from(line.is_none());
@@ -100,7 +99,7 @@ impl Tlb {
 
     /// Forgets the translation of `addr`.
     pub(crate) fn forget(&mut self, tag: u64, addr: usize) {
-        let page = addr >> PAGE_SHIFT;
+        let page = addr >> DEVICE_PAGE_SHIFT;
         for order in LINE_ORDERS {
             let index = self.index(tag, page, order);
             if let Some(line) = self.lines.get_mut(index) {
@@ -123,15 +122,16 @@ impl Tlb {
     // Not in the way of flushes that find none.
     #[inline(never)]
     fn flush_used(&mut self, tag: u64, range: PageRange) {
-        let first = range.start() >> PAGE_SHIFT;
-        if range.pages() < self.lines.len().min(PMD_PAGES) {
-            for index in 0..range.pages() {
-                self.forget(tag, range.address(index));
+        let first = range.start() >> DEVICE_PAGE_SHIFT;
+        let count = (range.end() >> DEVICE_PAGE_SHIFT) - first;
+        if count < self.lines.len().min(MAX_SINGLE_FLUSHES) {
+            for page in first..first + count {
+                self.forget(tag, page << DEVICE_PAGE_SHIFT);
             }
             return;
         }
         for line in &mut self.lines {
-            if line.is_some_and(|line| line.tag == tag && line.covers(first, range.pages())) {
+            if line.is_some_and(|line| line.tag == tag && line.covers(first, count)) {
                 *line = None;
                 self.used -= 1;
             }

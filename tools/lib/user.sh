@@ -11,14 +11,16 @@
 # user_arch ARCH: sets the variables of a build for guests of an architecture.
 user_arch() {
 	# Static. lld, because GNU ld is several times slower.
-	user_flags='-C target-feature=+crt-static -C link-arg=-fuse-ld=lld'
+	user_flags='-C target-feature=+crt-static -C link-arg=-fuse-ld=lld' user_env=()
 	case $1 in
 	amd64) user_target=x86_64-unknown-linux-gnu user_dir=$HMM_BUILD/user ;;
 	*)
-		user_target=aarch64-unknown-linux-gnu user_dir=$HMM_BUILD/user-arm64
+		user_target=aarch64-unknown-linux-gnu user_dir=$HMM_BUILD/user-$1
 		user_flags+=' -C linker=aarch64-linux-gnu-gcc-14'
 		;;
 	esac
+	# Programs use the page size as a constant.
+	[ "$1" != arm64-16k ] || user_env=(HMM_PAGES_16K=1)
 }
 user_arch amd64
 
@@ -52,5 +54,5 @@ user_cargo_plain() {
 	mkdir -p "$home"
 	printf '[source.crates-io]\nreplace-with = "debian"\n[source.debian]\ndirectory = "/usr/share/cargo/registry"\n' \
 		>"$home/config.toml"
-	in_root env -C "$user_dir/src" CARGO_HOME="$home" RUSTFLAGS="$user_flags" cargo ${verbose:+-v} "$@"
+	in_root env -C "$user_dir/src" CARGO_HOME="$home" RUSTFLAGS="$user_flags" "${user_env[@]}" cargo ${verbose:+-v} "$@"
 }

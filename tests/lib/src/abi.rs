@@ -5,10 +5,12 @@
 //! is the extension of `rust_dmirror` that reads its counters.  The others are in
 //! [`crate::engine`].
 
-/// Bytes in a base page.  The interface is only offered on x86-64.
-pub const PAGE_SIZE: usize = 4096;
-/// Bytes in a huge page (one PMD).
-pub const HUGE_SIZE: usize = 2 << 20;
+/// Bytes in a base page of the guest that the programs are built for, see `tools/build`.
+pub const PAGE_SIZE: usize = if option_env!("HMM_PAGES_16K").is_some() { 16384 } else { 4096 };
+/// Words in a base page.
+pub const PAGE_WORDS: usize = PAGE_SIZE / 8;
+/// Bytes in a huge page: a PMD maps one page of page table entries of 8 bytes.
+pub const HUGE_SIZE: usize = PAGE_WORDS * PAGE_SIZE;
 /// Base pages in a huge page.
 pub const HUGE_PAGES: usize = HUGE_SIZE / PAGE_SIZE;
 

@@ -4,6 +4,9 @@
 
 use kernel::ffi;
 
+/// Order of what a PMD maps.
+pub const RUST_HMM_PMD_ORDER: u32 = kernel::page::PAGE_SHIFT as u32 - 3;
+
 pub const EDEADLK: ffi::c_uint = 35;
 pub const ECANCELED: ffi::c_uint = 125;
 

@@ -9,6 +9,9 @@ use std::{
     thread::panicking, //
 };
 
+/// Order of what a PMD maps.
+pub const RUST_HMM_PMD_ORDER: u32 = kernel::page::PAGE_SHIFT as u32 - 3;
+
 pub unsafe fn synchronize_rcu() {
     kernel::sync::rcu::synchronize_rcu();
 }

@@ -21,10 +21,14 @@ use crate::{
     },
     pgtable::{
         format::{
+            can_hold,
             fan,
+            group_order,
             has_leaves,
             last_address,
+            order,
             shift,
+            slots,
             unit, //
         },
         formats::{
@@ -40,9 +44,12 @@ use crate::{
         BreakBeforeMake, //
     }, //
 };
-use kernel::sync::{
-    rcu,
-    Arc, //
+use kernel::{
+    page::PAGE_SHIFT,
+    sync::{
+        rcu,
+        Arc, //
+    }, //
 };
 use proptest::prelude::*;
 use std::collections::{
@@ -77,6 +84,7 @@ use formats::{
     Deep,
     Engines,
     Plain,
+    Quarter,
     Runs,
     Tight,
     Tiny, //
@@ -102,7 +110,10 @@ macro_rules! variants {
             ("deep", $function::<Deep>),
             ("plain", $function::<Plain>),
             ("tight", $function::<Tight>),
+            ("quarter-radix4", $function::<Quarter<Radix4>>),
+            ("quarter-tiny", $function::<Quarter<Tiny>>),
             ("dma-radix4", $function::<DmaFormat<Radix4>>),
+            ("dma-quarter", $function::<DmaFormat<Quarter<Narrow>>>),
             ("dma-narrow", $function::<DmaFormat<Narrow>>),
             ("dma-tiny", $function::<DmaFormat<Tiny>>),
             ("dma-deep", $function::<DmaFormat<Deep>>),
@@ -164,8 +175,12 @@ pub(crate) const ALL: &[Property] = &[
             ("gfx9", images::<Gfx9>),
             ("narrow", images::<Narrow>),
             ("runs", images::<Runs>),
+            ("quarter-radix4", images::<Quarter<Radix4>>),
+            ("quarter-lpae", images::<Quarter<Lpae>>),
+            ("quarter-runs", images::<Quarter<Runs>>),
             ("dma-lpae", images::<DmaFormat<Lpae>>),
             ("dma-gfx9", images::<DmaFormat<Gfx9>>),
+            ("dma-quarter", images::<DmaFormat<Quarter<Lpae>>>),
         ],
     },
     Property {
@@ -176,6 +191,8 @@ pub(crate) const ALL: &[Property] = &[
             ("gfx9", sizes::<BreakBeforeMake<Gfx9>>),
             ("runs", sizes::<BreakBeforeMake<Runs>>),
             ("narrow", sizes::<BreakBeforeMake<Narrow>>),
+            ("quarter-lpae", sizes::<BreakBeforeMake<Quarter<Lpae>>>),
+            ("quarter-runs", sizes::<BreakBeforeMake<Quarter<Runs>>>),
             ("dma-lpae", sizes::<DmaFormat<BreakBeforeMake<Lpae>>>),
         ],
     },

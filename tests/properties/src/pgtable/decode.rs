@@ -148,6 +148,12 @@ impl Decode for Narrow {
     }
 }
 
+impl<F: Decode> Decode for Quarter<F> {
+    fn decode(level: u32, word: u64) -> Decoded {
+        F::decode(level, word)
+    }
+}
+
 impl<F: Decode> Decode for BreakBeforeMake<F> {
     const HARDWARE: Option<walk::Format> = F::HARDWARE;
 

@@ -16,6 +16,16 @@ use crate::{
 };
 use std::collections::HashMap;
 
+/// The first device page of CPU page `page`.
+fn first_part<F: Format>(page: usize) -> usize {
+    page << group_order::<F>()
+}
+
+/// The device pages of CPU page `page`, each with its index among them.
+fn parts<F: Format>(page: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..1 << group_order::<F>()).map(move |part| (part, first_part::<F>(page) + part))
+}
+
 /// The memory of a device that walks.
 struct Device<F: Decode> {
     words: HashMap<(u64, usize), u64>,
@@ -24,7 +34,7 @@ struct Device<F: Decode> {
 }
 
 impl<F: Decode> Device<F> {
-    /// Translation of a page by a walk of the image.
+    /// Translation of a device page by a walk of the image.
     fn walk(&self, page: usize) -> Option<Leaf> {
         let mut at = self.root;
         for level in (0..F::LEVELS).rev() {
@@ -77,7 +87,7 @@ impl<F: Decode> Beside<F> {
         writes();
         // Narrow formats have no room for it.
         let base = if F::can_hold(DevicePte::device(1 << 30, true)) { 1 << 20 } else { 0 };
-        let memory = TableMemory::plain().with_device_pages_at((base as u64) << 12);
+        let memory = TableMemory::plain().with_device_pages_at((base as u64) << PAGE_SHIFT);
         let both = Both::<F>::with_memory(Look::Walks, memory);
         let root = both.reader.root_address().expect("a root");
         let device = || Device { words: HashMap::new(), root, _format: Default::default() };
@@ -87,13 +97,13 @@ impl<F: Decode> Beside<F> {
         this
     }
 
-    /// Whether `found` is the translation for the model's `entry`.
-    fn is(&self, found: Option<Leaf>, entry: DevicePte) -> bool {
+    /// Whether `found` is the translation for device page `part` of the model's `entry`.
+    fn is(&self, found: Option<Leaf>, entry: DevicePte, part: usize) -> bool {
         let entry = Model::<F>::raw(entry);
         let base = if entry.is_device() { self.base } else { 0 };
         found.map_or(!entry.is_valid(), |leaf| {
             entry.is_valid()
-                && leaf.number == entry.number() + base
+                && leaf.number == first_part::<F>(entry.number() + base) + part
                 && leaf.writable == entry.may_be_dirty()
                 && leaf.device == entry.is_device()
         })
@@ -116,9 +126,11 @@ impl<F: Decode> Beside<F> {
         let before = self.both.model.pages.clone();
         let orders: BTreeMap<_, _> = before
             .keys()
-            .filter_map(|page| Some((*page, self.device.walk(*page)?.order)))
+            .flat_map(|page| parts::<F>(*page))
+            .filter_map(|(_, at)| Some((at, self.device.walk(at)?.order)))
             .collect();
-        assert!(orders.len() == before.len() || F::break_before_make(), "all were there before");
+        let count = before.len() << group_order::<F>();
+        assert!(orders.len() == count || F::break_before_make(), "all were there before");
         let flushes = matches!(op, Op::Start | Op::Wait(_));
         let running: Vec<_> = self.both.started.iter().map(|it| (it.number, it.range)).collect();
         self.both.apply(op);
@@ -132,22 +144,26 @@ impl<F: Decode> Beside<F> {
         let starts = self.both.starts;
         let mut tlb = std::mem::take(&mut self.tlb);
         self.follow(|this, device| {
-            for page in &probes {
-                let found = device.walk(*page);
-                let new = this.both.model.get(*page);
+            for (page, part, at) in probes.iter().flat_map(|page| {
+                parts::<F>(*page).map(|(part, at)| (*page, part, at))
+            }) {
+                let found = device.walk(at);
+                let new = this.both.model.get(page);
+                let is = |found| this.is(found, old(page), part) || this.is(found, new, part);
                 if F::break_before_make() {
                     match found {
-                        Some(leaf) => tlb.fill(*page, leaf.order, starts),
+                        Some(leaf) => tlb.fill((page, part), leaf.order, starts),
                         None => continue,
                     }
                 }
-                let right = this.is(found, old(*page)) || this.is(found, new);
-                assert!(right, "page {page}: {found:?}, not {:?} or {new:?}", old(*page));
-                for other in [page ^ 1, page & !15, page | 15] {
-                    if let Some(cached) = device.cached(other, *page) {
-                        let found = Some(cached);
-                        let right = this.is(found, old(*page)) || this.is(found, new);
-                        assert!(right, "page {page} by {other}: {found:?}");
+                assert!(
+                    is(found),
+                    "page {page}+{part}: {found:?}, not {:?} or {new:?}",
+                    old(page)
+                );
+                for other in [at ^ 1, at & !15, at | 15] {
+                    if let Some(cached) = device.cached(other, at) {
+                        assert!(is(Some(cached)), "page {page}+{part} by {other}: {cached:?}");
                     }
                 }
             }
@@ -159,20 +175,23 @@ impl<F: Decode> Beside<F> {
         assert!(!self.device.words.keys().any(differs), "the driver was not called for a write");
         self.tlb = tlb;
         for page in looked_at::<F>() {
-            let found = self.check_page(page);
-            if F::break_before_make() {
-                if let Some(leaf) = found {
-                    self.tlb.fill(page, leaf.order, starts);
+            for (part, at) in parts::<F>(page) {
+                let found = self.check_part(page, part);
+                if F::break_before_make() {
+                    if let Some(leaf) = found {
+                        self.tlb.fill((page, part), leaf.order, starts);
+                    }
+                    continue;
                 }
-                continue;
-            }
-            // A TLB must not have a page in two sizes.
-            let resized =
-                found.zip(orders.get(&page)).is_some_and(|(leaf, order)| leaf.order != *order);
-            if resized && !flushes {
-                let batch = self.both.batch.as_ref().unwrap();
-                let covered = batch.range().is_some_and(|range| range.contains(page * PAGE_SIZE));
-                assert!(covered, "page {page} has another size and is not flushed");
+                // A TLB must not have a page in two sizes.
+                let resized =
+                    found.zip(orders.get(&at)).is_some_and(|(leaf, order)| leaf.order != *order);
+                if resized && !flushes {
+                    let batch = self.both.batch.as_ref().unwrap();
+                    let covered =
+                        batch.range().is_some_and(|range| range.contains(page * PAGE_SIZE));
+                    assert!(covered, "page {page} has another size and is not flushed");
+                }
             }
         }
     }
@@ -202,14 +221,18 @@ impl<F: Decode> Beside<F> {
         }
     }
 
-    /// Checks the translation of a page against the model. An unwritten entry has none.
-    fn check_page(&self, page: usize) -> Option<Leaf> {
-        let found = self.device.walk(page);
+    /// Checks the translation of a device page against the model. An unwritten entry has none.
+    fn check_part(&self, page: usize, part: usize) -> Option<Leaf> {
+        let at = first_part::<F>(page) + part;
+        let found = self.device.walk(at);
         let entry = self.both.model.get(page);
         let may_wait = F::break_before_make() && found.is_none();
-        assert!(may_wait || self.is(found, entry), "page {page}: {found:?}, not {entry:?}");
+        assert!(
+            may_wait || self.is(found, entry, part),
+            "page {page}+{part}: {found:?}, not {entry:?}"
+        );
         self.check_order(page, found);
-        self.check_hardware(page, found);
+        self.check_hardware(at, found);
         found
     }
 
@@ -217,12 +240,11 @@ impl<F: Decode> Beside<F> {
         self.both.settle();
         self.follow(|_, _| ());
         for page in looked_at::<F>() {
-            let found = self.check_page(page).is_some();
-            assert_eq!(
-                found,
-                self.both.model.get(page).is_valid(),
-                "page {page} after all flushes"
-            );
+            for (part, _) in parts::<F>(page) {
+                let found = self.check_part(page, part).is_some();
+                let expected = self.both.model.get(page).is_valid();
+                assert_eq!(found, expected, "page {page}+{part} after all flushes");
+            }
         }
         self.both.end();
     }
@@ -256,8 +278,10 @@ impl<F: Decode> Beside<F> {
         let expected = if self.both.model.is_huge(page) {
             F::BITS
         } else {
+            // The device pages of a page are a run by themselves.
+            let pages = |order: u32| order.saturating_sub(group_order::<F>());
             let runs = F::LEAVES.iter().copied().filter(|order| *order < F::BITS);
-            runs.filter(|order| is_run(*order)).max().unwrap()
+            runs.filter(|order| is_run(pages(*order))).max().unwrap()
         };
         assert_eq!(leaf.order, expected, "the size of page {page}");
     }

@@ -83,7 +83,7 @@ impl<F: Format> Model<F> {
         (0..count).all(|index| match self.mapped.get(&(first + index)) {
             None => true,
             Some(mapped) => *mapped == Mapped::Live(new.number() + index),
-        }) && F::can_hold(Self::raw(new))
+        }) && can_hold::<F>(Self::raw(new))
     }
 
     pub(super) fn map(&mut self, first: usize, count: usize, new: DevicePte) {
@@ -106,7 +106,7 @@ impl<F: Format> Model<F> {
         let same = is_system(old)
             && is_system(new)
             && old.number() == new.number()
-            && F::can_hold(Self::raw(new));
+            && can_hold::<F>(Self::raw(new));
         let mut new = new;
         if F::DMA && !same {
             for index in 0..count {
@@ -133,7 +133,7 @@ impl<F: Format> Model<F> {
         let new: Vec<_> = (first..first + count).map(|page| f(page, self.get(page))).collect();
         let changed = |this: &Self, index: usize| new[index] != this.get(first + index);
         let is_refused = |entry: DevicePte| {
-            entry.is_valid() && (!F::DMA || entry.is_device()) && !F::can_hold(entry)
+            entry.is_valid() && (!F::DMA || entry.is_device()) && !can_hold::<F>(entry)
         };
         if (0..count).any(|index| changed(self, index) && is_refused(new[index])) {
             return false;
@@ -141,8 +141,8 @@ impl<F: Format> Model<F> {
         if (0..count).all(|index| !changed(self, index)) {
             return true;
         }
-        let block = first / fan::<F>();
-        if count == fan::<F>() && has_leaves::<F>(1) && Self::is_run(&new) {
+        let block = first / slots::<F>(0);
+        if count == slots::<F>(0) && has_leaves::<F>(1) && Self::is_run(&new) {
             let maps = F::DMA && is_system(new[0]);
             if !maps || self.can_map(first, count, new[0]) {
                 for index in 0..count {
@@ -181,7 +181,7 @@ impl<F: Format> Model<F> {
         }
         let mut at = first;
         while at < first + count {
-            let border = (at / fan::<F>() + 1) * fan::<F>();
+            let border = (at / slots::<F>(0) + 1) * slots::<F>(0);
             let end = border.min(first + count);
             if !self.install_part(at, end - at, f) {
                 return false;
@@ -204,16 +204,16 @@ impl<F: Format> Model<F> {
         let mut seen = Vec::new();
         let mut at = first;
         while let Some(page) = self.next(at, last) {
-            let block = page / fan::<F>();
-            let low = block * fan::<F>();
-            let high = (block + 1) * fan::<F>();
+            let block = page / slots::<F>(0);
+            let low = block * slots::<F>(0);
+            let high = (block + 1) * slots::<F>(0);
             if self.huge.contains(&block) {
                 let whole = first <= low && high - 1 <= last;
                 if (whole && !split) || free == 0 {
                     let old = self.get(low);
                     let new = f(low, old);
-                    seen.push((low, fan::<F>(), old));
-                    if new != old && !self.replace(low, fan::<F>(), old, new) {
+                    seen.push((low, slots::<F>(0), old));
+                    if new != old && !self.replace(low, slots::<F>(0), old, new) {
                         self.huge.remove(&block);
                     }
                     at = high;
@@ -243,7 +243,7 @@ impl<F: Format> Model<F> {
 
     /// Whether `page` is one that a huge leaf maps.
     pub(super) fn is_huge(&self, page: usize) -> bool {
-        self.huge.contains(&(page / fan::<F>()))
+        self.huge.contains(&(page / slots::<F>(0)))
     }
 
     /// The flush `tick` of pages in `range` is over.

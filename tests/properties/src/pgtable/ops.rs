@@ -199,7 +199,7 @@ pub(super) const AREA: usize = 1024;
 
 /// Pages that a table of format `F` can hold.
 pub(super) fn total<F: Format>() -> usize {
-    (last_address::<F>() >> 12) + 1
+    (last_address::<F>() >> PAGE_SHIFT) + 1
 }
 
 /// The first page of area `area`. In a small table all are the same one.

@@ -55,22 +55,22 @@ impl<F: Format> Both<F> {
     }
 }
 
-/// Pages that were found, each with its size and the count of flushes that had started by then.
+/// Device pages that were found, by CPU page and index in that, each with its size and the count of flushes that had started by then.
 #[derive(Default)]
-pub(super) struct Tlb(BTreeMap<usize, (u32, usize)>);
+pub(super) struct Tlb(BTreeMap<(usize, usize), (u32, usize)>);
 
 impl Tlb {
     /// Caches a translation.
-    pub(super) fn fill(&mut self, page: usize, order: u32, starts: usize) {
+    pub(super) fn fill(&mut self, page: (usize, usize), order: u32, starts: usize) {
         let before = self.0.insert(page, (order, starts));
         if let Some((kept, _)) = before {
-            assert_eq!(kept, order, "page {page} in two sizes");
+            assert_eq!(kept, order, "page {page:?} in two sizes");
         }
     }
 
     /// Flush `number`, of `range`, is over.
     pub(super) fn flush(&mut self, range: PageRange, number: usize) {
         let is_gone = |page: usize, starts: usize| range.contains(page * PAGE_SIZE) && starts <= number;
-        self.0.retain(|page, (_, starts)| !is_gone(*page, *starts));
+        self.0.retain(|page, (_, starts)| !is_gone(page.0, *starts));
     }
 }

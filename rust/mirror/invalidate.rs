@@ -57,7 +57,10 @@ use crate::{
         TableReader,
         Unwritten, //
     },
-    policy::Immovable,
+    policy::{
+        self,
+        Immovable, //
+    },
     space::{
         NotifierWindow,
         Space, //
@@ -321,6 +324,25 @@ impl<D: Device> MirrorShared<D> {
         self.dma().map_or(Ok(()), |windows| windows.prepare(range))
     }
 
+    /// Retires the DMA windows of `range`, which the process has unmapped.
+    ///
+    /// The first and the last block may have other mappings. While the device has entries there,
+    /// their window stays: pages that are on the device now may migrate back, and that cannot wait
+    /// for memory for a new window. It is retired when the last of these mappings is unmapped.
+    fn retire_windows(&self, table: &Table<D::Format>, range: PageRange) {
+        let Some(windows) = self.dma() else {
+            return;
+        };
+        let in_use = |addr| policy::block(addr).filter(|block| table.any(*block, |_| true));
+        let first = in_use(range.start());
+        let start = first.map_or(range.start(), |block| block.end());
+        let last = in_use(range.end() - 1);
+        let end = last.map_or(range.end(), |block| block.start());
+        if let Ok(range) = PageRange::new(start, end) {
+            windows.retire_windows(range);
+        }
+    }
+
     /// Emits the tracepoint for `event` and, if the driver asked for events, calls
     /// [`Device::event`].
     ///
@@ -432,8 +454,8 @@ impl<D: Device> MirrorShared<D> {
             });
             changed
         });
-        if let Some(windows) = self.dma().filter(|_| event.reason == NotifierEvent::Unmap) {
-            windows.retire_windows(event.range);
+        if event.reason == NotifierEvent::Unmap {
+            self.retire_windows(table, event.range);
         }
         if changed != 0 && self.space.attributes().any_accessed() {
             *lost = Some(lost.map_or(event.range, |lost| lost.union(&event.range)));

@@ -144,6 +144,29 @@ mod suite {
         Ok(())
     }
 
+    /// An unmap beside pages that are on the device must not take the DMA window from them: without
+    /// a window, the pages would have no entry after they have migrated back.
+    #[test]
+    fn unmap_beside_device_pages_keeps_their_window() -> Result {
+        let (range, dma, mirror) = addressed(4)?;
+        mirror.fault(range, Access::Write)?;
+        let stays = PageRange::from_pages(range.start(), 2)?;
+        let goes = PageRange::from_pages(range.address(2), 2)?;
+        assert_eq!(mirror.migrate(stays).to_device()?.moved, 2);
+        assert_eq!(dma.live(), 2);
+        // The last system pages of the window.
+        unmap(goes)?;
+        assert_eq!(dma.live(), 0);
+        assert_eq!(mirror.migrate(stays).to_system()?.moved, 2);
+        assert_eq!(dma.live(), 2);
+        assert!(walk(&mirror, stays.address(1)).is_ok());
+        // The window is removed with the last entries.
+        unmap(stays)?;
+        let windows = mirror.inner().dma().ok_or(EINVAL)?;
+        assert_eq!((dma.live(), windows.count()), (0, 0));
+        Ok(())
+    }
+
     #[test]
     fn device_memory_has_device_addresses() -> Result {
         let (range, dma, mirror) = addressed(2)?;

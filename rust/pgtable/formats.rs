@@ -6,4 +6,8 @@ mod gfx9;
 mod lpae;
 
 pub use gfx9::Gfx9;
-pub use lpae::Lpae;
+pub use lpae::{
+    Lpae,
+    Lpae16k,
+    LpaeGranule, //
+};

@@ -450,7 +450,6 @@ impl<F: Format> Pool<F> {
             entry
         }
     }
-
 }
 
 impl<F: Format> TableReader<F> {

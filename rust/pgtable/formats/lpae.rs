@@ -11,25 +11,33 @@ use crate::pgtable::{
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 use kernel::prelude::*;
 
-/// VMSAv8-64 of stage 1 with a granule of 4 KiB, for 48 bits of address in and out: levels 0 to 3
-/// of the architecture, which are 3 to 0 here. Leaves are pages, the 16 entries of the Contiguous
-/// bit (64 KiB), and blocks of 2 MiB.
+/// VMSAv8-64 of stage 1 with a granule of `1 << GRANULE_SHIFT` bytes: see [`Lpae`] and [`Lpae16k`].
+/// Output addresses have 48 bits. Leaves are pages, the entries of the Contiguous bit in the last
+/// level, and blocks of the level above.
 ///
 /// [`Self::MAIR`] has the attributes that entries refer to. System memory is write-back cacheable
 /// and inner shareable; device memory is not cacheable. All entries may be accessed without
 /// privilege (AP\[1\]), have the access flag, are not global, and forbid execution.
 ///
-/// The granules of 16 and 64 KiB cannot map pages of 4 KiB, so they cannot mirror a process with
-/// pages of 4 KiB.
+/// A granule cannot map pages that are smaller, so it cannot mirror a process whose pages are.
 ///
 /// Entries are replaced without break-before-make even if their size changes, which the
 /// architecture permits with FEAT_BBM level 2. For an MMU without it use
 /// [`BreakBeforeMake`](crate::pgtable::BreakBeforeMake). When a page migrates, its entry gets
 /// another address and possibly other attributes, and is read-only until the flush has completed.
 /// Until then an MMU may use the old or the new page; the library frees the old page afterwards.
-pub enum Lpae {}
+pub enum LpaeGranule<const GRANULE_SHIFT: u32> {}
 
-impl Lpae {
+/// A granule of 4 KiB, with 48 bits of input address: levels 0 to 3 of the architecture, which are
+/// 3 to 0 here. Leaves have 4 KiB, 64 KiB by the Contiguous bit, and 2 MiB.
+pub type Lpae = LpaeGranule<12>;
+
+/// A granule of 16 KiB, with 47 bits of input address, those of a process with such pages: levels 1
+/// to 3 of the architecture, which are 2 to 0 here. Leaves have 16 KiB, 2 MiB by the Contiguous bit,
+/// and 32 MiB. Only for kernels with pages of 16 KiB.
+pub type Lpae16k = LpaeGranule<14>;
+
+impl<const GRANULE_SHIFT: u32> LpaeGranule<GRANULE_SHIFT> {
     /// Memory attributes, for `MAIR_EL1` or the equivalent register of the device. Index 0 is
     /// non-cacheable normal memory, 1 write-back cacheable normal memory, and 2 device memory
     /// (nGnRE), as in the kernel's `io-pgtable-arm`.
@@ -57,16 +65,24 @@ impl Lpae {
     /// Bits of an address.
     const ADDRESS_BITS: u32 = 48;
 
-    /// Orders of runs and blocks.
-    const RUN_ORDER: u32 = 4;
-    const BLOCK_ORDER: u32 = 9;
+    /// Orders of runs in the last level, and of blocks.
+    const RUN_ORDER: u32 = match GRANULE_SHIFT {
+        12 => 4,
+        14 => 7,
+        _ => panic!("the granule is none that the library has"),
+    };
+    const BLOCK_ORDER: u32 = GRANULE_SHIFT - 3;
 }
 
-impl Format for Lpae {
+impl<const GRANULE_SHIFT: u32> Format for LpaeGranule<GRANULE_SHIFT> {
     type Word = u64;
 
-    const LEVELS: u32 = 4;
-    const BITS: u32 = 9;
+    const LEVELS: u32 = match GRANULE_SHIFT {
+        12 => 4,
+        _ => 3,
+    };
+    const BITS: u32 = GRANULE_SHIFT - 3;
+    const PAGE_SHIFT: u32 = GRANULE_SHIFT;
     const LEAVES: &'static [u32] = &[0, Self::RUN_ORDER, Self::BLOCK_ORDER];
 
     fn can_hold(entry: DevicePte) -> bool {
@@ -82,10 +98,12 @@ impl Format for Lpae {
     }
 
     fn leaf(order: u32, entry: DevicePte) -> u64 {
-        let kind = match order {
-            Self::BLOCK_ORDER => Self::BLOCK,
-            Self::RUN_ORDER => Self::PAGE | Self::CONTIGUOUS,
-            _ => Self::PAGE,
+        let kind = if order == Self::BLOCK_ORDER {
+            Self::BLOCK
+        } else if order == Self::RUN_ORDER {
+            Self::PAGE | Self::CONTIGUOUS
+        } else {
+            Self::PAGE
         };
         let memory = if entry.is_device() {
             Self::NOT_CACHEABLE | Self::OUTER_SHAREABLE
@@ -134,5 +152,12 @@ mod tests {
         let last = DevicePte::system((1 << 36) - 1, true);
         assert!(Lpae::can_hold(last) && !Lpae::can_hold(last.plus(1)));
         assert!(Lpae::can_link((1 << 48) - 4096) && !Lpae::can_link(1 << 48));
+        // With a granule of 16 KiB, page numbers count these.
+        let large = |order, number| Lpae16k::leaf(order, DevicePte::system(number, true));
+        assert_eq!(large(0, 3), writable | 3 << 14);
+        assert_eq!(large(7, 128), writable | 1 << 52 | 2 << 20);
+        assert_eq!(large(11, 2048), (writable & !0b11) | 0b01 | 32 << 20);
+        let last = DevicePte::system((1 << 34) - 1, true);
+        assert!(Lpae16k::can_hold(last) && !Lpae16k::can_hold(last.plus(1)));
     }
 }

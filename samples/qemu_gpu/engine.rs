@@ -91,6 +91,8 @@ const INTERRUPT: u32 = 4;
 /// Address of the internal buffer on the device side.
 const BUFFER_ADDRESS: u64 = 0x40000;
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
+/// Size of the internal buffer, and of a device page. A page of the CPU takes one transfer or more.
+const TRANSFER_BYTES: u64 = 4096;
 
 /// Capacity of the job queue.
 const QUEUE_DEPTH: usize = 4096;
@@ -362,7 +364,7 @@ impl EngineRegisters {
         let before = self.engine.finished.load(Acquire);
         registers.write32(u32::try_from(from)?, SOURCE);
         registers.write32(u32::try_from(to)?, DESTINATION);
-        registers.write32(0x1000, COUNT);
+        registers.write32(TRANSFER_BYTES as u32, COUNT);
         registers.write32(START | direction | INTERRUPT, COMMAND);
         Ok(before)
     }
@@ -423,8 +425,12 @@ impl EngineRegisters {
     fn copy_page(&self, copy: &DmaCopy, index: usize, to: Option<&Arc<PciMemory>>) -> Result {
         let zeros = self.staging.address(PAGE_SIZE).ok_or(EINVAL)?;
         let from = copy.source(index)?.unwrap_or(PageAddress::Dma(zeros));
-        self.load(self.address(from, None)?)?;
-        self.store(self.address(copy.destination(index)?, to)?)?;
+        let from = self.address(from, None)?;
+        let to = self.address(copy.destination(index)?, to)?;
+        for offset in transfers() {
+            self.load(from + offset)?;
+            self.store(to + offset)?;
+        }
         // Simulate a longer copy. Serve accesses meanwhile.
         let since = Instant::<Monotonic>::now();
         while since.elapsed() < self.engine.delay {
@@ -452,28 +458,66 @@ impl EngineRegisters {
         }
     }
 
-    /// Walks the device page table of `mirror`. Returns `None` if the access faults.
-    fn translate(&self, mirror: &Mirror<View>, access: &Access) -> Option<Translation> {
+    /// Walks the device page table of `mirror` to `addr`. Returns `None` if the access faults.
+    fn translate(&self, mirror: &Mirror<View>, addr: usize, write: bool) -> Option<Translation> {
         let root = mirror.table_root()?;
-        let addr = u64::try_from(access.addr).ok()?;
+        let addr = u64::try_from(addr).ok()?;
         let found = walk::Format::Radix4.walk(&TableBus(&self.tables), root, addr);
-        found.ok().filter(|found| found.writable || !access.write)
+        found.ok().filter(|found| found.writable || !write)
     }
 
-    /// Transfers a page between the internal buffer and the translated address.
-    fn transfer(&self, found: Translation, write: bool) -> Result {
-        let at = match found.address.checked_sub(VRAM) {
+    /// Returns the bus address of a translated device page.
+    fn bus_address(&self, found: Translation) -> Result<u64> {
+        Ok(match found.address.checked_sub(VRAM) {
             Some(at) => {
-                let at = self.vram.address(DeviceAddress::START.plus(at), PAGE_BYTES);
+                let at = self
+                    .vram
+                    .address(DeviceAddress::START.plus(at), TRANSFER_BYTES);
                 at.ok_or(ENODEV)?.raw()
             }
             None => found.address,
-        };
-        if write {
-            self.store(at)
-        } else {
-            self.load(at)
+        })
+    }
+
+    /// Moves a device page between `staging` and `at`, through the internal buffer.
+    fn transfer(&self, staging: u64, at: u64, write: bool) -> Result {
+        let (from, to) = if write { (staging, at) } else { (at, staging) };
+        self.load(from)?;
+        self.store(to)
+    }
+
+    /// Accesses a page of locked memory, which is pinned while its region is held, so that no flush
+    /// waits for the access.
+    fn access_locked(&self, mirror: &Mirror<View>, access: &Access, staging: u64) -> Result {
+        let region = mirror.locked(access.addr).ok_or(EFAULT)?;
+        let at = region.dma(&self.engine.dma, access.addr).ok_or(EFAULT)?;
+        for offset in transfers() {
+            self.transfer(staging + offset, at.raw() + offset, access.write)?;
         }
+        Ok(())
+    }
+
+    /// Accesses a page by the page table. Returns whether the device had a translation of each of
+    /// its device pages. As hardware that fetches entries by the cache line, the walker translates
+    /// all of them before the first is used.
+    fn access_mirrored(
+        &self,
+        mirror: &Mirror<View>,
+        access: &Access,
+        staging: u64,
+    ) -> Result<bool> {
+        let mut addresses = [0; (PAGE_BYTES / TRANSFER_BYTES) as usize];
+        let parts = (access.addr..).step_by(TRANSFER_BYTES as usize);
+        for (address, addr) in addresses.iter_mut().zip(parts) {
+            let Some(found) = self.translate(mirror, addr, access.write) else {
+                return Ok(false);
+            };
+            *address = self.bus_address(found)?;
+        }
+        for (offset, at) in transfers().zip(addresses) {
+            self.transfer(staging + offset, at, access.write)?;
+        }
+        Ok(true)
     }
 
     /// Performs an access. Returns whether the device had a translation.
@@ -481,29 +525,15 @@ impl EngineRegisters {
         let staging = self.staging.address(0).ok_or(EINVAL)?.raw();
         if access.write {
             self.staging.write(0, contents)?;
-            self.load(staging)?;
         }
         let mirror = client.mirror();
         if access.addr & APERTURE != 0 {
-            // Locked memory is pinned while the region is held, so no flush waits for this access.
-            let region = mirror.locked(access.addr).ok_or(EFAULT)?;
-            let at = region
-                .dma(&self.engine.dma, access.addr)
-                .ok_or(EFAULT)?
-                .raw();
-            if access.write {
-                self.store(at)?
-            } else {
-                self.load(at)?
-            }
+            self.access_locked(mirror, access, staging)?;
         } else {
             // Set before the walk. If the walk does not see a table change, the flush of that
             // change starts later, finds this access and waits for it.
             *self.engine.in_flight.lock() = Some((mirror.device().tag(), access.addr));
-            let result = match self.translate(mirror, access) {
-                Some(found) => self.transfer(found, access.write).map(|()| true),
-                None => Ok(false),
-            };
+            let result = self.access_mirrored(mirror, access, staging);
             *self.engine.in_flight.lock() = None;
             self.engine.access_done.notify_all();
             if !result? {
@@ -511,9 +541,13 @@ impl EngineRegisters {
             }
         }
         if !access.write {
-            self.store(staging)?;
             self.staging.read(0, contents)?;
         }
         Ok(true)
     }
+}
+
+/// Offsets in a page of the CPU of the transfers that it takes.
+fn transfers() -> impl Iterator<Item = u64> {
+    (0..PAGE_BYTES).step_by(TRANSFER_BYTES as usize)
 }

@@ -48,8 +48,11 @@ mod unbound;
 
 const PAGES: usize = 16;
 
-/// I/O port of QEMU's monitor, see tools/vm/run.
-const MONITOR: u64 = 0xea;
+/// I/O port of QEMU's monitor on x86, see tools/vm/run.
+const MONITOR_PORT: u64 = 0xea;
+
+/// Name of the port of virtio-serial elsewhere.
+const MONITOR_NAME: &str = "line";
 
 pub const TESTS: &[Test] = &[
     Test::new("hw", "dma_mappings_follow_entries", mapped).only_hw(),
@@ -442,17 +445,34 @@ fn narrow(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+/// Sends `command` to QEMU's monitor.
+fn monitor(command: &str) -> Outcome {
+    if cfg!(target_arch = "x86_64") {
+        let port = OpenOptions::new().write(true).open("/dev/port").what("open the ports")?;
+        for byte in command.bytes() {
+            port.write_all_at(&[byte], MONITOR_PORT).what("write to QEMU's monitor")?;
+        }
+        return Ok(());
+    }
+    for port in fs::read_dir("/sys/class/virtio-ports").what("list the ports")? {
+        let port = port.what("list the ports")?;
+        let name = fs::read_to_string(port.path().join("name")).unwrap_or_default();
+        if name.trim() == MONITOR_NAME {
+            let node = Path::new("/dev").join(port.file_name());
+            return fs::write(node, command).what("write to QEMU's monitor");
+        }
+    }
+    check!(false, "there is no port named {MONITOR_NAME}");
+    Ok(())
+}
+
 /// Has QEMU unplug the device with the id `id`.
 fn device_del(id: &str) -> Outcome {
-    let port = OpenOptions::new().write(true).open("/dev/port").what("open the ports")?;
     let command = format!(
         "{{\"execute\":\"qmp_capabilities\"}}\n\
          {{\"execute\":\"device_del\",\"arguments\":{{\"id\":\"{id}\"}}}}\n"
     );
-    for byte in command.bytes() {
-        port.write_all_at(&[byte], MONITOR).what("write to QEMU's monitor")?;
-    }
-    Ok(())
+    monitor(&command)
 }
 
 /// The second GPU is unplugged while pages migrate. No contents are lost, no page stays mapped, and

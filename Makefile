@@ -9,6 +9,8 @@ ifeq ($(KCSAN),1)
 override KERNEL := kcsan
 endif
 SERIES ?= default
+# Debian's flavour, for the targets that help lists with it.
+ARCH ?= amd64
 export HMM_CACHE
 # Not empty if a kernel is named.
 named := $(filter command line environment override,$(origin KERNEL))
@@ -39,6 +41,7 @@ Build
   clean            remove build/ (the cache stays)
 Run
   run              set everything up, boot the stock kernel and show the demo
+                   (ARCH=amd64|arm64|arm64-16k)
   pictures         the pictures of hmmctl in the README
 Check, without a VM
   check            format, lints, documents, compile-fail tests
@@ -104,8 +107,8 @@ programs:
 	tools/build --user
 
 run:
-	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tools/demo --kernel $(run_kernel) --series $(SERIES)
+	tools/build --all --arch $(ARCH) --kernel $(run_kernel) --series $(SERIES)
+	tools/demo --arch $(ARCH) --kernel $(run_kernel) --series $(SERIES)
 
 test:
 	@tests/run/all

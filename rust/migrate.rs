@@ -6,7 +6,8 @@
 //! held. A step walks the CPU page table. For each run of pages that can move, it does the
 //! following with the mmap lock held for reading throughout:
 //!
-//! 1. Announce the step and write-protect the device PTEs, under the table lock (`mirror::step`).
+//! 1. Announce the step and write-protect the device PTEs, under the table lock
+//!    (`mirror::announce`).
 //! 2. Isolate the pages. This calls notifiers, which take the table lock, so that it is not held.
 //! 3. Allocate, copy and migrate. The device keeps reading the source pages.
 //! 4. Replace the device PTEs whose marks are intact, under the table lock, and flush.

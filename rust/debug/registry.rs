@@ -40,7 +40,7 @@ pub(crate) trait DebugObject: Send + Sync {
     fn columns(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 
     /// Calls `f` for the device PTEs from address `from` on; see
-    /// [`Reader::scan`](crate::pgtable::TableReader::scan). Returns `None` for objects without
+    /// [`TableReader::scan`](crate::pgtable::TableReader::scan). Returns `None` for objects without
     /// device PTEs.
     ///
     /// # Context

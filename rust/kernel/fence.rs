@@ -10,7 +10,7 @@
 //!
 //! [`DriverFence`] is the side that signals the fence, once. [`Fence`] is the side that waits. User
 //! space observes a fence by an eventfd ([`Fence::eventfd`]) or by `poll()` of a driver's file
-//! ([`Watch`](super::fence_watch::FenceWatch)).
+//! ([`FenceWatch`](super::fence_watch::FenceWatch)).
 
 use super::{
     completion::TimedCompletion,

@@ -128,8 +128,8 @@ impl WatchedFence {
             GFP_KERNEL_ACCOUNT,
         )?;
         let raw = watched.raw.get();
-        // SAFETY: `raw` is ours, and pinned. `data` is used until `unwatch` in `drop`, and the box
-        // is pinned.
+        // SAFETY: `raw` is ours, and pinned. `data` is used until `rust_hmm_fence_unwatch()` in
+        // `drop`, and the box is pinned.
         // INVARIANT: `raw` is registered with `fence`, and its `data` points to this object.
         unsafe {
             (*raw).signalled = Some(Self::signalled);

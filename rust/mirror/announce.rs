@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Announcement of a migration to a mirror, which makes the entries of its pages read-only.
-//! `switch.rs` replaces the entries after the copy.
+//! `commit.rs` replaces the entries after the copy.
 //!
 //! `Documentation/faultless.rst` describes why this is correct.
 

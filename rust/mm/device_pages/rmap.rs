@@ -9,7 +9,7 @@
 //! `munmap()` frees the `anon_vma` before `remove_migration_ptes()` walks it to restore the page.
 //! When pages are isolated by virtual address, the mmap lock keeps the `anon_vma` alive. Besides,
 //! `migrate_device_range()` requires a huge destination for a huge page, and that no mapping of the
-//! huge page is removed during the migration (see `migrate/whole.rs`).
+//! huge page is removed during the migration (see `migrate/thp.rs`).
 
 use super::{
     super::{

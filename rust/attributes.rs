@@ -7,7 +7,7 @@
 //! attributes, `mremap()` moves them with the mapping, and a child of `fork()` does not inherit
 //! them. All mirrors of a process share one set of attributes. A preferred device and
 //! [`Attributes::accessed_by`] refer to the device of the mirror through which they are set or
-//! read. See `Documentation/memory.rst`.
+//! read. See `Documentation/placement.rst`.
 
 use crate::mm::addr::PMD_ORDER;
 use kernel::prelude::*;

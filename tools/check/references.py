@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Checks the names in the comments of rust/ and samples/; see tools/check/references.
+"""Checks the names in the comments of rust/ and samples/, and in the documents; see tools/check/references.
 
 usage: references.py [--list | --self-test] TOP KERNEL-SOURCE
 """
@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 # Folders whose comments are checked, with those whose code has the names.
-CHECKED = {"rust": ("rust", "include"), "samples": ("rust", "include", "samples", "tests")}
+CHECKED = {"rust": ("rust", "include"), "samples": ("rust", "include", "samples", "tests"),
+           "Documentation": ("rust", "include", "samples", "tests", "tools")}
 # Crates of others that have modules.
 CRATES = ("core", "alloc", "std", "kernel", "gpu", "macros")
 # Parts of the kernel's source that are searched for names, and the source of Rust's library.
@@ -85,6 +86,8 @@ class Code:
 
     def __init__(self):
         self.words = set()
+        # Strings that look like the name of an item: classes of locks.
+        self.strings = set()
         self.functions = set()
         # Of each type and module: its items. Of each type: the traits and types whose items it has.
         self.items = {}
@@ -97,6 +100,7 @@ class Code:
         """Adds a file."""
         self.names[str(path)] = set(WORD.findall(code))
         self.words |= self.names[str(path)]
+        self.strings.update(re.findall(r"\"(\w+::\w+)\"", code))
         code = without_strings(code)
         self.functions.update(re.findall(r"\b(\w+)!?\s*(?:<[^;{}()]*>)?\(", code))
         self.functions.update(re.findall(r"macro_rules!\s+(\w+)", code))
@@ -226,6 +230,10 @@ class Check:
                 continue
             self.files.add(name)
             first = name.partition("/")[0]
+            if name.startswith("Documentation/") and path.suffix == ".rst":
+                # Names of the items of types and modules; single names may be those of anything.
+                for line, part in enumerate(path.read_text().split("\n"), 1):
+                    found += [(name, line, span) for span in re.findall(r"``([A-Za-z_]\w*(?:::\w+)+(?:\(\))?)``", part)]
             codes = [self.codes[one] for one, folders in CHECKED.items() if first in folders]
             if not codes or path.suffix not in (".rs", ".c", ".h"):
                 continue
@@ -236,7 +244,7 @@ class Check:
             for code in codes:
                 code.add(path, stripped)
                 code.names[str(path)] |= links
-            if first in CHECKED:
+            if first in ("rust", "samples"):
                 found += [(name, line, span) for line, part in comments(text) for span in named(part)]
         return found
 
@@ -258,8 +266,13 @@ class Check:
         if kind in ("super", "crate") or re.fullmatch(r"[A-Z]\d?", kind):
             self.word(place, item)
             return
+        if f"{kind}::{item}" in self.code.strings:
+            return
+        if kind == "kernel" and f"rust/kernel/{item}.rs" in self.files:
+            return
         answer = None if kind in CRATES else self.code.has(kind, item)
-        if answer is None:
+        # A module of the kernel can have the name of one of ours.
+        if answer is None or not answer and kind.islower():
             self.foreign_items.setdefault((kind, item), []).append(place)
         elif not answer:
             self.bad.append((place, f"{kind}::{item}", f"{kind} has no such item"))

@@ -6,7 +6,7 @@
 
 # Groups whose code paths depend on whether the CPU can access device memory.
 coherent_groups=(mirror fork vma_types sharing migrate thp vma_changes file_lifetime invalid_args race
-	extension engine faultless attributes p2p queue managed trace)
+	engine faultless attributes p2p queue managed trace)
 
 # Runs the tests of sh -c "$hidden_failures" sh ARGUMENT... with injected failures that must be
 # transparent to programs: stale collections, busy mirrors, excess migrations, and pages that cannot

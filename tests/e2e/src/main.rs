@@ -112,7 +112,13 @@ fn main() -> ExitCode {
         tests.iter().chain(&others).for_each(|test| println!("{}", test.full_name()));
         return ExitCode::SUCCESS;
     }
-    // A filter that matches no test, for example after a renaming, is an error.
+    // A filter or group without a test, for example after a renaming, is an error.
+    let groups: Vec<&str> = tests::all().iter().map(|test| test.group).collect();
+    let is_group = |group: &&String| *group == "all" || groups.contains(&group.as_str());
+    if let Some(group) = args.group.iter().find(|group| !is_group(group)) {
+        eprintln!("hmm-e2e: no test is in the group '{group}'");
+        return ExitCode::from(2);
+    }
     let names: Vec<String> = tests::all().iter().map(Test::full_name).collect();
     let known = |filter: &&String| names.iter().any(|name| name.contains(filter.as_str()));
     if let Some(filter) = args.filters.iter().chain(&args.except).find(|filter| !known(filter)) {

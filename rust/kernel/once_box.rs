@@ -36,7 +36,7 @@ unsafe impl<T: Send + Sync> Sync for OnceBox<T> {}
 
 impl<T> OnceBox<T> {
     /// Creates an empty slot.
-    pub(crate) const fn new() -> Self {
+    pub(crate) const fn empty() -> Self {
         // INVARIANT: The pointer is null.
         Self {
             object: Atomic::new(null_mut()),

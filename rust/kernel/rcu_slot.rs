@@ -43,7 +43,7 @@ unsafe impl<T: Send + Sync> Sync for RcuSlot<T> {}
 
 impl<T: Send + Sync> RcuSlot<T> {
     /// Creates an empty slot.
-    pub(crate) const fn new() -> Self {
+    pub(crate) const fn empty() -> Self {
         // INVARIANT: The pointer is null.
         Self {
             object: Atomic::new(null_mut()),
@@ -120,7 +120,7 @@ pub(crate) struct Retired<T: Send + Sync, const N: usize> {
 
 impl<T: Send + Sync, const N: usize> Retired<T, N> {
     /// Creates an empty list.
-    pub(crate) const fn new() -> Self {
+    pub(crate) const fn empty() -> Self {
         // INVARIANT: The list is empty.
         Self {
             objects: [null_mut(); N],
@@ -188,13 +188,13 @@ mod tests {
         let drops = Arc::new(Atomic::new(0), GFP_KERNEL)?;
         let counted =
             |number| Ok::<_, Error>(KBox::new(Counted(drops.clone(), number), GFP_KERNEL)?);
-        let slots = [RcuSlot::new(), RcuSlot::new(), RcuSlot::new()];
+        let slots = [RcuSlot::empty(), RcuSlot::empty(), RcuSlot::empty()];
         let [first, second, empty] = &slots;
         assert!(first.put(counted(1)?).is_ok() && second.put(counted(2)?).is_ok());
         // The slot is not empty, so that the object is returned.
         assert_eq!(first.put(counted(3)?).map_err(|object| object.1), Err(3));
         assert_eq!(drops.load(Relaxed), 1);
-        let mut retired = Retired::<_, 1>::new();
+        let mut retired = Retired::<_, 1>::empty();
         {
             let guard = rcu::read_lock();
             let seen = first.get(&guard).ok_or(EINVAL)?;

@@ -147,7 +147,7 @@ impl Lru {
         let count = blocks.div_ceil(GROUP_BLOCKS);
         let mut groups = KVVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
-            groups.push(OnceBox::new(), GFP_KERNEL)?;
+            groups.push(OnceBox::empty(), GFP_KERNEL)?;
         }
         Ok(Self {
             turns: LruClock::new(),

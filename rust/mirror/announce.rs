@@ -73,7 +73,7 @@ impl<D: Device> MirrorShared<D> {
             return None;
         }
         self.change(table, None, |table, batch| {
-            let mut dirty = DirtyBatch::new();
+            let mut dirty = DirtyBatch::empty();
             table.for_each(range, batch, |span, entry| {
                 if entry.is_writable() {
                     Self::retire(&mut dirty, span.pages(), *entry);

@@ -108,7 +108,7 @@ impl<D: Device> MirrorShared<D> {
             return 0;
         }
         let mut changed = 0;
-        let mut dirty = DirtyBatch::new();
+        let mut dirty = DirtyBatch::empty();
         for range in cold.ranges() {
             table.remove_all(range, batch, |entry, pages| {
                 Self::retire(&mut dirty, pages, entry);

@@ -118,7 +118,7 @@ impl<D: Device> Mirror<D> {
         let mut later = PageSet::EMPTY;
         let mut unwritten = None;
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
-            let mut dirty = DirtyBatch::new();
+            let mut dirty = DirtyBatch::empty();
             let result = table.install(piece, spares, batch, |addr, slot| {
                 let Some(index) = piece.index_of(addr) else {
                     return;
@@ -337,7 +337,7 @@ pub(super) fn switch_present<D: Device>(
     all.add(0..piece.pages());
     let mut unwritten = None;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
-        let mut dirty = DirtyBatch::new();
+        let mut dirty = DirtyBatch::empty();
         let switching = Commit::<D> {
             piece,
             moved,
@@ -431,7 +431,7 @@ pub(super) fn forget_moved<D: Device>(inner: &MirrorShared<D>, moved: &Moved<'_>
     let piece = moved.range();
     let mut guard = inner.lock();
     let ((), flush) = inner.change(&mut guard.table, Some(piece), |table, batch| {
-        let mut dirty = DirtyBatch::new();
+        let mut dirty = DirtyBatch::empty();
         table.for_each(piece, batch, |span, slot| {
             let pages = piece
                 .index_of(span.start())

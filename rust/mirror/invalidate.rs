@@ -428,7 +428,7 @@ impl<D: Device> MirrorShared<D> {
         };
         let range = Some(event.range);
         let (changed, flush) = self.change_beside(own_flushes, table, range, |table, batch| {
-            let mut dirty = DirtyBatch::new();
+            let mut dirty = DirtyBatch::empty();
             if own.is_none() && !keeps_reads {
                 return table.remove_all(event.range, batch, |entry, pages| {
                     Self::retire(&mut dirty, pages, entry);
@@ -507,7 +507,7 @@ pub(super) fn remove_some<D: Device>(
     let mut changed = 0;
     let mut behind = range.start();
     let ((), flush) = inner.change(table, Some(range), |table, batch| {
-        let mut dirty = DirtyBatch::new();
+        let mut dirty = DirtyBatch::empty();
         table.for_each(range, batch, |span, entry| {
             if which(span, *entry) {
                 MirrorShared::<D>::retire(&mut dirty, span.pages(), *entry);

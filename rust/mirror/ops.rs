@@ -177,7 +177,7 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
         let mut behind = range.start();
         let mut any = false;
         let ((), flush) = inner.change(table, None, |table, batch| {
-            let mut dirty = DirtyBatch::new();
+            let mut dirty = DirtyBatch::empty();
             table.for_each(range, batch, |span, entry| {
                 any = true;
                 if let Ok(gap) = PageRange::new(behind, span.start()) {

@@ -150,7 +150,7 @@ pub(super) struct BarTable(pub(super) NonNull<c_void>);
 impl DmaUser for Region {
     fn close(&self) -> usize {
         let _closing = self.closing.lock();
-        let mut gone = Retired::<_, 1>::new();
+        let mut gone = Retired::<_, 1>::empty();
         gone.take(&self.mapping);
         // Waits for concurrent writes, and unmaps the part.
         drop(gone);
@@ -175,7 +175,7 @@ impl Region {
         let bits = BitmapVec::new(pages, GFP_KERNEL)?;
         Arc::pin_init(
             pin_init!(Self {
-                mapping: RcuSlot::new(),
+                mapping: RcuSlot::empty(),
                 address,
                 used <- Mutex::new(bits, used, used_class),
                 owners <- Mutex::new(KVec::new(), owners, owners_class),

@@ -347,7 +347,7 @@ struct TableSlot {
 impl DmaUser for TableSlot {
     fn close(&self) -> usize {
         let _freeing = self.freeing.lock();
-        let mut gone = Retired::<_, 1>::new();
+        let mut gone = Retired::<_, 1>::empty();
         gone.take(&self.pieces);
         // Waits for concurrent writers, and frees the memory. The driver has stopped the walker.
         drop(gone);
@@ -395,7 +395,7 @@ impl TableUnits {
         let (name, key) = lock_classes::table_memory();
         let place = Arc::pin_init(
             pin_init!(TableSlot {
-                pieces: RcuSlot::new(),
+                pieces: RcuSlot::empty(),
                 freeing <- Mutex::new((), name, key),
             }),
             GFP_KERNEL_ACCOUNT,

@@ -46,8 +46,8 @@ impl<T: Send + Sync> ChunkDirectory<T> {
     /// Creates an empty directory.
     pub(super) const fn new() -> Self {
         Self {
-            first: [const { RcuSlot::new() }; 1 << FIRST_SEGMENT_BITS],
-            segments: [const { RcuSlot::new() }; MAX_SEGMENTS],
+            first: [const { RcuSlot::empty() }; 1 << FIRST_SEGMENT_BITS],
+            segments: [const { RcuSlot::empty() }; MAX_SEGMENTS],
         }
     }
 
@@ -96,7 +96,7 @@ impl<T: Send + Sync> ChunkDirectory<T> {
         let count = 1 << FIRST_SEGMENT_BITS << segment;
         let mut places = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..count {
-            places.push(RcuSlot::new(), GFP_KERNEL_ACCOUNT)?;
+            places.push(RcuSlot::empty(), GFP_KERNEL_ACCOUNT)?;
         }
         let new = KBox::new(Segment(places), GFP_KERNEL_ACCOUNT)?;
         // If another task has stored a segment concurrently, that one is used.
@@ -167,7 +167,7 @@ mod tests {
                 assert!(all.place(&guard, 256).is_none());
                 assert!(all.place(&guard, usize::MAX).is_none());
             }
-            let mut retired = Retired::<_, 1>::new();
+            let mut retired = Retired::<_, 1>::empty();
             {
                 let guard = rcu::read_lock();
                 assert!(all

@@ -251,7 +251,7 @@ impl<F: Format> Pool<F> {
     ///
     /// May sleep, because it waits for concurrent walks. May be called from reclaim.
     fn give_back(&self, want: usize) -> usize {
-        let mut gone = Retired::<_, GOING>::new();
+        let mut gone = Retired::<_, GOING>::empty();
         let mut going = 0;
         {
             let guard = rcu::read_lock();

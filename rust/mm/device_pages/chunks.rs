@@ -54,7 +54,7 @@ impl<T: DevicePageOps> Chunks<T> {
         let count = most.div_ceil(GROUP_CHUNKS);
         let mut groups = KVVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
-            groups.push(OnceBox::new(), GFP_KERNEL)?;
+            groups.push(OnceBox::empty(), GFP_KERNEL)?;
         }
         Ok(Self {
             groups,
@@ -104,7 +104,7 @@ impl<T: DevicePageOps> Chunks<T> {
                 let len = (self.most - index).min(GROUP_CHUNKS);
                 let mut places = KVVec::with_capacity(len, GFP_KERNEL)?;
                 for _ in 0..len {
-                    places.push(OnceBox::new(), GFP_KERNEL)?;
+                    places.push(OnceBox::empty(), GFP_KERNEL)?;
                 }
                 group.put(KBox::pin(places, GFP_KERNEL)?)
             }

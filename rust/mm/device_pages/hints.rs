@@ -113,7 +113,7 @@ impl Hints {
         let count = chunks.div_ceil(GROUP_CHUNKS);
         let mut groups = KVVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
-            groups.push(OnceBox::new(), GFP_KERNEL)?;
+            groups.push(OnceBox::empty(), GFP_KERNEL)?;
         }
         Ok(Self {
             groups,

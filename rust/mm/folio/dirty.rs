@@ -21,7 +21,7 @@ impl DirtyBatch {
     const BATCH_FOLIOS: usize = 32;
 
     /// Creates an empty batch.
-    pub(crate) const fn new() -> Self {
+    pub(crate) const fn empty() -> Self {
         // INVARIANT: There are none.
         Self {
             pfns: [const { MaybeUninit::uninit() }; Self::BATCH_FOLIOS],

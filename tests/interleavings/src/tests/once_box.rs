@@ -26,7 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
 type Place = OnceBox<Memory>;
 
 fn place() -> Arc<Place> {
-    Arc::new(OnceBox::new(), GFP_KERNEL).unwrap()
+    Arc::new(OnceBox::empty(), GFP_KERNEL).unwrap()
 }
 
 fn object(value: u64) -> Pin<KBox<Memory>> {

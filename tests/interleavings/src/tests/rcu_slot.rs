@@ -52,7 +52,7 @@ impl Drop for Object {
 type Slot = RcuSlot<Object>;
 
 fn slot() -> Arc<Slot> {
-    Arc::new(RcuSlot::new(), GFP_KERNEL).unwrap()
+    Arc::new(RcuSlot::empty(), GFP_KERNEL).unwrap()
 }
 
 /// The value in the slot, if any.
@@ -62,7 +62,7 @@ fn read(slot: &Slot) -> Option<u64> {
 }
 
 fn take(slot: &Slot) -> bool {
-    let mut retired = Retired::<_, 1>::new();
+    let mut retired = Retired::<_, 1>::empty();
     retired.take(slot)
 }
 

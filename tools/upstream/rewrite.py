@@ -149,7 +149,7 @@ def rust(text, series, private):
     text = without_blocks(text, r"if is_injecting\(\)")
     text = re.sub(r" \|\| fails\(FailPoint::\w+\)", "", text)
     # An argument of a C helper that widens a race window for a test.
-    text = re.sub(r"fails\(FailPoint::\w+\)", "false", text)
+    text = re.sub(r"\b(?:\w+ && )?fails\(FailPoint::\w+\)", "false", text)
     text = re.sub(r"lock_classes::(\w+)\(\)", r'(c"hmm::\1", crate::static_lock_class!())', text)
     text = without_tests(text, "Thread::")
     text = re.sub(r"\bfalse \|\| ", "", text)

@@ -153,7 +153,7 @@ def rust(text, series, private):
     text = re.sub(r"lock_classes::(\w+)\(\)", r'(c"hmm::\1", crate::static_lock_class!())', text)
     text = without_tests(text, "Thread::")
     text = re.sub(r"\bfalse \|\| ", "", text)
-    text = without_tests(text, "Armed::")
+    text = without_tests(text, "ArmedPoint::")
     # KUnit's macros warn in an unsafe block.
     text = without_tests(text, "hmm-kunit-narrow")
     # Tests that compare constants of macros with C.

@@ -73,7 +73,7 @@ pub use crate::memory::Connection;
 struct PullBuffers<'m, D: Device> {
     batch: Batch,
     copies: CopyContext,
-    spares: Prealloc<D::Format>,
+    prealloc: Prealloc<D::Format>,
     outcome: &'m mut Outcome,
 }
 
@@ -179,7 +179,7 @@ impl<D: Device> Mirror<D> {
             }
             Connection::Unified => {
                 let space = self.space()?;
-                let mut spares = self.spares();
+                let mut prealloc = self.prealloc();
                 let mut rest = Some(range);
                 while let Some(left) = rest {
                     let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
@@ -192,8 +192,12 @@ impl<D: Device> Mirror<D> {
                         vma.ok_or(EINVAL)?.end().min(piece.end())
                     };
                     let piece = PageRange::new(piece.start(), end)?;
-                    self.inner()
-                        .install_present(&space, piece, InstallFilter::All, &mut spares)?;
+                    self.inner().install_present(
+                        &space,
+                        piece,
+                        InstallFilter::All,
+                        &mut prealloc,
+                    )?;
                     rest = left.from_address(end);
                 }
                 Ok(Outcome::default())
@@ -249,7 +253,7 @@ impl<D: Device> Mirror<D> {
         let mut room = PullBuffers {
             batch: Batch::with_room(range.pages().min(PMD_PAGES))?,
             copies: CopyContext::new(true)?,
-            spares: self.spares(),
+            prealloc: self.prealloc(),
             outcome,
         };
         // Pages that this call has migrated are not evicted to make room for more of them.
@@ -298,7 +302,7 @@ impl<D: Device> Mirror<D> {
         theirs: &Memory<D::Memory>,
         compound: bool,
     ) -> Result<(usize, PullResult)> {
-        room.spares.refill()?;
+        room.prealloc.refill()?;
         let mut tries = AnnounceTries::new();
         let mut lost = false;
         let mut window = self.window(space, run.start())?;
@@ -331,8 +335,12 @@ impl<D: Device> Mirror<D> {
         };
         if lost {
             // A foreign event has removed marks. Install device PTEs for the present pages.
-            self.inner()
-                .try_install_present(space, part, InstallFilter::All, &mut room.spares)?;
+            self.inner().try_install_present(
+                space,
+                part,
+                InstallFilter::All,
+                &mut room.prealloc,
+            )?;
         }
         result.map(|attempt| (part.end(), attempt))
     }
@@ -353,7 +361,7 @@ impl<D: Device> Mirror<D> {
         let PullBuffers {
             batch,
             copies,
-            spares,
+            prealloc,
             outcome,
         } = room;
         let mine = self.device().memory().ok_or(ENODEV)?;
@@ -405,7 +413,7 @@ impl<D: Device> Mirror<D> {
             outcome.copy_failed += entry.pages;
         }
         let writable = vma.flags() & flags::WRITE != 0;
-        self.finish_pull(isolated, writable, spares, outcome, lost)?;
+        self.finish_pull(isolated, writable, prealloc, outcome, lost)?;
         Ok(PullResult::Done)
     }
 
@@ -417,7 +425,7 @@ impl<D: Device> Mirror<D> {
         &self,
         isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
         writable: bool,
-        spares: &mut Prealloc<D::Format>,
+        prealloc: &mut Prealloc<D::Format>,
         outcome: &mut Outcome,
         lost: &mut bool,
     ) -> Result {
@@ -441,7 +449,7 @@ impl<D: Device> Mirror<D> {
             let gone = readers.switch(moved);
             let here;
             (here, result) =
-                announced.switch_to_device(moved, mine.numbers(), writable, spares, each);
+                announced.switch_to_device(moved, mine.numbers(), writable, prealloc, each);
             (here, gone)
         });
         result

@@ -445,8 +445,8 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Returns an empty set of spare table pages for an update of the table.
-    pub(crate) fn spares(&self) -> Prealloc<D::Format> {
-        self.inner().reader.spares()
+    pub(crate) fn prealloc(&self) -> Prealloc<D::Format> {
+        self.inner().reader.prealloc()
     }
 
     /// Returns the locked ranges of the address space.

@@ -69,7 +69,7 @@ fn numbers(range: PageRange) -> (usize, usize) {
 struct MapState {
     /// Pieces whose VMA was unmapped or moved, the oldest first. The capacity is [`MAX_ORPHANS`] as
     /// soon as there is a set.
-    aside: KVec<RangeEntry>,
+    orphans: KVec<RangeEntry>,
     sets: Sets,
 }
 
@@ -102,7 +102,7 @@ impl Map {
         let (name, key) = lock_classes::attributes();
         let (changing, changing_key) = lock_classes::attribute_changes();
         let inside = MapState {
-            aside: KVec::new(),
+            orphans: KVec::new(),
             sets: Sets::new(),
         };
         pin_init!(Self {
@@ -216,7 +216,7 @@ impl Map {
         let Some(larger) = Sets::larger(places)? else {
             return self.sweep();
         };
-        let aside = match places {
+        let orphans = match places {
             0 => KVec::with_capacity(MAX_ORPHANS, GFP_KERNEL_ACCOUNT)?,
             _ => KVec::new(),
         };
@@ -224,7 +224,7 @@ impl Map {
         let former = inside.sets.grow(larger);
         if places == 0 {
             // No piece could be set aside before.
-            inside.aside = aside;
+            inside.orphans = orphans;
         }
         drop(inside);
         drop(former);
@@ -249,7 +249,7 @@ impl Map {
                 *word |= 1 << (number % 64);
             }
         };
-        inside.aside.iter().for_each(&mut note);
+        inside.orphans.iter().for_each(&mut note);
         let mut at = 0;
         while let Some(piece) = self.ranges.find(at, usize::MAX) {
             note(&piece);
@@ -348,11 +348,11 @@ impl Map {
             return;
         }
         let mut inside = self.inside.lock();
-        let aside = &mut inside.aside;
+        let orphans = &mut inside.orphans;
         let mut at = first;
         while let Some(piece) = self.ranges.find(at, last) {
-            if aside.len() >= MAX_ORPHANS {
-                let _oldest = aside.remove(0);
+            if orphans.len() >= MAX_ORPHANS {
+                let _oldest = orphans.remove(0);
             }
             let part = RangeEntry {
                 first: piece.first.max(first),
@@ -360,7 +360,7 @@ impl Map {
                 value: piece.value,
             };
             // Cannot fail: the capacity is `MAX_ORPHANS`.
-            let _full = aside.push_within_capacity(part);
+            let _full = orphans.push_within_capacity(part);
             if part.last == usize::MAX {
                 break;
             }
@@ -397,7 +397,7 @@ impl Map {
         loop {
             let piece = {
                 let mut inside = self.inside.lock();
-                let Some(piece) = inside.aside.pop() else {
+                let Some(piece) = inside.orphans.pop() else {
                     // Cleared only now, because all attributes that were found are in the tree.
                     self.unsettled.store(false, Relaxed);
                     return Ok(());
@@ -425,7 +425,7 @@ impl Map {
                                 ..piece
                             };
                             // If concurrent events have used the room, the piece is dropped.
-                            let _ = self.inside.lock().aside.push_within_capacity(rest);
+                            let _ = self.inside.lock().orphans.push_within_capacity(rest);
                             // The whole VMA, because its other pieces have moved, too.
                             let all = PageRange::from_pages(found.first << PAGE_SHIFT, found.pages);
                             return Err(all.unwrap_or(to));
@@ -452,7 +452,7 @@ impl Map {
     pub(crate) fn forget_aside(&self) {
         let _changing = self.changing.lock();
         let mut inside = self.inside.lock();
-        inside.aside.truncate(0);
+        inside.orphans.truncate(0);
         self.unsettled.store(false, Relaxed);
     }
 }

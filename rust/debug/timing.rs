@@ -120,9 +120,9 @@ mod tests {
             (wait.count.load(Relaxed), wait.ns.load(Relaxed))
         };
         let before = read();
-        let mut lap = Stopwatch::start();
+        let mut stopwatch = Stopwatch::start();
         kernel::time::delay::fsleep(kernel::time::Delta::from_micros(100));
-        lap.end(Phase::Wait);
+        stopwatch.end(Phase::Wait);
         let after = read();
         assert_eq!(after.0, before.0 + 1);
         assert!(after.1 >= before.1 + 100_000);

@@ -218,20 +218,20 @@ static bool fence_add(struct rust_hmm_fence *fence, struct rust_hmm_fence_watch 
 	return added;
 }
 
-static void fence_ring(void *bell)
+static void fence_complete(void *completion)
 {
-	complete(bell);
+	complete(completion);
 }
 
 /*
- * Sleeps until @fence is signalled, @bell is completed, or @timeout jiffies have passed. Returns 1
- * if the fence is signalled, 0 if it is not, -ERESTARTSYS if a fatal signal is pending or, unless
- * @killable, any signal.
+ * Sleeps until @fence is signalled, @completion is completed, or @timeout jiffies have passed.
+ * Returns 1 if the fence is signalled, 0 if it is not, -ERESTARTSYS if a fatal signal is pending
+ * or, unless @killable, any signal.
  */
-int rust_hmm_fence_wait(struct rust_hmm_fence *fence, struct completion *bell,
+int rust_hmm_fence_wait(struct rust_hmm_fence *fence, struct completion *completion,
 			unsigned long timeout, bool killable)
 {
-	struct rust_hmm_fence_watch watch = { .signalled = fence_ring, .data = bell };
+	struct rust_hmm_fence_watch watch = { .signalled = fence_complete, .data = completion };
 	long left;
 
 	/*
@@ -243,8 +243,8 @@ int rust_hmm_fence_wait(struct rust_hmm_fence *fence, struct completion *bell,
 		return 1;
 	if (!fence_add(fence, &watch))
 		return 1;
-	left = killable ? wait_for_completion_killable_timeout(bell, timeout) :
-			  wait_for_completion_interruptible_timeout(bell, timeout);
+	left = killable ? wait_for_completion_killable_timeout(completion, timeout) :
+			  wait_for_completion_interruptible_timeout(completion, timeout);
 	rust_hmm_fence_unwatch(fence, &watch);
 	if (rust_hmm_fence_status(fence))
 		return 1;

@@ -111,10 +111,10 @@ mod tests {
         let completion = Arc::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
         let theirs = completion.clone();
         let answer = Arc::new(Atomic::new(0i32), GFP_KERNEL)?;
-        let told = answer.clone();
+        let result = answer.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
             let refused = sleep_before_return(theirs.clone()) == Err(ESRCH);
-            told.store(if refused { 1 } else { 2 }, Release);
+            result.store(if refused { 1 } else { 2 }, Release);
             theirs.complete_all();
         })?;
         completion.wait_interruptible();

@@ -204,13 +204,13 @@ fn attempt<M: MemoryOps>(
     };
     let mut joined = JoinedMirrors::new();
     let readers = joined.join(vma.space(), request, None);
-    let mut lap = Stopwatch::start();
+    let mut stopwatch = Stopwatch::start();
     let origin = pages.origin();
     let mut isolated = Isolated::read_by(readers, || {
         Isolated::new(vma, range, origin, fault.is_huge(), Some(fault), batch)
     })
     .map_err(|_| FaultError::Lost)?;
-    lap.end(Phase::Unmap);
+    stopwatch.end(Phase::Unmap);
     if isolated.alloc_small(Some(vma), |_| true) {
         isolated.fill(|entry| {
             if entry.source == Source::Hole {
@@ -236,9 +236,9 @@ fn attempt<M: MemoryOps>(
             folio.ok()
         });
     }
-    lap.end(Phase::Allocate);
+    stopwatch.end(Phase::Allocate);
     ops.copy_all(pages, &mut isolated, copies);
-    lap.end(Phase::Copy);
+    stopwatch.end(Phase::Copy);
     // The entry is a hole if the page was freed after the fault had begun. Then no data is lost.
     let wanted = isolated
         .entries()
@@ -248,14 +248,14 @@ fn attempt<M: MemoryOps>(
 
     let migrated = isolated.migrate();
     let moved = migrated.moved().pages();
-    lap.end(Phase::Switch);
+    stopwatch.end(Phase::Switch);
     migrated.finalize(|readers, moved| {
         let settled = readers.switch(moved);
-        lap = Stopwatch::start();
+        stopwatch = Stopwatch::start();
         settled
     });
     // From here on, CPUs can access the pages.
-    lap.end(Phase::Finalize);
+    stopwatch.end(Phase::Finalize);
 
     if no_memory {
         return Err(FaultError::NoMemory);

@@ -201,12 +201,12 @@ impl<M: MemoryOps> MemoryParts<M> {
     pub(super) fn evicted(&self, need: EvictReason, moved: usize) {
         let ops = self.pages.data();
         trace::evict(ops.id, need, moved, self.pages.used());
-        self.tell_victims(Some(need));
+        self.notify_victims(Some(need));
     }
 
     /// Notifies the mirrors that have lost pages. Without `need` no event is reported; used for
     /// pages that are taken out of use.
-    pub(super) fn tell_victims(&self, need: Option<EvictReason>) {
+    pub(super) fn notify_victims(&self, need: Option<EvictReason>) {
         let ops = self.pages.data();
         let victims = ops.victims.take();
         let restore = !ops.arrivals.is_closed();
@@ -257,21 +257,21 @@ impl<M: MemoryOps> MemoryParts<M> {
                 self.pages.split(block.first, locks, batch);
             }
         }
-        let mut lap = Stopwatch::start();
+        let mut stopwatch = Stopwatch::start();
         let begin = || Some(EvictingGuard::begin(&self.pages.data().evicting));
         let evicting = Cell::new(begin());
         let mut moved = self
             .pages
             .isolate_huge(block.first, locks, batch, |isolated| {
                 evicting.set(None);
-                self.migrate_to_ram(isolated, huge.take(), copies, &mut lap)
+                self.migrate_to_ram(isolated, huge.take(), copies, &mut stopwatch)
             });
         if moved.is_none() && !self.pages.is_huge(block.first) {
             let mut small = 0;
             self.pages
                 .isolate_small(block.first, locks, batch, |isolated| {
                     evicting.set(None);
-                    small += self.migrate_to_ram(isolated, None, copies, &mut lap);
+                    small += self.migrate_to_ram(isolated, None, copies, &mut stopwatch);
                     evicting.set(begin());
                 });
             moved = Some(small);
@@ -287,9 +287,9 @@ impl<M: MemoryOps> MemoryParts<M> {
         mut isolated: Isolated<'_>,
         mut huge: Option<LockedFolio>,
         copies: &mut CopyContext,
-        lap: &mut Stopwatch,
+        stopwatch: &mut Stopwatch,
     ) -> usize {
-        lap.end(Phase::Unmap);
+        stopwatch.end(Phase::Unmap);
         if isolated.alloc_small(None, |_| true) {
             isolated.fill(|entry| match (entry.source, entry.order()) {
                 // Only other migrations have holes: each entry of an eviction has a page of the
@@ -299,17 +299,17 @@ impl<M: MemoryOps> MemoryParts<M> {
                 (_, order) => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
             });
         }
-        lap.end(Phase::Allocate);
+        stopwatch.end(Phase::Allocate);
         self.pages
             .data()
             .copy_all(&self.pages, &mut isolated, copies);
-        lap.end(Phase::Copy);
+        stopwatch.end(Phase::Copy);
         let migrated = isolated.migrate();
         let moved = migrated.moved().pages();
-        lap.end(Phase::Switch);
+        stopwatch.end(Phase::Switch);
         // No flush is needed: the invalidation of the isolation has removed the device PTEs.
         migrated.finalize(|(), _| ());
-        lap.end(Phase::Finalize);
+        stopwatch.end(Phase::Finalize);
         moved
     }
 

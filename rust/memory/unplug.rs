@@ -120,7 +120,7 @@ impl<M: MemoryOps> Memory<M> {
                 fsleep(UNPLUG_PASS_INTERVAL);
             }
             if self.pages().offline(range) == 0 {
-                self.parts.tell_victims(None);
+                self.parts.notify_victims(None);
                 return Ok(0);
             }
             for first in blocks().filter(|first| self.pages().used_in_block(*first) != 0) {
@@ -136,7 +136,7 @@ impl<M: MemoryOps> Memory<M> {
                 }
             }
         }
-        self.parts.tell_victims(None);
+        self.parts.notify_victims(None);
         Ok(self.pages().offline(range))
     }
 

@@ -78,10 +78,10 @@ impl SequencedBlock {
         }
         // Best effort, as for a step without overlap.
         let _ = mirror.inner().prepare(range);
-        let mut lap = Stopwatch::start();
+        let mut stopwatch = Stopwatch::start();
         let window = mirror.window(space, range.start())?;
         let seq = AnnounceTries::new().next(mirror, &window)?;
-        lap.end(Phase::Wait);
+        stopwatch.end(Phase::Wait);
         Ok(Self { range, window, seq })
     }
 }
@@ -122,7 +122,7 @@ impl<F: Format> AheadBuffers<F> {
     ) -> Result<KBox<Self>> {
         let pages = || KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL);
         let room = try_init!(Self {
-            slot <- BlockBuffers::new(PMD_PAGES, mirror.spares(), stop),
+            slot <- BlockBuffers::new(PMD_PAGES, mirror.prealloc(), stop),
             joined: [JoinedMirrors::new(), JoinedMirrors::new()],
             pages: [pages()?, pages()?],
             ahead: KVec::with_capacity(MAX_BLOCKS_AHEAD, GFP_KERNEL)?,

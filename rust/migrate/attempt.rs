@@ -65,7 +65,7 @@ use kernel::{
 pub(super) struct BlockBuffers<F: Format> {
     batch: Batch,
     copies: CopyContext,
-    pub(super) spares: Prealloc<F>,
+    pub(super) prealloc: Prealloc<F>,
 }
 
 impl<F: Format> BlockBuffers<F> {
@@ -78,7 +78,7 @@ impl<F: Format> BlockBuffers<F> {
     // Initialized in place, because it is large.
     pub(super) fn new(
         room: usize,
-        spares: Prealloc<F>,
+        prealloc: Prealloc<F>,
         stop: Option<CancelToken>,
     ) -> impl Init<Self, Error> {
         let copies = move || -> Result<CopyContext> {
@@ -89,7 +89,7 @@ impl<F: Format> BlockBuffers<F> {
         try_init!(Self {
             batch: Batch::with_room(room)?,
             copies: copies()?,
-            spares,
+            prealloc,
         }? Error)
     }
 }
@@ -175,19 +175,19 @@ struct FinishState<'a, D: Device> {
     target: Target,
     /// Outcomes of the pages.
     pages: &'a mut [PageOutcome],
-    spares: &'a mut Prealloc<D::Format>,
-    lap: Stopwatch,
+    prealloc: &'a mut Prealloc<D::Format>,
+    stopwatch: Stopwatch,
 }
 
 impl<D: Device> BlockInFlight<'_, '_, D> {
     /// Stops the measurement of the copy phase until [`Self::resume`].
     pub(super) fn pause(&mut self) {
-        self.rest.lap.end(Phase::Copy);
+        self.rest.stopwatch.end(Phase::Copy);
     }
 
     /// Continues the measurement of the copy phase.
     pub(super) fn resume(&mut self) {
-        self.rest.lap = Stopwatch::start();
+        self.rest.stopwatch = Stopwatch::start();
     }
 
     /// Returns the VMA of the pages.
@@ -231,7 +231,7 @@ pub(super) fn finish<D: Device>(
 ) -> Result<bool> {
     let BlockInFlight { copying, rest } = place.as_mut().ok_or(EINVAL)?;
     let failed = copying.complete();
-    rest.lap.end(Phase::Copy);
+    rest.stopwatch.end(Phase::Copy);
     if rest.arrival.as_ref().is_some_and(Arrival::is_late) {
         // Restores the pages.
         *place = None;
@@ -263,11 +263,11 @@ fn migrate_and_switch<D: Device>(
         vma,
         target,
         pages,
-        spares,
-        mut lap,
+        prealloc,
+        mut stopwatch,
     } = rest;
     let migrated = isolated.migrate();
-    lap.end(Phase::Switch);
+    stopwatch.end(Phase::Switch);
     for entry in migrated.moved().entries() {
         *entries += usize::from(entry.source != Source::Hole);
         // `each` changes the outcome if the device has a PTE.
@@ -296,7 +296,7 @@ fn migrate_and_switch<D: Device>(
         };
     };
     let mut result = Ok(());
-    let mut lap = None;
+    let mut stopwatch = None;
     migrated.finalize(|(announced, readers), moved| {
         // Replace the PTEs of the other mirrors first. Otherwise this device could write to the new
         // page while another device still reads the old one.
@@ -307,17 +307,17 @@ fn migrate_and_switch<D: Device>(
                 let number = memory.numbers();
                 let settled;
                 (settled, result) =
-                    announced.switch_to_device(moved, number, writable, spares, &mut each);
+                    announced.switch_to_device(moved, number, writable, prealloc, &mut each);
                 settled
             }
             Target::System => announced.switch_to_system(moved, &mut each),
         };
         // The time until here is part of other phases.
-        lap = Some(Stopwatch::start());
+        stopwatch = Some(Stopwatch::start());
         (settled, others)
     });
-    if let Some(mut lap) = lap {
-        lap.end(Phase::Finalize);
+    if let Some(mut stopwatch) = stopwatch {
+        stopwatch.end(Phase::Finalize);
     }
     result.map(|()| lost)
 }
@@ -417,7 +417,7 @@ pub(super) fn submit<'a, 'm, D: Device>(
     let BlockBuffers {
         batch,
         copies,
-        spares,
+        prealloc,
     } = slot;
     let readers = joined.join(mirror.mm_id(), request, mirror.place_in_space());
     let piece = announced.range();
@@ -437,13 +437,13 @@ pub(super) fn submit<'a, 'm, D: Device>(
         vma,
         target,
         pages,
-        spares,
-        lap: Stopwatch::start(),
+        prealloc,
+        stopwatch: Stopwatch::start(),
     };
     let readers = (announced, readers);
     let BlockInFlight { copying, rest } =
         isolate(movable, readers, compound, batch, rest, in_flight)?;
-    rest.lap.end(Phase::Unmap);
+    rest.stopwatch.end(Phase::Unmap);
 
     if target == Target::Device {
         rest.arrival = Some(memory.arrive()?);
@@ -457,7 +457,7 @@ pub(super) fn submit<'a, 'm, D: Device>(
         piece,
         rest.pages,
     );
-    rest.lap.end(Phase::Allocate);
+    rest.stopwatch.end(Phase::Allocate);
     if no_huge {
         // Restores the pages.
         *in_flight = None;
@@ -474,11 +474,11 @@ impl<F: Format> MigrateBuffers<F> {
     /// Allocates buffers for steps of up to `room` pages, as [`BlockBuffers::new`].
     pub(super) fn new(
         room: usize,
-        spares: Prealloc<F>,
+        prealloc: Prealloc<F>,
         stop: Option<CancelToken>,
     ) -> Result<KBox<Self>> {
         let work = try_init!(Self {
-            slot <- BlockBuffers::new(room, spares, stop),
+            slot <- BlockBuffers::new(room, prealloc, stop),
             pages: [PageOutcome::None; PMD_PAGES],
             first: 0,
             entries: 0,

@@ -242,12 +242,12 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
             return Err(Overlap::Contended);
         }
         let failed = |_| Overlap::Failed;
-        slot.spares.refill().map_err(failed)?;
+        slot.prealloc.refill().map_err(failed)?;
         let mut block = KBox::new(None, GFP_KERNEL).map_err(|_| Overlap::Failed)?;
         let mut tries = AnnounceTries::new();
         pages.fill(PageOutcome::None);
-        let look = self.surveyor.look(self.mmap, range, &mut pages[..]);
-        let (survey, movable) = look.map_err(|_| Overlap::Pages)?;
+        let survey = self.surveyor.survey(self.mmap, range, &mut pages[..]);
+        let (survey, movable) = survey.map_err(|_| Overlap::Pages)?;
         let movable = movable.filter(|_| survey.found == Some(range));
         let movable = movable.ok_or(Overlap::Pages)?;
         // Huge pages of coherent memory are split, which takes folio locks.

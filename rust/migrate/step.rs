@@ -110,7 +110,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
             before: memory.turn(),
             evict,
             patient: true,
-            work: MigrateBuffers::new(room.min(PMD_PAGES), mirror.spares(), stop.clone())?,
+            work: MigrateBuffers::new(room.min(PMD_PAGES), mirror.prealloc(), stop.clone())?,
             stop,
             room: None,
             armed: false,
@@ -288,7 +288,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
 
     pub(super) fn install(&mut self, piece: PageRange, which: InstallFilter) -> Result {
         let inner = self.mirror.inner();
-        inner.try_install_present(&self.space, piece, which, &mut self.work.slot.spares)
+        inner.try_install_present(&self.space, piece, which, &mut self.work.slot.prealloc)
     }
 
     /// Makes room in the device memory, before any lock is taken. Returns whether there is any.
@@ -335,7 +335,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
         needs_room: bool,
         compound: bool,
     ) -> Result<(Survey, Option<AttemptResult>)> {
-        self.work.slot.spares.refill()?;
+        self.work.slot.prealloc.refill()?;
         let mirror = self.mirror;
         if self.target == Target::Device {
             // Preallocate for the migration back, which cannot wait for memory. If this fails, the
@@ -378,7 +378,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
             };
             let mmap = self.space.mmap_lock_here()?;
             let pages = self.work.pages.get_mut(first..).ok_or(EINVAL)?;
-            let (survey, movable) = surveyor.look(&mmap, piece, pages)?;
+            let (survey, movable) = surveyor.survey(&mmap, piece, pages)?;
             let (Some(part), Some(movable)) = (survey.found, movable) else {
                 if survey.immovable && !self.patient {
                     mirror.learn(piece, |all, each| {

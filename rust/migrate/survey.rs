@@ -95,7 +95,7 @@ impl Surveyor {
     /// # Context
     ///
     /// May sleep. The mmap lock is held.
-    pub(super) fn look<'a>(
+    pub(super) fn survey<'a>(
         self,
         mmap: &'a MmapGuard<'_>,
         piece: PageRange,
@@ -173,11 +173,11 @@ impl Surveyor {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::look`].
+    /// Those of [`Self::survey`].
     ///
     /// # Context
     ///
-    /// As for [`Self::look`].
+    /// As for [`Self::survey`].
     pub(super) fn immovable(
         self,
         mmap: &MmapGuard<'_>,

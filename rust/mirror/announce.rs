@@ -88,7 +88,7 @@ impl<D: Device> MirrorShared<D> {
 /// Remaining attempts to announce a step.
 pub(crate) struct AnnounceTries {
     left: usize,
-    lap: Stopwatch,
+    stopwatch: Stopwatch,
 }
 
 impl AnnounceTries {
@@ -96,7 +96,7 @@ impl AnnounceTries {
     pub(crate) fn new() -> Self {
         Self {
             left: ANNOUNCE_MAX_TRIES,
-            lap: Stopwatch::start(),
+            stopwatch: Stopwatch::start(),
         }
     }
 
@@ -169,7 +169,7 @@ impl<D: Device> Mirror<D> {
         let Ok(mut guard) = window.lock_if_valid(self.inner(), seq) else {
             return Ok(Err(window));
         };
-        tries.lap.end(Phase::Wait);
+        tries.stopwatch.end(Phase::Wait);
         let MirrorState {
             table,
             transactions,
@@ -181,10 +181,10 @@ impl<D: Device> Mirror<D> {
             _ => None,
         };
         drop(guard);
-        tries.lap.end(Phase::Collect);
+        tries.stopwatch.end(Phase::Collect);
         if flush.is_some() {
             Flushing::end(flush, self.inner());
-            tries.lap.end(Phase::Flush);
+            tries.stopwatch.end(Phase::Flush);
         }
         begun.map(|()| Ok(Announced::new(self, window, request.name, request.range)))
     }
@@ -217,15 +217,15 @@ impl<D: Device> Mirror<D> {
         space: &'a AddressSpace,
         mut request: MigrationDesc,
     ) -> Result<(MmapGuard<'a>, Announced<'_, D>)> {
-        let asked = request.range;
-        let asked = asked.pmd_pieces().next().unwrap_or(asked);
+        let requested = request.range;
+        let requested = requested.pmd_pieces().next().unwrap_or(requested);
         let mut tries = AnnounceTries::new();
-        let mut window = self.window(space, asked.start())?;
+        let mut window = self.window(space, requested.start())?;
         loop {
             let seq = tries.next(self, &window)?;
             let mmap = space.mmap_lock_here()?;
-            let end = mmap.vma_lookup(asked.start()).ok_or(EINVAL)?.end();
-            request.range = PageRange::new(asked.start(), asked.end().min(end))?;
+            let end = mmap.vma_lookup(requested.start()).ok_or(EINVAL)?.end();
+            request.range = PageRange::new(requested.start(), requested.end().min(end))?;
             match self.announce(window, seq, &mut tries, request)? {
                 Ok(announced) => return Ok((mmap, announced)),
                 Err(again) => window = again,

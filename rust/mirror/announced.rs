@@ -77,12 +77,12 @@ impl<'m, D: Device> Announced<'m, D> {
         moved: &Moved<'_>,
         number: impl FnMut(usize) -> Option<usize>,
         hole_writable: bool,
-        spares: &mut Prealloc<D::Format>,
+        prealloc: &mut Prealloc<D::Format>,
         each: impl FnMut(usize, CommitResult),
     ) -> (FlushedStep<'m, D>, Result) {
         let (flushed, result) =
             self.mirror
-                .switch_to_device(self.name, moved, number, hole_writable, spares, each);
+                .switch_to_device(self.name, moved, number, hole_writable, prealloc, each);
         (self.settled(flushed), result)
     }
 

@@ -345,9 +345,9 @@ impl<D: Device> MirrorShared<D> {
     /// Installs entries for the present pages of `range`, without faulting in others. Best effort,
     /// except for `EINTR`.
     fn map_present(&self, space: &AddressSpace, range: PageRange) -> Result {
-        let mut spares = self.reader.spares();
+        let mut prealloc = self.reader.prealloc();
         for piece in range.pmd_pieces() {
-            self.try_install_present(space, piece, InstallFilter::All, &mut spares)?;
+            self.try_install_present(space, piece, InstallFilter::All, &mut prealloc)?;
         }
         Ok(())
     }

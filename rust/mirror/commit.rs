@@ -102,12 +102,12 @@ impl<D: Device> Mirror<D> {
         moved: &Moved<'_>,
         mut number: impl FnMut(usize) -> Option<usize>,
         hole_writable: bool,
-        spares: &mut Prealloc<D::Format>,
+        prealloc: &mut Prealloc<D::Format>,
         mut each: impl FnMut(usize, CommitResult),
     ) -> (Flushed, Result) {
         let inner = self.inner();
         let piece = moved.range();
-        let mut lap = Stopwatch::start();
+        let mut stopwatch = Stopwatch::start();
         let mut guard = self.inner().lock();
         let MirrorState {
             table,
@@ -119,7 +119,7 @@ impl<D: Device> Mirror<D> {
         let mut unwritten = None;
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
             let mut dirty = DirtyBatch::empty();
-            let result = table.install(piece, spares, batch, |addr, slot| {
+            let result = table.install(piece, prealloc, batch, |addr, slot| {
                 let Some(index) = piece.index_of(addr) else {
                     return;
                 };
@@ -160,7 +160,7 @@ impl<D: Device> Mirror<D> {
             result
         });
         drop(guard);
-        lap.end(Phase::Switch);
+        stopwatch.end(Phase::Switch);
         let result = match result {
             Err(error) if error == ENOMEM => {
                 for entry in moved.entries() {
@@ -172,11 +172,11 @@ impl<D: Device> Mirror<D> {
             result => result,
         };
         let flushed = Flushing::end(flush, inner);
-        lap.end(Phase::Flush);
+        stopwatch.end(Phase::Flush);
         inner.write_sizes(unwritten);
         if !later.is_empty() {
             permit_writes(inner, name, piece, &later);
-            lap.end(Phase::Switch);
+            stopwatch.end(Phase::Switch);
         }
         (flushed, result)
     }
@@ -312,7 +312,7 @@ pub(super) fn switch_present<D: Device>(
     mut each: impl FnMut(usize, CommitResult),
 ) -> Flushed {
     let piece = moved.range();
-    let mut lap = Stopwatch::start();
+    let mut stopwatch = Stopwatch::start();
     let first = moved.entries().next().map(|first| first.destination);
     let home = inner.device.memory();
     let home = home.filter(|home| first.is_some_and(|pfn| home.lookup(pfn).is_some()));
@@ -365,14 +365,14 @@ pub(super) fn switch_present<D: Device>(
         unwritten = table.unwritten(piece, batch);
     });
     drop(guard);
-    lap.end(Phase::Switch);
+    stopwatch.end(Phase::Switch);
     inner.stats.add(Counter::Switched, switched as u64);
     let flushed = Flushing::end(flush, inner);
-    lap.end(Phase::Flush);
+    stopwatch.end(Phase::Flush);
     inner.write_sizes(unwritten);
     if with_write && !later.is_empty() {
         permit_writes(inner, name, piece, &later);
-        lap.end(Phase::Switch);
+        stopwatch.end(Phase::Switch);
     }
     flushed
 }

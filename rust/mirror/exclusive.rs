@@ -61,7 +61,7 @@ impl<D: Device> Mirror<D> {
     /// May sleep. No lock may be held.
     pub fn make_exclusive(&self, range: PageRange) -> Result {
         reentry::may_wait()?;
-        let mut spares = self.spares();
+        let mut prealloc = self.prealloc();
         let space = self.space()?;
         let _charge = space.charge();
         for index in 0..range.pages() {
@@ -69,9 +69,9 @@ impl<D: Device> Mirror<D> {
             self.check_reach(&space, page)?;
             let mut tries = EXCLUSIVE_MAX_TRIES;
             loop {
-                spares.refill()?;
+                prealloc.refill()?;
                 self.inner().prepare(page)?;
-                match self.make_page_exclusive(page, &mut spares)? {
+                match self.make_page_exclusive(page, &mut prealloc)? {
                     Err(error) if error == EBUSY && tries > 0 && !fatal_signal_pending() => {
                         tries -= 1;
                         // Emulate a CPU write. It splits a huge page, and ends an exclusive access
@@ -96,11 +96,11 @@ impl<D: Device> Mirror<D> {
     fn make_page_exclusive(
         &self,
         page: PageRange,
-        spares: &mut Prealloc<D::Format>,
+        prealloc: &mut Prealloc<D::Format>,
     ) -> Result<Result> {
         let space = self.space()?;
-        // The address of `spares` is unique while this function runs.
-        let id = MigrationId::of(spares);
+        // The address of `prealloc` is unique while this function runs.
+        let id = MigrationId::of(prealloc);
         let request = MigrationDesc {
             name: id,
             identity: EventMatch::Name,
@@ -133,7 +133,7 @@ impl<D: Device> Mirror<D> {
             }
             let mut unwritten = None;
             let (result, flush) = self.inner().change(table, None, |table, batch| {
-                let result = table.install(page, spares, batch, |_, entry| {
+                let result = table.install(page, prealloc, batch, |_, entry| {
                     *entry = DevicePte::exclusive(exclusive.pfn());
                 });
                 unwritten = table.unwritten(page, batch);

@@ -239,12 +239,12 @@ impl<D: Device> Mirror<D> {
     ) -> Result {
         reentry::may_wait()?;
         let mut buffer = PfnBuffer::new()?;
-        let mut spares = self.spares();
+        let mut prealloc = self.prealloc();
         let space = self.space()?;
         let _charge = space.charge();
         for piece in range.pmd_pieces() {
             self.check_reach(&space, piece)?;
-            let buffers = (&mut buffer, &mut spares);
+            let buffers = (&mut buffer, &mut prealloc);
             self.fault_block(&space, piece, access, (tiles, &mut *pulled), buffers)?;
         }
         Ok(())
@@ -280,12 +280,12 @@ impl<D: Device> Mirror<D> {
         piece: PageRange,
         access: Access,
         (tiles, pulled): (TilePages, &mut usize),
-        (buffer, spares): (&mut PfnBuffer, &mut Prealloc<D::Format>),
+        (buffer, prealloc): (&mut PfnBuffer, &mut Prealloc<D::Format>),
     ) -> Result {
         let inner = self.inner();
         for _ in 0..FAULT_MAX_PULLS {
             let asked = FaultRequest::Asked(access);
-            let Some(unreached) = inner.fault_piece(space, piece, asked, buffer, spares)? else {
+            let Some(unreached) = inner.fault_piece(space, piece, asked, buffer, prealloc)? else {
                 return Ok(());
             };
             let tile = unreached.tile().filter(|_| tiles == TilePages::Pull);
@@ -294,7 +294,7 @@ impl<D: Device> Mirror<D> {
             if moved == 0 {
                 let brought = FaultRequest::Brought(access);
                 inner
-                    .fault_piece(space, unreached.range(), brought, buffer, spares)
+                    .fault_piece(space, unreached.range(), brought, buffer, prealloc)
                     .map(drop)?;
             }
         }
@@ -321,7 +321,7 @@ impl<D: Device> MirrorShared<D> {
         space: &AddressSpace,
         piece: PageRange,
         which: InstallFilter,
-        spares: &mut Prealloc<D::Format>,
+        prealloc: &mut Prealloc<D::Format>,
     ) -> Result {
         let mut buffer = PfnBuffer::new()?;
         self.fault_piece(
@@ -329,7 +329,7 @@ impl<D: Device> MirrorShared<D> {
             piece,
             FaultRequest::There(which),
             &mut buffer,
-            spares,
+            prealloc,
         )
         .map(drop)
     }
@@ -345,9 +345,9 @@ impl<D: Device> MirrorShared<D> {
         space: &AddressSpace,
         piece: PageRange,
         which: InstallFilter,
-        spares: &mut Prealloc<D::Format>,
+        prealloc: &mut Prealloc<D::Format>,
     ) -> Result {
-        match self.install_present(space, piece, which, spares) {
+        match self.install_present(space, piece, which, prealloc) {
             Err(error) if error == EINTR => Err(error),
             _ => Ok(()),
         }
@@ -362,16 +362,16 @@ impl<D: Device> MirrorShared<D> {
         piece: PageRange,
         what: FaultRequest,
         buffer: &mut PfnBuffer,
-        spares: &mut Prealloc<D::Format>,
+        prealloc: &mut Prealloc<D::Format>,
     ) -> Result<Option<Unreached>> {
         let mut budget = RetryBudget::new();
         let mut waits = 0;
         let mut retrying = None;
         let window = Space::window(&self.space, space, piece.start())?;
         loop {
-            spares.refill()?;
+            prealloc.refill()?;
             self.prepare(piece)?;
-            let why = match self.try_piece(space, &window, piece, what, buffer, spares) {
+            let why = match self.try_piece(space, &window, piece, what, buffer, prealloc) {
                 Ok(FaultTry::Done) => return Ok(None),
                 Ok(FaultTry::Unreached(pages)) => return Ok(Some(pages)),
                 Ok(FaultTry::Retry) => {
@@ -400,8 +400,8 @@ impl<D: Device> MirrorShared<D> {
 
     /// Waits until a migration of `piece` ends, or for at most [`FAULT_RECHECK_JIFFIES`].
     fn wait_for_migrations(&self, piece: PageRange) -> Result {
-        let mut lap = Stopwatch::start();
-        let begun = lap;
+        let mut stopwatch = Stopwatch::start();
+        let begun = stopwatch;
         let mut guard = self.lock();
         let signal = guard.transactions.overlap(piece)
             && matches!(
@@ -414,8 +414,8 @@ impl<D: Device> MirrorShared<D> {
             // One that does not kill: it would not let us wait.
             fsleep(FAULT_POLL_INTERVAL);
         }
-        lap.end(Phase::Wait);
-        self.stats.add(Counter::FaultNs, lap.since(begun));
+        stopwatch.end(Phase::Wait);
+        self.stats.add(Counter::FaultNs, stopwatch.since(begun));
         if fatal_signal_pending() {
             return Err(EINTR);
         }
@@ -452,7 +452,7 @@ impl<D: Device> MirrorShared<D> {
         piece: PageRange,
         what: FaultRequest,
         buffer: &mut PfnBuffer,
-        spares: &mut Prealloc<D::Format>,
+        prealloc: &mut Prealloc<D::Format>,
     ) -> Result<FaultTry> {
         let memory = self.device.memory();
         let owner = match what {
@@ -461,10 +461,10 @@ impl<D: Device> MirrorShared<D> {
         };
         let access = what.access();
         let reach = self.reach();
-        let mut lap = Stopwatch::start();
-        let begun = lap;
+        let mut stopwatch = Stopwatch::start();
+        let begun = stopwatch;
         let collected = space.collect(window, piece, access, owner, buffer)?;
-        lap.end(Phase::Collect);
+        stopwatch.end(Phase::Collect);
         let Ok(mut valid) = collected.lock(self) else {
             return Ok(FaultTry::Retry);
         };
@@ -499,7 +499,7 @@ impl<D: Device> MirrorShared<D> {
         let is_plain = !own_only && !has_tiles;
         let mut unwritten = None;
         let (result, flush) = self.change(table, None, |table, batch| {
-            let result = table.install(range, spares, batch, |addr, entry| {
+            let result = table.install(range, prealloc, batch, |addr, entry| {
                 let pfn = match whole {
                     Some(_) => page.of_page(addr >> PAGE_SHIFT),
                     None => pfns.next().unwrap_or_default(),
@@ -541,13 +541,13 @@ impl<D: Device> MirrorShared<D> {
         });
         drop(pfns);
         drop(valid);
-        lap.end(Phase::Switch);
+        stopwatch.end(Phase::Switch);
         if flush.is_some() {
             Flushing::end(flush, self);
-            lap.end(Phase::Flush);
+            stopwatch.end(Phase::Flush);
         }
         self.write_sizes(unwritten);
-        self.stats.add(Counter::FaultNs, lap.since(begun));
+        self.stats.add(Counter::FaultNs, stopwatch.since(begun));
         result?;
 
         self.stats.add(Counter::MappedPages, installed);

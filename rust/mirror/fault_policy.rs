@@ -114,23 +114,23 @@ impl<D: Device> Mirror<D> {
         reentry::may_wait()?;
         let mut served = FaultOutcome::default();
         let mut rest = Some(range);
-        let mut naps = 0;
+        let mut delays = 0;
         while let Some(range) = rest {
             let space = self.space()?;
             let part = self.uniform_prefix(&space, range);
             let done =
-                match self.serve_part(&space, part, access, policy, naps < POLICY_MAX_DELAYS)? {
+                match self.serve_part(&space, part, access, policy, delays < POLICY_MAX_DELAYS)? {
                     PolicyResult::Served(done) => done,
                     PolicyResult::Later(ms) => {
-                        naps += 1;
+                        delays += 1;
                         // Drop the reference to the mm, so that the wait does not delay
                         // exit_mmap().
                         drop(space);
-                        self.nap(ms)?;
+                        self.delay(ms)?;
                         continue;
                     }
                 };
-            naps = 0;
+            delays = 0;
             served.moved += done.moved;
             served.in_place |= done.in_place;
             rest = range.from_address(part.end());
@@ -145,7 +145,7 @@ impl<D: Device> Mirror<D> {
     /// - `EINTR` if a fatal signal is pending.
     /// - `EFAULT` if the process has exited.
     /// - `ENODEV` if the device was unplugged.
-    fn nap(&self, ms: u64) -> Result {
+    fn delay(&self, ms: u64) -> Result {
         let mut left = ms;
         while left != 0 {
             let slice = left.min(DELAY_SLICE_MS);

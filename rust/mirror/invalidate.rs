@@ -390,7 +390,7 @@ impl<D: Device> NotifierTable<NotifierWindow> for MirrorShared<D> {
         &self.state
     }
 
-    fn is_told_by(&self, window: &NotifierWindow) -> bool {
+    fn is_notified_by(&self, window: &NotifierWindow) -> bool {
         window.is_of(&self.space)
     }
 }

@@ -155,7 +155,7 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
         if !self.can_use(request.destination) {
             return false;
         }
-        let mut lap = Stopwatch::start();
+        let mut stopwatch = Stopwatch::start();
         let Ok(room) = InFlightNode::new() else {
             return false;
         };
@@ -197,10 +197,10 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
             transactions.end(name, range.start());
         }
         drop(guard);
-        lap.end(Phase::Collect);
+        stopwatch.end(Phase::Collect);
         if flush.is_some() {
             Flushing::end(flush, inner);
-            lap.end(Phase::Flush);
+            stopwatch.end(Phase::Flush);
         }
         any
     }

@@ -240,8 +240,8 @@ impl Region {
     #[inline(never)]
     fn take_from_others(&self, count: usize) -> Option<usize> {
         // The second scan of a table finds it cold, and each request scans one batch.
-        let looks = 2 * self.used.lock().len().div_ceil(REQUEST_PAGES);
-        for _ in 0..looks {
+        let rounds = 2 * self.used.lock().len().div_ceil(REQUEST_PAGES);
+        for _ in 0..rounds {
             let owners = self.owners.lock().len();
             for _ in 0..owners {
                 if fatal_signal_pending() {
@@ -249,7 +249,7 @@ impl Region {
                 }
                 // Not under the lock, because dropping a `TableUser` takes it.
                 if let Some(owner) = self.next_owner() {
-                    owner.ask(REQUEST_PAGES);
+                    owner.request(REQUEST_PAGES);
                 }
                 if let Some(first) = self.take(count) {
                     return Some(first);
@@ -416,8 +416,8 @@ mod tests {
     struct Giver {
         region: Arc<Region>,
         page: usize,
-        asked: Atomic<usize>,
-        patience: usize,
+        requests: Atomic<usize>,
+        gives_at: usize,
     }
 
     impl Shrink for Giver {
@@ -426,7 +426,7 @@ mod tests {
         }
 
         fn scan(&self, _objects: usize) -> usize {
-            if self.asked.fetch_add(1, Relaxed) + 1 != self.patience {
+            if self.requests.fetch_add(1, Relaxed) + 1 != self.gives_at {
                 return 0;
             }
             let address = ADDRESS + (self.page * PAGE_SIZE) as u64;
@@ -437,13 +437,13 @@ mod tests {
 
     type Table = (Arc<Giver>, TableUser, OwnerRegistration);
 
-    /// Registers a table that gives `page` up at request number `patience`.
-    fn table(region: &Arc<Region>, page: usize, patience: usize) -> Result<Table> {
+    /// Registers a table that gives `page` up at request number `gives_at`.
+    fn table(region: &Arc<Region>, page: usize, gives_at: usize) -> Result<Table> {
         let giver = Giver {
             region: region.clone(),
             page,
-            asked: Atomic::new(0),
-            patience,
+            requests: Atomic::new(0),
+            gives_at,
         };
         let giver = Arc::new(giver, GFP_KERNEL)?;
         let owner = ReclaimOwner::new()?;
@@ -470,8 +470,8 @@ mod tests {
         assert_eq!(region.take_from_others(1), Some(3));
         assert_eq!(region.take_from_others(1), None);
         // Two rounds at most, because there is one batch.
-        let asked = [&first, &second].map(|(giver, ..)| giver.asked.load(Relaxed));
-        assert!(asked.iter().sum::<usize>() <= 8);
+        let requests = [&first, &second].map(|(giver, ..)| giver.requests.load(Relaxed));
+        assert!(requests.iter().sum::<usize>() <= 8);
         Ok(())
     }
 
@@ -481,7 +481,7 @@ mod tests {
         let (giver, member, _registration) = table(&region, 3, 1)?;
         drop(member);
         assert_eq!(region.take_from_others(1), None);
-        assert_eq!(giver.asked.load(Relaxed), 0);
+        assert_eq!(giver.requests.load(Relaxed), 0);
         // Nothing is mapped.
         region.free(ADDRESS, PAGE_SIZE);
         assert_eq!(region.alloc(PAGE_SIZE).err(), Some(ENODEV));

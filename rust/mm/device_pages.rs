@@ -370,8 +370,8 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Prevents the removal of the chunk of device page `number` while the returned object exists.
-    pub(super) fn look(&self, number: usize) -> Option<FrameGuard<'_>> {
-        self.chunk(number)?.look()
+    pub(super) fn frame_guard(&self, number: usize) -> Option<FrameGuard<'_>> {
+        self.chunk(number)?.frame_guard()
     }
 
     /// Returns the number of pages in use in the block of 512 pages that begins at `number`.

@@ -188,7 +188,7 @@ pub trait NotifierTable<S: NotifierOps> {
     fn mutex(&self) -> &Mutex<Self::Protected>;
 
     /// Returns whether `subscriber` takes that lock at each event that begins from now on.
-    fn is_told_by(&self, subscriber: &S) -> bool;
+    fn is_notified_by(&self, subscriber: &S) -> bool;
 }
 
 /// A registered `mmu_interval_notifier` for a range of an address space.
@@ -316,7 +316,7 @@ impl<S: NotifierOps> IntervalNotifier<S> {
         member: &'m M,
         seq: Seq,
     ) -> Result<MutexGuard<'m, M::Protected>, Retry> {
-        if !member.is_told_by(&self.subscriber) || fails(FailPoint::Retry) {
+        if !member.is_notified_by(&self.subscriber) || fails(FailPoint::Retry) {
             return Err(Retry);
         }
         let guard = member.mutex().lock();

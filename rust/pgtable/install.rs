@@ -76,7 +76,7 @@ impl<F: Format> Table<F> {
     pub fn install(
         &mut self,
         range: PageRange,
-        spares: &mut Prealloc<F>,
+        prealloc: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
         mut f: impl FnMut(usize, &mut DevicePte),
     ) -> Result {
@@ -88,14 +88,14 @@ impl<F: Format> Table<F> {
             return Err(EINVAL);
         }
         // Table pages are named by their index in the pool.
-        if !batch.is_of(&self.pool) || !spares.is_of(&self.pool) {
+        if !batch.is_of(&self.pool) || !prealloc.is_of(&self.pool) {
             return Err(EINVAL);
         }
         let mut next = Some(range);
         while let Some(rest) = next {
             let (_, end) = span_of::<F>(1, rest.start());
             let part = PageRange::new(rest.start(), rest.end().min(end.saturating_add(1)))?;
-            self.install_in_table(part, spares, batch, &mut f)?;
+            self.install_in_table(part, prealloc, batch, &mut f)?;
             next = rest.from_address(part.end());
         }
         Ok(())
@@ -105,20 +105,20 @@ impl<F: Format> Table<F> {
     fn install_in_table(
         &mut self,
         range: PageRange,
-        spares: &mut Prealloc<F>,
+        prealloc: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
         f: &mut impl FnMut(usize, &mut DevicePte),
     ) -> Result {
-        let mut scratch = core::mem::take(&mut spares.scratch);
-        let result = self.update(range, spares, batch, &mut scratch, f);
-        spares.scratch = scratch;
+        let mut scratch = core::mem::take(&mut prealloc.scratch);
+        let result = self.update(range, prealloc, batch, &mut scratch, f);
+        prealloc.scratch = scratch;
         result
     }
 
     fn update(
         &mut self,
         range: PageRange,
-        spares: &mut Prealloc<F>,
+        prealloc: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
         scratch: &mut [DevicePte],
         f: &mut impl FnMut(usize, &mut DevicePte),
@@ -187,11 +187,11 @@ impl<F: Format> Table<F> {
         if whole && const { has_leaves::<F>(1) } && is_run(scratch) {
             let new = scratch.first().copied().unwrap_or_default();
             if !F::DMA || new.is_device() {
-                return self.set_huge(span, old, new, scratch, spares, batch, &mut dma);
+                return self.set_huge(span, old, new, scratch, prealloc, batch, &mut dma);
             }
             // If their DMA addresses are not contiguous, small entries are installed.
             if let Ok((raw, fresh)) = dma.map(span, new) {
-                let result = self.set_huge(span, old, raw, scratch, spares, batch, &mut dma);
+                let result = self.set_huge(span, old, raw, scratch, prealloc, batch, &mut dma);
                 return result.inspect_err(|_| dma.release(&fresh));
             }
         }
@@ -201,7 +201,7 @@ impl<F: Format> Table<F> {
                 let above = above.ok_or(EINVAL)?;
                 let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
                 let slot = slot_of::<F>(1, start);
-                let child = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
+                let child = self.pool.pop(&mut prealloc.pages).ok_or(ENOMEM)?;
                 self.pool.split(&page, slot, 1, huge, child).ok_or(EINVAL)?;
                 self.pool.publish_split(above, 1, start, child, batch);
                 child
@@ -210,8 +210,8 @@ impl<F: Format> Table<F> {
                 if scratch_is_empty(scratch, first, range.pages()) {
                     return Ok(());
                 }
-                let above = self.make_table_above(start, spares, batch)?;
-                self.make_table(above, 1, start, spares, batch)?
+                let above = self.make_table_above(start, prealloc, batch)?;
+                self.make_table(above, 1, start, prealloc, batch)?
             }
         };
         self.commit(child, range, scratch, batch, &mut dma)
@@ -294,11 +294,11 @@ impl<F: Format> Table<F> {
         old: Slot,
         new: DevicePte,
         run: &[DevicePte],
-        spares: &mut Prealloc<F>,
+        prealloc: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
         dma: &mut DmaTranslator<'_, F>,
     ) -> Result {
-        let above = self.make_table_above(span.start(), spares, batch)?;
+        let above = self.make_table_above(span.start(), prealloc, batch)?;
         let guard = rcu::read_lock();
         let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
         if !matches!(old, Slot::Leaf(_)) {
@@ -371,14 +371,14 @@ impl<F: Format> Table<F> {
     fn make_table_above(
         &mut self,
         addr: usize,
-        spares: &mut Prealloc<F>,
+        prealloc: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
     ) -> Result<u32> {
         let mut index = self.root;
         for level in (2..F::LEVELS).rev() {
             index = match self.decode(index, level, addr) {
                 Slot::Table(child) => child,
-                _ => self.make_table(index, level, addr, spares, batch)?,
+                _ => self.make_table(index, level, addr, prealloc, batch)?,
             };
         }
         Ok(index)
@@ -390,12 +390,12 @@ impl<F: Format> Table<F> {
         above: u32,
         level: u32,
         addr: usize,
-        spares: &mut Prealloc<F>,
+        prealloc: &mut Prealloc<F>,
         batch: &mut FlushBatch<F>,
     ) -> Result<u32> {
         let guard = rcu::read_lock();
         let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
-        let child = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
+        let child = self.pool.pop(&mut prealloc.pages).ok_or(ENOMEM)?;
         let slot = slot_of::<F>(level, addr);
         page.store(slot, tree::table(child));
         page.set_used(page.used() + 1);

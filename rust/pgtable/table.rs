@@ -164,7 +164,7 @@ impl<F: Format> TableReader<F> {
     }
 
     /// Creates empty [`Prealloc`]. The caller must refill them before it takes the table lock.
-    pub fn spares(&self) -> Prealloc<F> {
+    pub fn prealloc(&self) -> Prealloc<F> {
         Prealloc {
             pool: self.pool.clone(),
             pages: PageList::EMPTY,

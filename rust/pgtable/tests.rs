@@ -87,10 +87,10 @@ fn fill<F: Format>(
     number: usize,
     writable: bool,
 ) -> Result<Option<PageRange>> {
-    let mut spares = table.reader().spares();
-    spares.refill()?;
+    let mut prealloc = table.reader().prealloc();
+    prealloc.refill()?;
     let mut batch = table.batch();
-    let result = table.install(range, &mut spares, &mut batch, |addr, entry| {
+    let result = table.install(range, &mut prealloc, &mut batch, |addr, entry| {
         let index = range.index_of(addr).unwrap_or(0);
         *entry = DevicePte::system(number + index, writable);
     });
@@ -146,7 +146,7 @@ fn agrees_with_model_and<F: Format>(
     let mut random = Random(seed);
     let mut table = Table::<F>::with(None, memory)?;
     let reader = table.reader();
-    let mut spares = reader.spares();
+    let mut prealloc = reader.prealloc();
     let mut model = KVec::from_elem(DevicePte::NONE, PAGES, GFP_KERNEL)?;
     for round in 0..150 {
         let piece = random.below(PAGES / PMD_PAGES) * PMD_PAGES;
@@ -173,7 +173,7 @@ fn agrees_with_model_and<F: Format>(
         if what == 3 || what == 4 {
             let split = |_| round % 4 == 0;
             // As each fault and migration does.
-            spares.refill()?;
+            prealloc.refill()?;
             if what == 4 && round % 3 == 0 {
                 let mut pages = 0;
                 table.remove_all(range, &mut batch, |_, count| pages += count);
@@ -184,8 +184,8 @@ fn agrees_with_model_and<F: Format>(
                 *entry = change(0, *entry);
             });
         } else {
-            spares.refill()?;
-            table.install(range, &mut spares, &mut batch, |addr, entry| {
+            prealloc.refill()?;
+            table.install(range, &mut prealloc, &mut batch, |addr, entry| {
                 *entry = change(addr / PAGE_SIZE, *entry);
             })?;
         }

@@ -254,7 +254,7 @@ impl Drop for PoolThreads {
 }
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
-#[kunit_tests(rust_hmm_crew)]
+#[kunit_tests(rust_hmm_worker_pool)]
 mod tests {
     use super::*;
     use kernel::time::{

@@ -194,17 +194,17 @@ impl NotifierOps for NotifierWindow {
         let alone = only && mirrors.are_few();
         let mut changed = false;
         for mirror in mirrors.entered(None) {
-            let told = mirror.invalidate(event_here, alone);
-            match told {
+            let result = mirror.invalidate(event_here, alone);
+            match result {
                 ControlFlow::Break(()) => {
                     if let Some(flushes) = pending.take() {
                         flushes.wait();
                     }
                     return ControlFlow::Break(());
                 }
-                ControlFlow::Continue(told) => {
-                    changed |= told.changed;
-                    if let Some(flush) = told.flush {
+                ControlFlow::Continue(result) => {
+                    changed |= result.changed;
+                    if let Some(flush) = result.flush {
                         let flushes = pending.get_or_insert_with(|| {
                             StartedFlushes([const { None }; OVERLAPPED_FLUSHES])
                         });

@@ -123,7 +123,7 @@ impl Lane for MirrorLane<'_> {
         })
     }
 
-    fn ask(&self, addr: usize) -> Option<Translation> {
+    fn request_translation(&self, addr: usize) -> Option<Translation> {
         let leaf = self.section.walk(addr)?;
         let base = if leaf.entry.is_device() { VRAM } else { 0 };
         Some(Translation {

@@ -289,7 +289,7 @@ struct Radix {
     last: Option<usize>,
     table: Table<Radix4>,
     reader: TableReader<Radix4>,
-    spares: Prealloc<Radix4>,
+    prealloc: Prealloc<Radix4>,
 }
 
 struct NoFlush;
@@ -311,7 +311,7 @@ impl Regions for Radix {
         Ok(Self {
             blocks: 0,
             last: None,
-            spares: reader.spares(),
+            prealloc: reader.prealloc(),
             reader,
             table,
         })
@@ -325,13 +325,15 @@ impl Regions for Radix {
         if self.blocks > BLOCKS {
             return Err(ENOMEM);
         }
-        self.spares.refill()?;
+        self.prealloc.refill()?;
         let range = PageRange::new(start, start + REGION)?;
         let mut batch: FlushBatch<Radix4> = self.table.batch();
         let entry = DevicePte::system(start / REGION, false);
         let result = self
             .table
-            .install(range, &mut self.spares, &mut batch, |_, slot| *slot = entry);
+            .install(range, &mut self.prealloc, &mut batch, |_, slot| {
+                *slot = entry
+            });
         let _flushed = batch.start(&NoFlush).wait(&NoFlush);
         result
     }

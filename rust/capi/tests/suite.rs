@@ -413,8 +413,11 @@ mod tests {
                 0
             );
         }
-        let told = states.map(|state| (u32::from(state.location), state.writable, state.order));
-        assert_eq!(told, [(RUST_HMM_IS_NONE, 0, 0), (RUST_HMM_IS_ZERO, 0, 0)]);
+        let reported = states.map(|state| (u32::from(state.location), state.writable, state.order));
+        assert_eq!(
+            reported,
+            [(RUST_HMM_IS_NONE, 0, 0), (RUST_HMM_IS_ZERO, 0, 0)]
+        );
         assert_eq!(load(start)?, 4);
         detach(&other);
         detach(&driver);

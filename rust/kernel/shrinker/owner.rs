@@ -97,7 +97,7 @@ impl ReclaimOwner {
     /// Requests up to `pages` pages from the owner. Returns the number of freed pages, and an upper
     /// bound of the number of scanned pages. Does nothing if there is a concurrent request, or if
     /// the registration ends concurrently. Context: reclaim.
-    pub(crate) fn ask(&self, pages: usize) -> (usize, usize) {
+    pub(crate) fn request(&self, pages: usize) -> (usize, usize) {
         let _within = ReentryGuard::enter();
         let Some(shrink) = self.shrink.try_lock() else {
             return (0, 0);
@@ -132,7 +132,7 @@ impl ReclaimOwner {
     ) -> ffi::c_ulong {
         // SAFETY: By the function's requirements.
         let owner = unsafe { Arc::from_raw(raw.cast::<Self>().cast_const()) };
-        let (given, looked_at) = owner.ask(pages);
+        let (given, looked_at) = owner.request(pages);
         // SAFETY: By the function's requirements.
         unsafe { scanned.write(looked_at) };
         given
@@ -279,7 +279,7 @@ mod tests {
     /// Owner of some pages that counts the requests.
     struct Giver {
         pages: Atomic<usize>,
-        asked: Atomic<usize>,
+        requests: Atomic<usize>,
     }
 
     impl Shrink for Giver {
@@ -288,7 +288,7 @@ mod tests {
         }
 
         fn scan(&self, objects: usize) -> usize {
-            self.asked.fetch_add(1, Relaxed);
+            self.requests.fetch_add(1, Relaxed);
             let given = objects.min(self.count());
             self.pages.fetch_sub(given, Relaxed);
             given
@@ -297,8 +297,8 @@ mod tests {
 
     fn giver(pages: usize) -> Result<(Arc<ReclaimOwner>, Arc<Giver>, OwnerRegistration)> {
         let pages = Atomic::new(pages);
-        let asked = Atomic::new(0);
-        let giver = Arc::new(Giver { pages, asked }, GFP_KERNEL)?;
+        let requests = Atomic::new(0);
+        let giver = Arc::new(Giver { pages, requests }, GFP_KERNEL)?;
         let owner = ReclaimOwner::new()?;
         let registration = ReclaimOwner::register(&owner, giver.clone())?;
         Ok((owner, giver, registration))
@@ -326,26 +326,26 @@ mod tests {
             Reclaimable::new(&second.0)?,
             Reclaimable::new(&idle.0)?,
         ];
-        let asked = || [&first, &second, &idle].map(|giver| giver.1.asked.load(Relaxed));
+        let requests = || [&first, &second, &idle].map(|giver| giver.1.requests.load(Relaxed));
         reclaim(ALL, 1);
-        assert_eq!(asked(), [0, 0, 0]);
+        assert_eq!(requests(), [0, 0, 0]);
         let [one, two, _] = &objects;
         one.add();
         two.add();
         // Once is enough.
         two.add();
         reclaim(ALL, 1);
-        let [one_asked, two_asked, none] = asked();
-        assert!(one_asked != 0 && one_asked.abs_diff(two_asked) <= 1 && none == 0);
-        assert_eq!(first.1.count(), ALL - one_asked);
+        let [first_requests, second_requests, none] = requests();
+        assert!(first_requests != 0 && first_requests.abs_diff(second_requests) <= 1 && none == 0);
+        assert_eq!(first.1.count(), ALL - first_requests);
         one.remove();
         one.remove();
         reclaim(ALL, 1);
-        let [still, more, none] = asked();
-        assert!(still == one_asked && more > two_asked && none == 0);
+        let [still, more, none] = requests();
+        assert!(still == first_requests && more > second_requests && none == 0);
         drop(objects);
         reclaim(ALL, 1);
-        assert_eq!(asked(), [still, more, 0]);
+        assert_eq!(requests(), [still, more, 0]);
         Ok(())
     }
 
@@ -370,10 +370,10 @@ mod tests {
         object.add();
         let asking = owner.shrink.lock();
         reclaim(ALL, 1);
-        assert_eq!(giver.asked.load(Relaxed), 0);
+        assert_eq!(giver.requests.load(Relaxed), 0);
         drop(asking);
         reclaim(ALL, 1);
-        assert_ne!(giver.asked.load(Relaxed), 0);
+        assert_ne!(giver.requests.load(Relaxed), 0);
         Ok(())
     }
 }

@@ -249,7 +249,7 @@ mod suite {
     }
 
     /// Counters of a thread of the next test.
-    struct Told {
+    struct Progress {
         entered: Atomic<u32>,
         left: Atomic<u32>,
     }
@@ -262,13 +262,13 @@ mod suite {
         mirror.fault(range, Access::Write)?;
         for _ in 0..4 {
             mirror.fault(range, Access::Write)?;
-            let told = Told {
+            let progress = Progress {
                 entered: Atomic::new(0),
                 left: Atomic::new(0),
             };
-            let told = Arc::new(told, GFP_KERNEL)?;
+            let progress = Arc::new(progress, GFP_KERNEL)?;
             let engine = mirror.clone();
-            let other = told.clone();
+            let other = progress.clone();
             let thread = Thread::spawn(c"hmm-test", move || {
                 if let Ok(section) = engine.enter(0) {
                     other.entered.store(1, Release);
@@ -277,11 +277,11 @@ mod suite {
                     drop(section);
                 }
             })?;
-            while told.entered.load(Acquire) == 0 {
+            while progress.entered.load(Acquire) == 0 {
                 fsleep(Delta::from_micros(20));
             }
             mirror.discard(range)?;
-            assert_eq!(told.left.load(Acquire), 1);
+            assert_eq!(progress.left.load(Acquire), 1);
             drop(thread);
         }
         Ok(())

@@ -107,7 +107,7 @@ impl Engine {
         let device = shared.clone();
         let thread = Thread::spawn(c"overlap", move || {
             let mut seen = 0;
-            let mut looks = 0;
+            let mut polls = 0;
             while !its.load(Relaxed) {
                 fsleep(ENGINE_POLL_INTERVAL);
                 let memory = device.memory.driver();
@@ -115,16 +115,16 @@ impl Engine {
                 let Some(later) = &mut *guard else {
                     continue;
                 };
-                looks = if later.jobs.len() == seen {
-                    looks + 1
+                polls = if later.jobs.len() == seen {
+                    polls + 1
                 } else {
                     0
                 };
                 seen = later.jobs.len();
-                if looks >= ENGINE_IDLE_POLLS && later.jobs.iter().any(Option::is_some) {
+                if polls >= ENGINE_IDLE_POLLS && later.jobs.iter().any(Option::is_some) {
                     later.complete(memory);
                     later.late += 1;
-                    looks = 0;
+                    polls = 0;
                 }
             }
         })?;

@@ -14,7 +14,7 @@ fn windows(mirror: &Mirror<TestDevice>) -> usize {
 }
 
 /// Returns the number of invalidations of `mirror` while `f` runs.
-fn told(mirror: &Mirror<TestDevice>, f: impl FnOnce() -> Result) -> Result<u64> {
+fn invalidations(mirror: &Mirror<TestDevice>, f: impl FnOnce() -> Result) -> Result<u64> {
     let before = mirror.stats().get(Counter::Invalidations);
     f()?;
     Ok(mirror.stats().get(Counter::Invalidations) - before)
@@ -30,7 +30,7 @@ mod suite {
         let (range, _shared, mirror) = attached(PMD_PAGES)?;
         store(range.start(), 1)?;
         assert_eq!(mirror.inner().space.windows().count(), 0);
-        assert_eq!(told(&mirror, || unmap(range))?, 0);
+        assert_eq!(invalidations(&mirror, || unmap(range))?, 0);
         Ok(())
     }
 
@@ -47,8 +47,8 @@ mod suite {
         for block in [0, 2, 1] {
             let page = page(block)?;
             // A huge page is split first.
-            let told = told(&mirror, || unmap(page))?;
-            assert_eq!((told != 0), (block == 1));
+            let invalidations = invalidations(&mirror, || unmap(page))?;
+            assert_eq!((invalidations != 0), (block == 1));
         }
         assert_eq!(mirror.lock_table()?.present(page(1)?), 0);
         Ok(())

@@ -76,7 +76,7 @@ pub(super) struct Chunk<T: DevicePageOps> {
     /// is set.
     room: Atomic<u64>,
     /// Number of [`FrameGuard`]s. The page frames are not removed while it is not 0.
-    lookers: Atomic<usize>,
+    guards: Atomic<usize>,
     back: *const DevicePages<T>,
 }
 
@@ -143,7 +143,7 @@ impl<T: DevicePageOps> Chunk<T> {
                 index,
                 free,
                 room: Atomic::new(0),
-                lookers: Atomic::new(0),
+                guards: Atomic::new(0),
                 back: core::ptr::from_ref(back),
             }),
             GFP_KERNEL,
@@ -253,29 +253,29 @@ impl<T: DevicePageOps> Chunk<T> {
             self.free.online(0, self.free.len());
             return false;
         }
-        // Full barrier: look() increments `lookers` before it loads `base`, so that either it sees
-        // `NO_BASE` or the load below sees the increment. Acquire pairs with the decrement:
-        // accesses of past lookers precede the removal of the page frames.
+        // Full barrier: frame_guard() increments `guards` before it loads `base`, so that either it
+        // sees `NO_BASE` or the load below sees the increment. Acquire pairs with the decrement:
+        // accesses under past guards precede the removal of the page frames.
         let base = self.base.xchg(NO_BASE, Full);
-        if self.lookers.load(Acquire) != 0 {
+        if self.guards.load(Acquire) != 0 {
             self.base.store(base, Release);
             self.free.online(0, self.free.len());
             return false;
         }
         // SAFETY: All pages are withdrawn, so that none is in use or can be allocated, and there is
-        // no looker.
+        // no guard.
         unsafe { self.unmap_from(base) };
         true
     }
 
     /// Prevents the removal of the page frames while the result exists. Returns `None` if the chunk
     /// has none.
-    pub(super) fn look(&self) -> Option<FrameGuard<'_>> {
-        self.lookers.fetch_add(1, Full);
-        // INVARIANT: `lookers` was incremented above. Dropping `frame_guard` decrements it on every
+    pub(super) fn frame_guard(&self) -> Option<FrameGuard<'_>> {
+        self.guards.fetch_add(1, Full);
+        // INVARIANT: `guards` was incremented above. Dropping `frame_guard` decrements it on every
         // path.
         let mut frame_guard = FrameGuard {
-            count: &self.lookers,
+            count: &self.guards,
             frames: 0..0,
         };
         let base = self.base.load(Acquire);

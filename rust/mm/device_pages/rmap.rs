@@ -99,7 +99,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Whether a huge folio that is in use begins at device page `number`. It may be freed or split
     /// concurrently.
     pub fn is_huge(&self, number: usize) -> bool {
-        let Some(frame_guard) = self.look(number) else {
+        let Some(frame_guard) = self.frame_guard(number) else {
             return false;
         };
         let pfn = frame_guard.frames().start + number % CHUNK_PAGES;
@@ -275,7 +275,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Looks up mappings of the folio with device page `number`. Returns `None` if the chunk has no
     /// page frames.
     fn users(&self, number: usize) -> Option<FolioMappings> {
-        let frame_guard = self.look(number)?;
+        let frame_guard = self.frame_guard(number)?;
         let pfn = frame_guard.frames().start + number % CHUNK_PAGES;
         let mut raw = [const {
             bindings::rust_hmm_user {

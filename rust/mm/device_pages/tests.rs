@@ -143,7 +143,7 @@ mod suite {
         assert_eq!(device.total(), 2 * CHUNK_PAGES);
         drop(page);
         // A concurrent user of the frames prevents the removal of their chunk.
-        let frame_guard = device.look(CHUNK_PAGES).ok_or(EINVAL)?;
+        let frame_guard = device.frame_guard(CHUNK_PAGES).ok_or(EINVAL)?;
         assert_eq!(device.remove_chunks(2), 1);
         drop(frame_guard);
         assert_eq!((device.remove_chunks(2), device.total()), (1, 0));

@@ -96,12 +96,12 @@ impl<F: Format> FixtureOf<F> {
     }
 
     fn install(&mut self, range: PageRange, entry: impl Fn(usize) -> DevicePte) -> Result {
-        let mut spares = self.table.reader().spares();
-        spares.refill()?;
+        let mut prealloc = self.table.reader().prealloc();
+        prealloc.refill()?;
         let mut batch = self.table.batch();
         let result = self
             .table
-            .install(range, &mut spares, &mut batch, |addr, slot| {
+            .install(range, &mut prealloc, &mut batch, |addr, slot| {
                 if let Some(index) = range.index_of(addr) {
                     *slot = entry(index);
                 }

@@ -435,10 +435,10 @@ mod tests {
         // The address is too large after the address of device memory is added.
         let high = TableMemory::plain().with_device_pages_at(1 << 48);
         let mut table = Table::<Lpae>::with(None, high)?;
-        let mut spares = table.reader().spares();
-        spares.refill()?;
+        let mut prealloc = table.reader().prealloc();
+        prealloc.refill()?;
         let mut batch = table.batch();
-        let result = table.install(page, &mut spares, &mut batch, |_, entry| {
+        let result = table.install(page, &mut prealloc, &mut batch, |_, entry| {
             *entry = DevicePte::device(0, true);
         });
         assert_eq!((result, table.live()), (Err(EINVAL), 0));

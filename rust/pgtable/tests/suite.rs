@@ -154,7 +154,7 @@ mod tests {
         }
         assert!(split >= 8 && whole > 0 && split + whole == 64);
         assert_eq!(table.live(), 1024 * PMD_PAGES - split - whole * PMD_PAGES);
-        table.reader().spares().refill()?;
+        table.reader().prealloc().refill()?;
         let page = PageRange::from_pages(100 * PMD_SIZE, 1)?;
         assert_eq!(clear(&mut table, page), (1, Some(page)));
         let (_, _) = clear(&mut table, all()?);
@@ -179,9 +179,9 @@ mod tests {
     }
 
     #[test]
-    fn install_without_spares_fails() -> Result {
+    fn install_without_prealloc_fails() -> Result {
         let mut table = Table::<Radix4>::new()?;
-        let mut none = table.reader().spares();
+        let mut none = table.reader().prealloc();
         let range = PageRange::from_pages(0x1000, 1)?;
         let mut batch = table.batch();
         let result = table.install(range, &mut none, &mut batch, |_, entry| {
@@ -194,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn spares_and_batches_of_another_table_are_refused() -> Result {
+    fn prealloc_and_batches_of_another_table_are_refused() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let other = Table::<Radix4>::new()?;
         let range = PageRange::from_pages(0x1000, 1)?;
-        let mut own = table.reader().spares();
-        let mut foreign = other.reader().spares();
+        let mut own = table.reader().prealloc();
+        let mut foreign = other.reader().prealloc();
         own.refill()?;
         foreign.refill()?;
         let mut batch = table.batch();

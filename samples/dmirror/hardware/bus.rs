@@ -67,7 +67,7 @@ pub(crate) trait Lane {
     fn table_word(&self, addr: usize, address: u64) -> Result<u64, Miss>;
 
     /// Looks `addr` up in the driver's table, for hardware without a page table.
-    fn ask(&self, addr: usize) -> Option<Translation>;
+    fn request_translation(&self, addr: usize) -> Option<Translation>;
 
     /// Performs `action` at `addr`, which the engine has translated to `found`.
     ///

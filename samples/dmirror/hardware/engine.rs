@@ -282,10 +282,10 @@ impl<P: Port> Engine<P> {
             // A kernel thread gets no signals.
             match queue.jobs.iter().filter_map(Job::due).min() {
                 Some(left) => {
-                    let nap = left.div_ceil(1_000_000).clamp(1, MAX_SLEEP_MS) as u32;
+                    let slice_ms = left.div_ceil(1_000_000).clamp(1, MAX_SLEEP_MS) as u32;
                     let _why = self
                         .wake
-                        .wait_interruptible_timeout(&mut queue, msecs_to_jiffies(nap));
+                        .wait_interruptible_timeout(&mut queue, msecs_to_jiffies(slice_ms));
                 }
                 None => {
                     let _signal = self.wake.wait_interruptible(&mut queue);

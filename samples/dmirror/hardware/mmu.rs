@@ -122,7 +122,7 @@ fn walk<L: Lane>(lane: &L, context: &Context, addr: usize) -> Result<Translation
     match context.table {
         // CAST: Both have 64 bits.
         Some((format, root)) => format.walk(&Tables { lane, addr }, root, addr as u64),
-        None => lane.ask(addr).ok_or(Miss::NotPresent),
+        None => lane.request_translation(addr).ok_or(Miss::NotPresent),
     }
 }
 

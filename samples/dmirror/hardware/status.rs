@@ -135,7 +135,7 @@ impl Status {
             if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
                 return Err(ETIMEDOUT);
             }
-            let nap = match timeout {
+            let slice_ms = match timeout {
                 Some(timeout) => {
                     let left = timeout - since.elapsed();
                     u32::try_from(left.as_millis())
@@ -146,7 +146,7 @@ impl Status {
             };
             let why = self
                 .end
-                .wait_interruptible_timeout(&mut ended, msecs_to_jiffies(nap));
+                .wait_interruptible_timeout(&mut ended, msecs_to_jiffies(slice_ms));
             if let CondVarTimeoutResult::Signal { .. } = why {
                 return Err(EINTR);
             }

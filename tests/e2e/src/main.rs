@@ -164,7 +164,7 @@ fn main() -> ExitCode {
         eprintln!("# KUnit runs at each load: {error}");
     }
     let scale = scale.clamp(1, 1000);
-    hmm::child::set_patience(scale as u32);
+    hmm::child::set_timeout_scale(scale as u32);
     mover::set_race_time(args.race);
     if harness::run(&tests, &ctx, scale) {
         ExitCode::SUCCESS

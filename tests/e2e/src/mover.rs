@@ -32,7 +32,7 @@ static UNREAD: AtomicUsize = AtomicUsize::new(0);
 /// Time limit of a call in flight, and of the repetition of a race until it was run. On a busy
 /// machine a dozen calls take 20 s. It is shorter than the time limit of a test, so that the test
 /// can report which event did not occur.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Time for which a race is repeated, in milliseconds.
 static RACE: AtomicU64 = AtomicU64::new(700);
@@ -44,7 +44,7 @@ pub fn set_race_time(time: u64) {
 
 /// Calls `body` with the number of the round at least `least` times and for at least the time of a
 /// race. Continues until `body` returns that the race was run, but not for longer than
-/// [`PATIENCE`]. On a busy machine the first rounds may pass without a migration that overlaps with
+/// [`TIMEOUT`]. On a busy machine the first rounds may pass without a migration that overlaps with
 /// an event.
 pub fn rounds(least: u64, mut body: impl FnMut(u64) -> Result<bool, Stop>) -> Outcome {
     let begin = Instant::now();
@@ -61,7 +61,7 @@ pub fn rounds(least: u64, mut body: impl FnMut(u64) -> Result<bool, Stop>) -> Ou
 
 /// Returns whether a race that began `elapsed` ago can end; `ran` says whether it was run.
 pub fn race_is_over(elapsed: Duration, ran: bool) -> bool {
-    elapsed >= PATIENCE || (ran && elapsed >= Duration::from_millis(RACE.load(SeqCst)))
+    elapsed >= TIMEOUT || (ran && elapsed >= Duration::from_millis(RACE.load(SeqCst)))
 }
 
 /// Repeats `body`, which returns the counts of its mover, until pages have moved during an event.
@@ -231,7 +231,7 @@ impl Board {
         let before = self.moved();
         let begin = Instant::now();
         while self.moved() < before + pages {
-            if begin.elapsed() > PATIENCE * 3 {
+            if begin.elapsed() > TIMEOUT * 3 {
                 return Err(Stop::Fail(format!("nothing moves: {}", self.peek())));
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -255,7 +255,7 @@ impl Board {
                     return Ok(());
                 }
             }
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > TIMEOUT {
                 return Err(Stop::Fail(format!("nothing is copied: {}", self.peek())));
             }
             std::thread::sleep(Duration::from_micros(100));
@@ -268,7 +268,7 @@ impl Board {
         let begun = self.word(Word::Begun).load(SeqCst);
         let begin = Instant::now();
         while self.word(Word::Calls).load(SeqCst) < begun {
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > TIMEOUT {
                 return Err(Stop::Fail(format!("a call does not return: {}", self.peek())));
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -372,7 +372,7 @@ impl Mover {
         let begin = Instant::now();
         // The call that overlaps with the last event may be the only one, and has not returned yet.
         while board.peek().during == 0 && board.peek().calls < calls + 2 {
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > TIMEOUT {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -384,7 +384,7 @@ impl Mover {
 
     fn reap(&mut self) {
         self.child.signal(libc::SIGKILL);
-        let _ = self.child.wait_timeout(PATIENCE);
+        let _ = self.child.wait_timeout(TIMEOUT);
     }
 }
 

@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Number of calls of a forked child.
 const CHILD_CALLS: usize = 48;
 /// Time after which a waiting call is interrupted, in ticks of about a third of a ns.
-const PATIENCE: u64 = 12_000_000;
+const TIMEOUT: u64 = 12_000_000;
 
 /// Changes the memory map and interrupts calls.
 pub struct Chaos {
@@ -106,7 +106,7 @@ impl Chaos {
                 .map(|op| op as u32 + 1)
                 .contains(&slot.op.load(Relaxed));
             let tid = slot.tid.load(Relaxed);
-            if waits && tid != 0 && now.saturating_sub(slot.since.load(Relaxed)) > PATIENCE {
+            if waits && tid != 0 && now.saturating_sub(slot.since.load(Relaxed)) > TIMEOUT {
                 sys::signal_thread(tid, calls::INTERRUPT);
             }
         }

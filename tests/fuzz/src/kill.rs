@@ -352,7 +352,7 @@ pub struct Died {
     pub wrong: Option<String>,
 }
 
-fn kill(kind: &Kind, delay: Duration, patience: Duration) -> Result<Duration, String> {
+fn kill(kind: &Kind, delay: Duration, timeout: Duration) -> Result<Duration, String> {
     let control = node()?;
     for (setting, value) in kind.settings {
         control.set(*setting, *value).map_err(name)?;
@@ -368,9 +368,9 @@ fn kill(kind: &Kind, delay: Duration, patience: Duration) -> Result<Duration, St
             let since = Instant::now();
             child.signal(hmm::child::SIGKILL);
             while child.try_wait().is_none() {
-                if since.elapsed() > patience {
+                if since.elapsed() > timeout {
                     crate::tell_stacks();
-                    return Err(format!("still there after {} s", patience.as_secs()));
+                    return Err(format!("still there after {} s", timeout.as_secs()));
                 }
                 std::thread::sleep(Duration::from_micros(200));
             }

@@ -83,7 +83,7 @@ struct Args {
 }
 
 /// Timeout until all device memory is free.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Makes the nodes accessible to all users; restores their permissions on drop.
 struct Permissions(Vec<(std::path::PathBuf, u32)>);
@@ -148,13 +148,13 @@ fn tell_stacks() {
     }
 }
 
-/// Processes with a call that only a fatal signal interrupts and that has waited for `patience`
+/// Processes with a call that only a fatal signal interrupts and that has waited for `timeout`
 /// ticks. SIGKILL must end it.
-fn to_be_killed(shared: &Shared, patience: u64) -> impl Iterator<Item = usize> + '_ {
+fn to_be_killed(shared: &Shared, timeout: u64) -> impl Iterator<Item = usize> + '_ {
     let now = sys::ticks();
     let waiting = shared.slots.iter().enumerate().filter(move |(_, slot)| {
         let op = (slot.op.load(Relaxed) as usize).checked_sub(1).map(|index| calls::ALL[index]);
-        let long = now.saturating_sub(slot.since.load(Relaxed)) > patience;
+        let long = now.saturating_sub(slot.since.load(Relaxed)) > timeout;
         long && slot.tid.load(Relaxed) != 0 && op.is_some_and(extended::only_a_kill_ends)
     });
     waiting.map(|(index, _)| index / worker::SLOTS)
@@ -176,7 +176,7 @@ fn pages_in_use(text: &str) -> Option<Vec<u64>> {
 }
 
 /// Checks that no device memory is in use and no page is mapped for DMA, once all files are closed.
-fn left_behind(patience: Duration) -> Result<(), String> {
+fn left_behind(timeout: Duration) -> Result<(), String> {
     let since = Instant::now();
     loop {
         let text = std::fs::read_to_string("/sys/kernel/debug/rust_hmm/devices");
@@ -187,7 +187,7 @@ fn left_behind(patience: Duration) -> Result<(), String> {
         if mapped == 0 && used.iter().all(|used| *used == 0) {
             return Ok(());
         }
-        if since.elapsed() > patience {
+        if since.elapsed() > timeout {
             let what = "pages of the devices are still in use";
             return Err(format!("{used:?} {what}, {mapped} are mapped for DMA"));
         }
@@ -230,7 +230,7 @@ fn run(args: &Args) -> Result<report::Report, String> {
         Child::spawn(move || worker::run(&plan, shared)).map_err(|error| error.to_string())
     };
     let begin = Instant::now();
-    let mut told = begin;
+    let mut last_report = begin;
     let mut running = Vec::new();
     for process in 0..procs {
         running.push(start(process)?);
@@ -272,8 +272,8 @@ fn run(args: &Args) -> Result<report::Report, String> {
                 tell_stacks();
             }
         }
-        if told.elapsed() > Duration::from_secs(10) {
-            told = Instant::now();
+        if last_report.elapsed() > Duration::from_secs(10) {
+            last_report = Instant::now();
             let seconds = begin.elapsed().as_secs_f64();
             eprintln!("{calls} calls, {:.0} a second", calls as f64 / seconds);
         }
@@ -316,7 +316,7 @@ fn run(args: &Args) -> Result<report::Report, String> {
             "another process's memory: {leaks} words were read, {damages} changed"
         ));
     }
-    left_behind(PATIENCE * if hardware { 100 } else { 1 })?;
+    left_behind(TIMEOUT * if hardware { 100 } else { 1 })?;
     let never = report::never_succeeded(&report.lines, hardware);
     if !never.is_empty() {
         return Err(format!("these never succeeded, so that nothing was tested: {never:?}"));
@@ -336,7 +336,7 @@ fn run_kill(args: &Args, rounds: u32) -> Result<(), String> {
         println!("{}", serde_json::to_string_pretty(&all).map_err(|error| error.to_string())?);
     }
     let wrong = all.iter().filter(|died| died.wrong.is_some()).count();
-    left_behind(PATIENCE)?;
+    left_behind(TIMEOUT)?;
     match (wrong, all.len()) {
         (_, 0) => Err("no call matches".to_string()),
         (0, _) => Ok(()),

@@ -75,7 +75,7 @@ pub mod frames {
 
     /// Accesses a frame that another task may own.
     #[track_caller]
-    pub fn look(pfn: usize) {
+    pub fn frame_guard(pfn: usize) {
         if let Some(frame) = frame(pfn) {
             frame.there.read();
         }

@@ -161,7 +161,7 @@ pub(crate) mod table_memory {
 
         pub(crate) fn written(&self, address: u64, bytes: usize) {
             let at = LOG.with_borrow(Vec::len);
-            TOLD.with_borrow_mut(|told| told.push((at, address, bytes)));
+            NOTIFICATIONS.with_borrow_mut(|notifications| notifications.push((at, address, bytes)));
         }
 
         pub(crate) fn publish(&self) {}
@@ -177,7 +177,8 @@ pub(crate) mod table_memory {
 
     thread_local! {
         static LOG: RefCell<Vec<(u64, usize, u64)>> = const { RefCell::new(Vec::new()) };
-        static TOLD: RefCell<Vec<(usize, u64, usize)>> = const { RefCell::new(Vec::new()) };
+        static NOTIFICATIONS: RefCell<Vec<(usize, u64, usize)>> =
+            const { RefCell::new(Vec::new()) };
     }
 
     /// The writes since the last call: address of the table, index of the entry, and value.
@@ -187,8 +188,8 @@ pub(crate) mod table_memory {
 
     /// The notifications of the driver since the last call: number of preceding writes, address and
     /// bytes. Must be called before [`writes`].
-    pub(crate) fn told() -> Vec<(usize, u64, usize)> {
-        TOLD.take()
+    pub(crate) fn notifications() -> Vec<(usize, u64, usize)> {
+        NOTIFICATIONS.take()
     }
 
     pub(crate) struct TableUnits {

@@ -65,20 +65,20 @@ pub struct Gate {
 const GATE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Factor for this timeout.
-static PATIENCE: AtomicU32 = AtomicU32::new(1);
+static TIMEOUT_SCALE: AtomicU32 = AtomicU32::new(1);
 
 /// Multiplies the timeouts of gates and of [`Child::join`], for devices that take long for each
 /// page.
-pub fn set_patience(scale: u32) {
-    PATIENCE.store(scale.max(1), Relaxed);
+pub fn set_timeout_scale(scale: u32) {
+    TIMEOUT_SCALE.store(scale.max(1), Relaxed);
 }
 
-fn patience() -> u32 {
-    PATIENCE.load(Relaxed)
+fn timeout_scale() -> u32 {
+    TIMEOUT_SCALE.load(Relaxed)
 }
 
 fn gate_timeout() -> Duration {
-    GATE_TIMEOUT * patience()
+    GATE_TIMEOUT * timeout_scale()
 }
 
 /// Interval for polling a child. Longer on slow devices, where each poll would cost more than the
@@ -228,7 +228,7 @@ impl Child {
             }
             // The report reaches end of file when the child ends, unless a grandchild holds the
             // pipe open. Hence the short interval.
-            if readable(self.report.as_raw_fd(), left.min(LOOK * patience().min(50))) {
+            if readable(self.report.as_raw_fd(), left.min(LOOK * timeout_scale().min(50))) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }

@@ -308,7 +308,7 @@ impl Lane for Machine {
         }
     }
 
-    fn ask(&self, _addr: usize) -> Option<Translation> {
+    fn request_translation(&self, _addr: usize) -> Option<Translation> {
         None
     }
 

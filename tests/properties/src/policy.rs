@@ -335,7 +335,7 @@ fn windows(trial: &Trial<'_>) {
 
 /// An event for the cache of unmovable memory.
 #[derive(Clone, Copy, Debug)]
-enum Told {
+enum Operation {
     Add(usize, usize),
     Forget(usize, usize),
     Wait(u64),
@@ -355,20 +355,20 @@ fn immovable(trial: &Trial<'_>) {
         let count = prop_oneof![Just(1usize), Just(16usize), 1usize..40, Just(PMD_PAGES)];
         (first, count).prop_map(|(first, count)| (first, count.min(PMD_PAGES - first % PMD_PAGES)))
     };
-    let told = prop_oneof![
-        4 => part().prop_map(|(first, count)| Told::Add(first, count)),
-        1 => part().prop_map(|(first, count)| Told::Forget(first, count)),
-        1 => prop_oneof![0u64..10, 0u64..600].prop_map(Told::Wait),
-        4 => part().prop_map(|(first, count)| Told::Ask(first, count)),
+    let operations = prop_oneof![
+        4 => part().prop_map(|(first, count)| Operation::Add(first, count)),
+        1 => part().prop_map(|(first, count)| Operation::Forget(first, count)),
+        1 => prop_oneof![0u64..10, 0u64..600].prop_map(Operation::Wait),
+        4 => part().prop_map(|(first, count)| Operation::Ask(first, count)),
     ];
-    trial.run(told, 1..50, |told| {
+    trial.run(operations, 1..50, |operations| {
         let mut known = Immovable::new();
         let mut now = 0;
         // By slot: the block, the expiry time, and the pages.
         let mut model: BTreeMap<usize, (usize, u64, [bool; PMD_PAGES])> = BTreeMap::new();
-        for told in told {
-            match *told {
-                Told::Add(first, count) => {
+        for operation in operations {
+            match *operation {
+                Operation::Add(first, count) => {
                     let first = place(first);
                     known.add(pages(first, count), now);
                     let block = first / PMD_PAGES;
@@ -383,13 +383,13 @@ fn immovable(trial: &Trial<'_>) {
                         entry.2[low..high].fill(true);
                     }
                 }
-                Told::Forget(first, count) => {
+                Operation::Forget(first, count) => {
                     let first = place(first);
                     known.remove(pages(first, count));
                     model.retain(|_, (block, _, _)| *block != first / PMD_PAGES);
                 }
-                Told::Wait(ms) => now += ms,
-                Told::Ask(first, count) => {
+                Operation::Wait(ms) => now += ms,
+                Operation::Ask(first, count) => {
                     let first = place(first);
                     let block = first / PMD_PAGES;
                     let entry = model.get(&(block % 64));

@@ -253,9 +253,9 @@ fn grain(ctx: &Ctx) -> Outcome {
         let count =
             Command::new(EngineOp::AtomicAdd, locked.device_addr, 8).value(1).stride(8).rounds(0);
         let job = device.submit(count).what("submit")?;
-        let patience = Instant::now();
+        let waited = Instant::now();
         while job.poll(Duration::ZERO).what("poll")?.1.rounds < 1000 {
-            check!(patience.elapsed() < Duration::from_secs(60), "the command does not run");
+            check!(waited.elapsed() < Duration::from_secs(60), "the command does not run");
             std::thread::sleep(Duration::from_millis(2));
         }
         let during = map.get(0, 0);
@@ -331,9 +331,9 @@ fn ends(ctx: &Ctx) -> Outcome {
     check!(pinned()? >= before + PINS - SLACK, "{PINS} pages are not pinned");
     child.signal(libc::SIGKILL);
     check!(child.wait_timeout(Duration::from_secs(20)).is_some(), "it does not die");
-    let patience = Instant::now();
+    let waited = Instant::now();
     while pinned()? > before + SLACK {
-        check!(patience.elapsed() < Duration::from_secs(20), "pins outlive the process");
+        check!(waited.elapsed() < Duration::from_secs(20), "pins outlive the process");
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())

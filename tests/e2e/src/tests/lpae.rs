@@ -117,14 +117,14 @@ fn no_memory(ctx: &Ctx) -> Outcome {
         }
         let _kernel = Kernel::prepare(&[kind], 0).what("prepare failing allocations")?;
         let mut failures = 0;
-        let mut told = 0;
+        let mut reported = 0;
         loop {
             let armed = inject::arm(&Source::Kernel(kind), failures + 1).what("have one fail")?;
             let result = open_and_sum(&map);
             let failed = armed.disarm().what("ask whether it failed")?;
             match result {
                 Ok(found) => check_eq!(found, sum, "the sum, {kind:?} {}", failures + 1),
-                Err(Errno::ENOMEM) if failed => told += 1,
+                Err(Errno::ENOMEM) if failed => reported += 1,
                 Err(error) => {
                     return Err(Stop::Fail(format!("{kind:?} {}: {error}", failures + 1)))
                 }
@@ -135,8 +135,8 @@ fn no_memory(ctx: &Ctx) -> Outcome {
             }
             failures += 1;
         }
-        println!("# {kind:?}: {failures} failures, {told} reported as errors");
-        check!(told != 0, "none of {failures} failures of {kind:?} was reported");
+        println!("# {kind:?}: {failures} failures, {reported} reported as errors");
+        check!(reported != 0, "none of {failures} failures of {kind:?} was reported");
     }
     no_tables()
 }
@@ -161,7 +161,7 @@ fn no_tables() -> Outcome {
         }
         Ok(total)
     };
-    let mut told = 0;
+    let mut reported = 0;
     let mut read = 0;
     for round in 0..TRIES {
         let device = MirrorOnly::open_node(NODE).what("open the device")?;
@@ -173,13 +173,13 @@ fn no_tables() -> Outcome {
                 check_eq!(found, expected, "the sum, try {round}");
                 read += 1;
             }
-            Err(Errno::ENOMEM) => told += 1,
+            Err(Errno::ENOMEM) => reported += 1,
             Err(error) => return Err(Stop::Fail(format!("try {round}: {error}"))),
         }
         check_eq!(sum(&device), Ok(expected), "the sum after try {round}");
     }
-    println!("# {TRIES} tries, {PERCENT} % of the pages fail: {told} reported as errors");
-    check!(told != 0 && read != 0, "{told} failed, {read} did not");
+    println!("# {TRIES} tries, {PERCENT} % of the pages fail: {reported} reported as errors");
+    check!(reported != 0 && read != 0, "{reported} failed, {read} did not");
     Ok(())
 }
 

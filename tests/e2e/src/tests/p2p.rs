@@ -403,9 +403,9 @@ fn readers_on_both(ctx: &Ctx) -> Outcome {
     let (before, after) = during;
     check!(before[0] < after[0] && before[1] < after[1], "rounds: {before:?}, then {after:?}");
     let there = rounds().what("poll")?;
-    let patience = Instant::now();
+    let waited = Instant::now();
     while rounds().what("poll")?.iter().zip(&there).any(|(now, then)| *now < then + 3) {
-        check!(patience.elapsed() < Duration::from_secs(60), "a reader stands still");
+        check!(waited.elapsed() < Duration::from_secs(60), "a reader stands still");
         std::thread::sleep(Duration::from_millis(5));
     }
     for job in jobs {

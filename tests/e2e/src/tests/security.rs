@@ -125,20 +125,20 @@ fn child_drives_parent(ctx: &Ctx) -> Outcome {
 
 /// Opens the device, fills memory with secrets, sends the descriptor and the address, and waits for
 /// the receiver.
-fn open_and_tell(ctx: &Ctx, told: &Gate, go: &Gate) -> Result<(Device, Mapping), Stop> {
+fn open_and_send(ctx: &Ctx, opened: &Gate, go: &Gate) -> Result<(Device, Mapping), Stop> {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(7);
-    told.send(device.fd() as u64)?;
-    told.send(map.addr() as u64)?;
+    opened.send(device.fd() as u64)?;
+    opened.send(map.addr() as u64)?;
     go.wait()?;
     Ok((device, map))
 }
 
 /// Body of a process that opens the device, and checks its memory after the receiver has used the
 /// file.
-fn opener(ctx: &Ctx, told: &Gate, go: &Gate) -> Outcome {
-    let (_device, map) = open_and_tell(ctx, told, go)?;
+fn opener(ctx: &Ctx, opened: &Gate, go: &Gate) -> Outcome {
+    let (_device, map) = open_and_send(ctx, opened, go)?;
     map.check_pages(7, 1, PAGES - 1).what("the opener's memory")?;
     map.check_pages(9, 0, 1).what("words written by the receiver")
 }
@@ -146,11 +146,11 @@ fn opener(ctx: &Ctx, told: &Gate, go: &Gate) -> Outcome {
 /// A process that receives the file can read and write the opener's memory with it, but not its
 /// own.
 fn passed_file(ctx: &Ctx) -> Outcome {
-    let told = Gate::new()?;
+    let opened = Gate::new()?;
     let go = Gate::new()?;
-    let child = Child::spawn(|| opener(ctx, &told, &go))?;
-    let fd = told.receive().what("the opener's file")? as i32;
-    let theirs = told.receive().what("the opener's address")? as usize;
+    let child = Child::spawn(|| opener(ctx, &opened, &go))?;
+    let fd = opened.receive().what("the opener's file")? as i32;
+    let theirs = opened.receive().what("the opener's address")? as usize;
     let device = Device::of_process(child.pid(), fd).what("the opener's file")?;
     let mut data = vec![0; PAGES * PAGE_SIZE];
     device.read(theirs, &mut data).what("read of the opener's memory")?;
@@ -177,15 +177,15 @@ fn passed_file(ctx: &Ctx) -> Outcome {
 /// After exec() in the opener the file gives no access to the new program. Otherwise a file would
 /// give access to programs with more privileges.
 fn exec_revokes_access(ctx: &Ctx) -> Outcome {
-    let told = Gate::new()?;
+    let opened = Gate::new()?;
     let go = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
-        let _opened = open_and_tell(ctx, &told, &go)?;
+        let _opened = open_and_send(ctx, &opened, &go)?;
         let why = hostile::exec(&["/bin/busybox", "sleep", "60"]);
         Err(Stop::Fail(format!("exec: {why}")))
     })?;
-    let fd = told.receive().what("the opener's file")? as i32;
-    let addr = told.receive().what("the opener's address")? as usize;
+    let fd = opened.receive().what("the opener's file")? as i32;
+    let addr = opened.receive().what("the opener's address")? as usize;
     let device = Device::of_process(child.pid(), fd).what("the opener's file")?;
     let mut data = vec![0; PAGE_SIZE];
     device.read(addr, &mut data).what("read before exec")?;

@@ -123,10 +123,10 @@ fn read_of_cow_pages(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     let go = Gate::new()?;
-    let told = Gate::new()?;
+    let sent = Gate::new()?;
     let child = Child::spawn(|| {
         for pfn in pagemap::pfns(map.addr(), PAGES)? {
-            told.send(pfn)?;
+            sent.send(pfn)?;
         }
         go.wait()?;
         cpu_sees(&map, 1, "by the child")
@@ -136,7 +136,7 @@ fn read_of_cow_pages(ctx: &Ctx) -> Outcome {
     device_sees(&device, &map, 1, "of pages shared with a child")?;
     check_eq!(shared(&map)?, before, "page frames and copies after the device read");
     for (page, pfn) in before.pfns.iter().enumerate() {
-        check_eq!(told.receive().what("gate")?, *pfn, "the child's page frame of page {page}");
+        check_eq!(sent.receive().what("gate")?, *pfn, "the child's page frame of page {page}");
     }
     go.open().what("gate")?;
     child.join().map_err(Stop::Fail)

@@ -107,10 +107,10 @@ fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
                     device.migrate(map.addr(), PAGES, Way::ToDevice).map(|_| ())
                 }
             });
-            let patience = Instant::now();
+            let waited = Instant::now();
             while device.counters()?.device_pages_used != PAGES as u64 {
                 check!(!mover.is_finished(), "no page was under way (pulled: {pulled})");
-                check!(patience.elapsed() < Duration::from_secs(20), "nothing moves");
+                check!(waited.elapsed() < Duration::from_secs(20), "nothing moves");
                 std::thread::sleep(Duration::from_millis(1));
             }
             device.unplug(0, 0).what("unplug")?;
@@ -173,10 +173,10 @@ fn unplug_waits_for_copies_back(ctx: &Ctx) -> Outcome {
                     other.pull(map.addr(), PAGES, &device).map(|pulled| pulled.moved)
                 }
             });
-            let patience = Instant::now();
+            let waited = Instant::now();
             while device.counters()?.bytes_copied == before {
                 check!(!mover.is_finished(), "no copy was under way ({departure:?})");
-                check!(patience.elapsed() < Duration::from_secs(20), "nothing moves");
+                check!(waited.elapsed() < Duration::from_secs(20), "nothing moves");
                 std::thread::sleep(Duration::from_millis(1));
             }
             check!(!mover.is_finished(), "the copies ended before the unplug ({departure:?})");

@@ -97,13 +97,13 @@ impl Shared {
     }
 
     /// Accesses a frame.
-    fn look(&self) -> bool {
-        let Some(frame_guard) = self.chunk.look() else {
+    fn frame_guard(&self) -> bool {
+        let Some(frame_guard) = self.chunk.frame_guard() else {
             return false;
         };
         let frames = frame_guard.frames();
         assert_eq!(frames.len(), 512);
-        frames::look(frames.start);
+        frames::frame_guard(frames.start);
         drop(frame_guard);
         true
     }
@@ -123,13 +123,13 @@ fn used() {
 fn looked_at() {
     let shared = Shared::new();
     let other = shared.clone();
-    let thread = spawn(move || other.look());
+    let thread = spawn(move || other.frame_guard());
     let removed = shared.chunk.remove_idle();
     // The other thread may also have found no page because of an attempted removal that it
     // prevented: then no page was in use.
     thread.join();
     assert_eq!(shared.chunk.is_there(), !removed);
-    assert_eq!(shared.look(), !removed);
+    assert_eq!(shared.frame_guard(), !removed);
 }
 
 /// The chunk is removed and added again, with other frames, while the frames are accessed.
@@ -137,12 +137,12 @@ fn again() {
     let shared = Shared::new();
     let other = shared.clone();
     let thread = spawn(move || {
-        other.look();
+        other.frame_guard();
     });
     if shared.chunk.remove_idle() {
         shared.add();
     }
-    assert!(shared.look());
+    assert!(shared.frame_guard());
     thread.join();
 }
 
@@ -150,13 +150,13 @@ fn again() {
 fn stays() {
     let shared = Shared::new();
     let other = shared.clone();
-    let thread = spawn(move || other.look());
+    let thread = spawn(move || other.frame_guard());
     let removed = shared.chunk.remove_idle();
     if !removed {
         shared.cycle();
     }
     thread.join();
-    assert_eq!(shared.look(), !removed);
+    assert_eq!(shared.frame_guard(), !removed);
 }
 
 /// The owner of a page finds its chunk, also from the lowest frame.

@@ -104,10 +104,10 @@ fn pages(index: usize, count: usize) -> PageRange {
 }
 
 /// Installs entries in `range`, for device pages from `number` on.
-fn put(table: &mut Table<Small>, spares: &mut Prealloc<Small>, range: PageRange, number: usize) {
+fn put(table: &mut Table<Small>, prealloc: &mut Prealloc<Small>, range: PageRange, number: usize) {
     let mut batch = table.batch();
     table
-        .install(range, spares, &mut batch, |addr, slot| {
+        .install(range, prealloc, &mut batch, |addr, slot| {
             *slot = DevicePte::device(number + range.index_of(addr).unwrap(), true);
         })
         .unwrap();
@@ -126,11 +126,11 @@ fn install() {
     let contents = Arc::new(Memory::new(0), GFP_KERNEL).unwrap();
     let theirs = contents.clone();
     let thread = spawn(move || {
-        let mut spares = table.reader().spares();
-        spares.refill().unwrap();
+        let mut prealloc = table.reader().prealloc();
+        prealloc.refill().unwrap();
         theirs.write(1);
-        put(&mut table, &mut spares, page(3), 7);
-        (table, spares)
+        put(&mut table, &mut prealloc, page(3), 7);
+        (table, prealloc)
     });
     let first = number(reader.walk(3 << 12));
     assert!(matches!(first, None | Some(7)));
@@ -144,11 +144,11 @@ fn install() {
 /// A huge leaf is split, and one of its pages removed. The other pages stay mapped at all times.
 fn split() {
     let mut table = Table::<Small>::new().unwrap();
-    let mut spares = table.reader().spares();
-    spares.refill().unwrap();
-    put(&mut table, &mut spares, pages(0, 16), 16);
+    let mut prealloc = table.reader().prealloc();
+    prealloc.refill().unwrap();
+    put(&mut table, &mut prealloc, pages(0, 16), 16);
     assert_eq!(table.leaf(0).unwrap().order, 4);
-    spares.refill().unwrap();
+    prealloc.refill().unwrap();
     let reader = table.reader();
     let thread = spawn(move || {
         let mut batch = table.batch();
@@ -157,7 +157,7 @@ fn split() {
             *slot = DevicePte::NONE;
         });
         batch.start(&*walkers()).wait(&*walkers());
-        (table, spares)
+        (table, prealloc)
     });
     assert_eq!(number(reader.walk(2 << 12)), Some(18));
     assert!(matches!(number(reader.walk(1 << 12)), None | Some(17)));
@@ -165,16 +165,16 @@ fn split() {
 }
 
 /// Removes page 3, and uses the freed table page for page 16 + 3.
-fn use_again(table: &mut Table<Small>, spares: &mut Prealloc<Small>, walkers: &Walkers) {
+fn use_again(table: &mut Table<Small>, prealloc: &mut Prealloc<Small>, walkers: &Walkers) {
     let mut batch = table.batch();
     table.remove_all(page(3), &mut batch, |_, _| ());
     batch.start(walkers).wait(walkers);
     let freed = table.pool.take_kept().unwrap();
     let mut only = super::list::PageList::EMPTY;
     table.pool.push(&mut only, freed);
-    core::mem::swap(&mut spares.pages, &mut only);
-    put(table, spares, page(16 + 3), 8);
-    core::mem::swap(&mut spares.pages, &mut only);
+    core::mem::swap(&mut prealloc.pages, &mut only);
+    put(table, prealloc, page(16 + 3), 8);
+    core::mem::swap(&mut prealloc.pages, &mut only);
     assert!(only.is_empty());
 }
 
@@ -182,15 +182,15 @@ fn use_again(table: &mut Table<Small>, spares: &mut Prealloc<Small>, walkers: &W
 /// latter.
 fn used_again() {
     let mut table = Table::<Small>::new().unwrap();
-    let mut spares = table.reader().spares();
-    spares.refill().unwrap();
-    put(&mut table, &mut spares, page(3), 7);
+    let mut prealloc = table.reader().prealloc();
+    prealloc.refill().unwrap();
+    put(&mut table, &mut prealloc, page(3), 7);
     let reader = table.reader();
     let locked = walkers();
     let theirs = locked.clone();
     let thread = spawn(move || {
-        use_again(&mut table, &mut spares, &theirs);
-        (table, spares)
+        use_again(&mut table, &mut prealloc, &theirs);
+        (table, prealloc)
     });
     {
         let _walks = locked.0.lock();
@@ -202,10 +202,10 @@ fn used_again() {
 /// A chunk of free table pages is freed while a walk uses another one.
 fn shrink() {
     let mut table = Table::<Small>::new().unwrap();
-    let mut spares = table.reader().spares();
-    spares.refill().unwrap();
-    put(&mut table, &mut spares, page(3), 7);
-    drop(spares);
+    let mut prealloc = table.reader().prealloc();
+    prealloc.refill().unwrap();
+    put(&mut table, &mut prealloc, page(3), 7);
+    drop(prealloc);
     let reader = table.reader();
     let pool = table.pool.clone();
     let locked = walkers();
@@ -225,22 +225,22 @@ fn shrink() {
 /// Table pages are reserved while chunks are freed.
 fn reserve_and_shrink() {
     let table = Table::<Small>::new().unwrap();
-    let mut spares = table.reader().spares();
-    spares.refill().unwrap();
-    drop(spares);
+    let mut prealloc = table.reader().prealloc();
+    prealloc.refill().unwrap();
+    drop(prealloc);
     let pool = table.pool.clone();
     let theirs = pool.clone();
     let thread = spawn(move || theirs.scan(64));
-    let mut spares = table.reader().spares();
-    spares.refill().unwrap();
+    let mut prealloc = table.reader().prealloc();
+    prealloc.refill().unwrap();
     thread.join();
     let mut table = table;
-    put(&mut table, &mut spares, page(3), 7);
+    put(&mut table, &mut prealloc, page(3), 7);
     assert_eq!(number(table.leaf(3 << 12)), Some(7));
     let mut batch = table.batch();
     table.remove_all(page(3), &mut batch, |_, _| ());
     batch.start(&*walkers()).wait(&*walkers());
-    drop(spares);
+    drop(prealloc);
     // Each page except the root is free exactly once.
     let pages = pool.pages();
     let free = (0..pages).map_while(|_| pool.take_kept()).count();
@@ -258,15 +258,15 @@ impl Device {
     /// A table with preallocated pages, and a device that walks it.
     fn new() -> (Table<Small>, Prealloc<Small>, Self) {
         let table = Table::<Small>::with(None, TableMemory::plain()).unwrap();
-        let mut spares = table.reader().spares();
-        spares.refill().unwrap();
+        let mut prealloc = table.reader().prealloc();
+        prealloc.refill().unwrap();
         let reader = table.reader();
         let tables = {
             let guard = rcu::read_lock();
             let address = |index| Some((reader.pool.address(&guard, index)?, index));
             (0..4 * super::chunk::CHUNK as u32).filter_map(address).collect()
         };
-        (table, spares, Self { reader, tables })
+        (table, prealloc, Self { reader, tables })
     }
 
     fn read(&self, index: u32, slot: usize) -> u64 {
@@ -289,10 +289,10 @@ impl Device {
 
 /// A table is written before it is linked: the device finds no entry, or the page.
 fn device_install() {
-    let (mut table, mut spares, device) = Device::new();
+    let (mut table, mut prealloc, device) = Device::new();
     let thread = spawn(move || {
-        put(&mut table, &mut spares, page(3), 7);
-        (table, spares)
+        put(&mut table, &mut prealloc, page(3), 7);
+        (table, prealloc)
     });
     let first = device.walk(3);
     assert!(matches!(first, None | Some((7, false))));
@@ -307,15 +307,15 @@ fn device_install() {
 /// A huge leaf is split, and one of its pages removed. The device finds the other pages at all
 /// times.
 fn device_split() {
-    let (mut table, mut spares, device) = Device::new();
-    put(&mut table, &mut spares, pages(0, 16), 16);
-    spares.refill().unwrap();
+    let (mut table, mut prealloc, device) = Device::new();
+    put(&mut table, &mut prealloc, pages(0, 16), 16);
+    prealloc.refill().unwrap();
     assert_eq!(device.walk(2), Some((18, false)));
     let thread = spawn(move || {
         let mut batch = table.batch();
         table.for_each(page(1), &mut batch, |_, slot| *slot = DevicePte::NONE);
         batch.start(&*walkers()).wait(&*walkers());
-        (table, spares)
+        (table, prealloc)
     });
     assert_eq!(device.walk(2).map(|found| found.0), Some(18));
     assert!(matches!(device.walk(1), None | Some((17, _))));
@@ -336,8 +336,8 @@ fn device_run_by_pass() {
 }
 
 fn device_run_by(range: PageRange) {
-    let (mut table, mut spares, device) = Device::new();
-    put(&mut table, &mut spares, pages(4, 4), 4);
+    let (mut table, mut prealloc, device) = Device::new();
+    put(&mut table, &mut prealloc, pages(4, 4), 4);
     assert_eq!(device.walk(4), Some((4, true)));
     let thread = spawn(move || {
         let mut batch = table.batch();
@@ -347,7 +347,7 @@ fn device_run_by(range: PageRange) {
             }
         });
         batch.start(&*walkers()).wait(&*walkers());
-        (table, spares)
+        (table, prealloc)
     });
     // In this order, so that the first result is the older one.
     let gone = device.walk(6).is_none();
@@ -360,13 +360,13 @@ fn device_run_by(range: PageRange) {
 /// Like `used_again`: a table page whose flush waits for the device is not reused before the
 /// device's walk has ended.
 fn device_used_again() {
-    let (mut table, mut spares, device) = Device::new();
-    put(&mut table, &mut spares, page(3), 7);
+    let (mut table, mut prealloc, device) = Device::new();
+    put(&mut table, &mut prealloc, page(3), 7);
     let locked = walkers();
     let theirs = locked.clone();
     let thread = spawn(move || {
-        use_again(&mut table, &mut spares, &theirs);
-        (table, spares)
+        use_again(&mut table, &mut prealloc, &theirs);
+        (table, prealloc)
     });
     {
         let _walks = locked.0.lock();

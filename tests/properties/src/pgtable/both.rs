@@ -31,7 +31,7 @@ pub(super) struct Both<F: Format> {
     pub(super) model: Model<F>,
     pub(super) table: Table<F>,
     pub(super) reader: TableReader<F>,
-    pub(super) spares: Prealloc<F>,
+    pub(super) prealloc: Prealloc<F>,
     pub(super) batch: Option<FlushBatch<F>>,
     pub(super) started: Vec<Started<F>>,
     /// Flushes that were started.
@@ -61,7 +61,7 @@ impl<F: Format> Both<F> {
             look,
             model: Model::new(),
             reader: table.reader(),
-            spares: table.reader().spares(),
+            prealloc: table.reader().prealloc(),
             batch: Some(table.batch()),
             tree: BTreeSet::new(),
             table,
@@ -85,15 +85,15 @@ impl<F: Format> Both<F> {
             if let Some((_, windows)) = &self.dma {
                 windows.prepare(piece).unwrap();
             }
-            if self.spares.refill().is_err() {
+            if self.prealloc.refill().is_err() {
                 // No entries can be installed.
                 continue;
             }
             let fails = self.fails(FailPoint::Install);
-            let mut none = self.table.reader().spares();
-            let spares = if starves { &mut none } else { &mut self.spares };
+            let mut none = self.table.reader().prealloc();
+            let prealloc = if starves { &mut none } else { &mut self.prealloc };
             let batch = self.batch.as_mut().unwrap();
-            let result = self.table.install(piece, spares, batch, |addr, entry| {
+            let result = self.table.install(piece, prealloc, batch, |addr, entry| {
                 *entry = f(addr / PAGE_SIZE, *entry);
             });
             let first = piece.start() / PAGE_SIZE;
@@ -242,7 +242,7 @@ impl<F: Format> Both<F> {
             }
             Op::RemoveAll(fast) => self.pass(everything(), false, fast, &|_, _| DevicePte::NONE),
             Op::Refill => {
-                if self.spares.refill().is_ok() {
+                if self.prealloc.refill().is_ok() {
                     let free = self.table.pool.free_pages();
                     let kept = self.model.kept();
                     assert!(free >= kept, "{free} pages for splits, not {kept}");
@@ -353,7 +353,7 @@ impl<F: Format> Both<F> {
         // One operation may put a page into the tree and take it out.
         assert!(detached >= self.left.len(), "table pages wait for no flush");
         assert_eq!(
-            tree.len() + detached + self.spares.pages.len() + self.table.pool.free_pages(),
+            tree.len() + detached + self.prealloc.pages.len() + self.table.pool.free_pages(),
             self.table.pool.pages(),
             "table pages in the tree, detached, reserved and free"
         );
@@ -435,7 +435,7 @@ impl<F: Format> Both<F> {
             // The root, unless nothing was ever to be installed.
             let root = self.tree().len();
             assert!(root <= 1);
-            drop(self.spares);
+            drop(self.prealloc);
             let pool = &self.table.pool;
             assert_eq!(pool.free_pages() + root, pool.pages());
             while pool.count() != 0 {

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     hardware::walk,
     mm::table_memory::{
-        told,
+        notifications,
         writes,
         TableMemory, //
     }, //
@@ -83,7 +83,7 @@ pub(super) struct Beside<F: Decode> {
 
 impl<F: Decode> Beside<F> {
     pub(super) fn new() -> Self {
-        told();
+        notifications();
         writes();
         // Narrow formats have no room for it.
         let base = if F::can_hold(DevicePte::device(1 << 30, true)) { 1 << 20 } else { 0 };
@@ -199,11 +199,13 @@ impl<F: Decode> Beside<F> {
     /// Replays the writes, and the notifications of the driver, in their order. Calls `check` for
     /// the device's memory after each write, and for the copy after each part that is copied.
     fn follow(&mut self, mut check: impl FnMut(&Self, &Device<F>)) {
-        let told = told();
+        let notifications = notifications();
         let writes = writes();
-        let mut told = told.into_iter().peekable();
+        let mut notifications = notifications.into_iter().peekable();
         for index in 0..=writes.len() {
-            while let Some((_, address, bytes)) = told.next_if(|(before, ..)| *before == index) {
+            while let Some((_, address, bytes)) =
+                notifications.next_if(|(before, ..)| *before == index)
+            {
                 let unit = unit::<F>() as u64;
                 let size = size_of::<F::Word>();
                 let (table, first) =

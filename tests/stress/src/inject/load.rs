@@ -74,9 +74,9 @@ fn those_there_work() -> Result<(), String> {
     map.fill(2);
     let mut bytes = vec![0; map.len()];
     for index in devices() {
-        let told = |error: Errno| format!("device {index}, which is there: {error}");
-        let device = Device::open(index).map_err(told)?;
-        device.read(map.addr(), &mut bytes).map_err(told)?;
+        let describe = |error: Errno| format!("device {index}, which is there: {error}");
+        let device = Device::open(index).map_err(describe)?;
+        device.read(map.addr(), &mut bytes).map_err(describe)?;
         hmm::pattern::check(2, 0, &bytes).map_err(|mismatch| mismatch.to_string())?;
     }
     Ok(())
@@ -282,21 +282,21 @@ pub fn run(tap: &mut Tap, path: &Path, driver: &str, sources: &[Source]) {
             println!("# loaded again: {:?}", modules.load_all());
         }
         let result = result.and_then(|failures| works().map(|()| failures));
-        let told = |result: Result<u64, String>| result.map(|n| format!("{n} failures"));
-        tap.result(&format!("{NAME} {source}"), told(result));
+        let describe = |result: Result<u64, String>| result.map(|n| format!("{n} failures"));
+        tap.result(&format!("{NAME} {source}"), describe(result));
         // The remaining cases test only the library, so they run with one driver.
         if modules.is_bound() {
             continue;
         }
         for what in &USES {
             let result = modules.load_all().and_then(|()| uses(modules, what, *kind));
-            tap.result(&format!("{NAME}, {}, {source}", what.name), told(result));
+            tap.result(&format!("{NAME}, {}, {source}", what.name), describe(result));
         }
         if *kind == Kind::Slab {
             let result = last_use(modules);
             let again = modules.load_all();
             let result = result.and_then(|n| again.map(|()| n));
-            tap.result(&format!("{NAME}, last use, {source}"), told(result));
+            tap.result(&format!("{NAME}, last use, {source}"), describe(result));
         }
     }
 }

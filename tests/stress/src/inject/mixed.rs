@@ -173,21 +173,21 @@ impl Failures<'_> {
             let on = self.random.one_in(2) && (lose || !LOSE.contains(&point.as_str()));
             let setting = format!("{} every", 2 + self.random.below(60));
             if on {
-                self.board.tell(point, true);
+                self.board.publish(point, true);
                 set_point(point, &setting)?;
             } else {
                 set_point(point, "0")?;
-                self.board.tell(point, false);
+                self.board.publish(point, false);
             }
         }
         for kind in &self.kinds {
             let on = *kind != Kind::Usercopy || lose;
             if on {
-                self.board.tell(kind.name(), true);
+                self.board.publish(kind.name(), true);
             }
             inject::set_percent(*kind, if on { PERCENT } else { 0 })?;
             if !on {
-                self.board.tell(kind.name(), false);
+                self.board.publish(kind.name(), false);
             }
         }
         Ok(())

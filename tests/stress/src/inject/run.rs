@@ -116,12 +116,13 @@ pub fn nothing_in_use(device: u32) -> Result<(), String> {
 /// Shrinks the device's memory until it has no chunks, so that it must grow for the next use.
 pub fn shrink(device: &Device) -> Result<(), String> {
     let deadline = Instant::now() + Duration::from_secs(20);
-    let pieces = || device.placement().map(|placement| placement.pieces).map_err(told("placement"));
+    let pieces =
+        || device.placement().map(|placement| placement.pieces).map_err(context("placement"));
     while pieces()? != 0 {
         if Instant::now() > deadline {
             return Err("idle device memory stays".into());
         }
-        std::fs::write("/proc/sys/vm/drop_caches", "2").map_err(told("drop_caches"))?;
+        std::fs::write("/proc/sys/vm/drop_caches", "2").map_err(context("drop_caches"))?;
         std::thread::sleep(Duration::from_millis(10));
     }
     // The kernel calls shrinkers several times. Let it finish, so that it does not remove the next
@@ -158,7 +159,7 @@ pub fn in_child(body: impl FnOnce() -> Result<Count, String>) -> Result<Count, S
 pub fn points_are_checked(tap: &mut Tap) {
     let outcome = || -> Result<String, String> {
         let point = "retry";
-        inject::set_point(point, "1000000 every").map_err(told("set"))?;
+        inject::set_point(point, "1000000 every").map_err(context("set"))?;
         let long = "1".repeat(65);
         for text in ["", "x", "-1", "1 always", "1 every 2", "99999999999999999999", &long] {
             match inject::set_point(point, text) {
@@ -168,8 +169,8 @@ pub fn points_are_checked(tap: &mut Tap) {
                 other => return Err(format!("'{text}': {other:?}")),
             }
         }
-        let state = inject::point_state(point).map_err(told("state"))?;
-        inject::set_point(point, "0").map_err(told("clear"))?;
+        let state = inject::point_state(point).map_err(context("state"))?;
+        inject::set_point(point, "0").map_err(context("clear"))?;
         match state.period {
             1_000_000 => Ok("settings".to_string()),
             other => Err(format!("the period is {other}")),
@@ -207,7 +208,7 @@ pub fn case(tap: &mut Tap, device: u32, case: &Case, sources: &[Source]) {
 fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, String> {
     let _kernel = match source {
         Source::Kernel(kind) | Source::AnyTask(kind) | Source::Lasting(kind) => {
-            Some(Kernel::prepare(&[*kind], 0).map_err(told("prepare"))?)
+            Some(Kernel::prepare(&[*kind], 0).map_err(context("prepare"))?)
         }
         Source::Point(_) => None,
     };
@@ -229,23 +230,23 @@ fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, Stri
 }
 
 /// Prefixes an error with the step that returned it.
-pub fn told<E: Display>(what: &str) -> impl FnOnce(E) -> String + '_ {
+pub fn context<E: Display>(what: &str) -> impl FnOnce(E) -> String + '_ {
     move |error| format!("{what}: {error}")
 }
 
 /// Runs a case while the `n`-th use of `source` fails. Returns whether the failure was injected and
 /// whether the operation returned an error.
 fn one_failure(device: u32, case: &Case, source: &Source, n: u64) -> Result<(bool, bool), String> {
-    let mut world = World::new(device, case.size).map_err(told("set-up"))?;
-    (case.prepare)(&mut world).map_err(told("prepare"))?;
-    let used = world.device.counters().map_err(told("counters"))?.device_pages_used;
+    let mut world = World::new(device, case.size).map_err(context("set-up"))?;
+    (case.prepare)(&mut world).map_err(context("prepare"))?;
+    let used = world.device.counters().map_err(context("counters"))?.device_pages_used;
     let grows = ["grow", "region"].map(|name| Source::Point(name.into()));
     if used == 0 && grows.contains(source) {
         shrink(&world.device)?;
     }
-    let armed = inject::arm(source, n).map_err(told("arm"))?;
+    let armed = inject::arm(source, n).map_err(context("arm"))?;
     let result = (case.operate)(&mut world);
-    let injected = armed.disarm().map_err(told("disarm"))?;
+    let injected = armed.disarm().map_err(context("disarm"))?;
     match result {
         Ok(()) => {}
         Err(error) if !injected => return Err(format!("without a failure: {error}")),
@@ -255,18 +256,18 @@ fn one_failure(device: u32, case: &Case, source: &Source, n: u64) -> Result<(boo
         // Every other time the CPU does not read the pages first, so the repeated call starts from
         // the state that the failure has left.
         Err(_) if n % 2 == 0 => {
-            world.check(case.contents.partly()).map_err(told("after an error"))?;
+            world.check(case.contents.partly()).map_err(context("after an error"))?;
             world.looked = true;
         }
         Err(_) => {}
     }
     if result.is_err() || injected {
-        (case.operate)(&mut world).map_err(told("again, without a failure"))?;
+        (case.operate)(&mut world).map_err(context("again, without a failure"))?;
     }
     // Before the contents, because the check may query where the pages are, and CPU reads migrate
     // them back.
-    (case.check)(&mut world).map_err(told("at the end"))?;
-    world.check(case.contents).map_err(told("at the end"))?;
+    (case.check)(&mut world).map_err(context("at the end"))?;
+    world.check(case.contents).map_err(context("at the end"))?;
     Ok((injected, result.is_err()))
 }
 

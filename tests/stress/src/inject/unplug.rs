@@ -7,9 +7,9 @@ use crate::inject::cases::{
     SMALL, //
 };
 use crate::inject::run::{
+    context,
     following,
     in_child,
-    told,
     Count,
     Tap, //
 };
@@ -39,10 +39,10 @@ const EACH: u64 = 40;
 /// Loads the driver again, so that its devices exist.
 fn load(modules: &Path) -> Result<(), String> {
     if module::is_loaded(DRIVER) {
-        module::unload(DRIVER).map_err(told("unload"))?;
+        module::unload(DRIVER).map_err(context("unload"))?;
     }
     let path = modules.join(format!("{DRIVER}.ko"));
-    module::load(&path, &module::boot_parameters(DRIVER)).map_err(told("load"))
+    module::load(&path, &module::boot_parameters(DRIVER)).map_err(context("load"))
 }
 
 /// Reads all pages by the CPU. Returns the number of pages with their old contents and the number
@@ -51,7 +51,7 @@ fn found(map: &Mapping) -> Result<(usize, usize), String> {
     let mut lost = 0;
     for page in 0..map.pages() {
         match inject::kernel_reads(map, page) {
-            Ok(bytes) => pattern::check(OLD, page, &bytes).map_err(told("contents"))?,
+            Ok(bytes) => pattern::check(OLD, page, &bytes).map_err(context("contents"))?,
             Err(Errno::EFAULT) => lost += 1,
             Err(error) => return Err(format!("page {page}: {error}")),
         }
@@ -62,22 +62,23 @@ fn found(map: &Mapping) -> Result<(usize, usize), String> {
 /// Unplugs a device while the `n`-th use of `source` fails. Returns whether the failure was
 /// injected and whether the call returned an error.
 fn one_failure(device: u32, source: &Source, n: u64) -> Result<(bool, bool), String> {
-    let device = Device::open(device).map_err(told("open"))?;
-    let map = Mapping::anon(SMALL).map_err(told("map"))?;
+    let device = Device::open(device).map_err(context("open"))?;
+    let map = Mapping::anon(SMALL).map_err(context("map"))?;
     map.fill(OLD);
-    let moved = device.migrate(map.addr(), map.pages(), Way::ToDevice).map_err(told("migrate"))?;
+    let moved =
+        device.migrate(map.addr(), map.pages(), Way::ToDevice).map_err(context("migrate"))?;
     if moved.moved != SMALL as u64 {
         return Err(format!("{} pages moved to the device", moved.moved));
     }
     let kernel = match source {
         Source::Kernel(kind) | Source::AnyTask(kind) | Source::Lasting(kind) => {
-            Some(Kernel::prepare(&[*kind], 0).map_err(told("prepare"))?)
+            Some(Kernel::prepare(&[*kind], 0).map_err(context("prepare"))?)
         }
         Source::Point(_) => None,
     };
-    let armed = inject::arm(source, n).map_err(told("arm"))?;
+    let armed = inject::arm(source, n).map_err(context("arm"))?;
     let result = device.unplug(0, 0);
-    let injected = armed.disarm().map_err(told("disarm"))?;
+    let injected = armed.disarm().map_err(context("disarm"))?;
     drop(kernel);
     let usercopy = *source == Source::Kernel(Kind::Usercopy);
     let lost = match result {
@@ -111,7 +112,7 @@ fn one_failure(device: u32, source: &Source, n: u64) -> Result<(bool, bool), Str
         }
     }
     drop(map);
-    device.close().map_err(told("close"))?;
+    device.close().map_err(context("close"))?;
     Ok((injected, result.is_err()))
 }
 

@@ -47,13 +47,13 @@ pub fn report() -> String {
     let _ = std::fs::write("/proc/sysrq-trigger", "w");
     text += &happening().unwrap_or_else(|error| format!("  no events: {error}\n"));
     // In a thread with a timeout: reading pagemap takes the mmap lock of a process that hangs.
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for process in ours {
-            let _ = tell.send(migrating(&process).unwrap_or_default());
+            let _ = sender.send(migrating(&process).unwrap_or_default());
         }
     });
-    while let Ok(pages) = told.recv_timeout(Duration::from_secs(5)) {
+    while let Ok(pages) = receiver.recv_timeout(Duration::from_secs(5)) {
         text += &pages;
     }
     text

@@ -73,7 +73,7 @@ pub const WITHOUT_MODULES: &[Test] =
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
 /// Time limit of a wait.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn hmmctl(args: &[&str]) -> Command {
     let mut command = Command::new("hmmctl");

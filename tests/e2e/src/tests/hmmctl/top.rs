@@ -104,7 +104,7 @@ pub(super) fn terminal(ctx: &Ctx) -> Outcome {
         }
     };
     let mut terminal = start()?;
-    check!(terminal.wait_for("quit", PATIENCE), "no screen: {:?}", terminal.text());
+    check!(terminal.wait_for("quit", TIMEOUT), "no screen: {:?}", terminal.text());
     let text = terminal.text().to_string();
     for word in ["hmmctl top:", "hmm-e2e", "RESIDENCY", "CPU FAULT/s", "160.0", "\x1b[?1049h"] {
         check!(text.contains(word), "no {word:?} on the screen: {text:?}");
@@ -113,7 +113,7 @@ pub(super) fn terminal(ctx: &Ctx) -> Outcome {
     gives_back(&mut terminal)?;
     // The same when a signal ends it.
     let mut terminal = start()?;
-    check!(terminal.wait_for("quit", PATIENCE), "no screen: {:?}", terminal.text());
+    check!(terminal.wait_for("quit", TIMEOUT), "no screen: {:?}", terminal.text());
     let pid = terminal.pid().to_string();
     let done = Command::new("kill").args(["-s", "TERM", &pid]).status().what("kill")?;
     check!(done.success(), "kill has failed");
@@ -122,7 +122,7 @@ pub(super) fn terminal(ctx: &Ctx) -> Outcome {
 
 /// Checks that `hmmctl` ends and restores the screen.
 fn gives_back(terminal: &mut Terminal) -> Outcome {
-    let status = terminal.ended(PATIENCE).what("wait")?.what_is("it does not end")?;
+    let status = terminal.ended(TIMEOUT).what("wait")?.what_is("it does not end")?;
     let text = terminal.text();
     let last = text.rfind("hmmctl: ").unwrap_or(text.len());
     check!(status.success(), "it ends with {status}: {:?}", &text[last..]);

@@ -154,7 +154,7 @@ pub(super) fn record(ctx: &Ctx) -> Outcome {
             .stdout(Stdio::piped())
             .spawn();
     let mut recorder = recorder.what("run hmmctl record")?;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     // The first sample is written when the command is ready.
     while !std::fs::read_to_string(&file.0).is_ok_and(|text| text.contains("\"sample\"")) {
         check!(Instant::now() < end, "it does not begin");

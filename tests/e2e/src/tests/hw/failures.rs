@@ -85,7 +85,7 @@ fn each_fails(ctx: &Ctx, source: &Source) -> Result<[u64; USES.len()], Stop> {
     let before = live()?;
     let mut counts = [0; USES.len()];
     for ((seed, (what, operate, on_device, errors)), count) in (20..).zip(USES).zip(&mut counts) {
-        let mut told = 0;
+        let mut reported = 0;
         loop {
             let device = ctx.open()?;
             let map = Mapping::anon(FEW)?;
@@ -99,7 +99,7 @@ fn each_fails(ctx: &Ctx, source: &Source) -> Result<[u64; USES.len()], Stop> {
             if let Err(error) = result {
                 check!(failed, "{what} fails without a failure: {error}");
                 check!(errors.contains(&error), "{what}, {source} {}: {error}", *count + 1);
-                told += 1;
+                reported += 1;
             }
             operate(ctx, &device, &map).what("the same again")?;
             device_sees(&device, &map, seed, "after it")?;
@@ -111,7 +111,7 @@ fn each_fails(ctx: &Ctx, source: &Source) -> Result<[u64; USES.len()], Stop> {
             }
             *count += 1;
         }
-        println!("# {what}: {source} failed {count} times, {told} reported as errors");
+        println!("# {what}: {source} failed {count} times, {reported} reported as errors");
     }
     Ok(counts)
 }

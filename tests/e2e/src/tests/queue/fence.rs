@@ -374,9 +374,9 @@ pub fn foreign(ctx: &Ctx) -> Outcome {
         let fence = device.import(&both).what("import")?;
         let write = QueueOp::engine(EngineOp::Fill, map.addr(), 8).value(7);
         let done = queue.submit(write, &[&fence]).what("submit")?;
-        let patience = Instant::now();
+        let waited = Instant::now();
         while queue.waits()?.sleeps == 0 {
-            check!(patience.elapsed() < LONG, "the queue does not wait for it");
+            check!(waited.elapsed() < LONG, "the queue does not wait for it");
             std::thread::sleep(Duration::from_millis(5));
         }
         check_eq!(queue.waits()?.on_device, 0, "waits on the device");

@@ -120,9 +120,9 @@ pub fn waits(ctx: &Ctx) -> Outcome {
     let imported = device.share(&slow).what("share")?;
     here.wait(&imported).what("wait")?;
     let end = here.submit(write(&map, 1, 2), &[]).what("submit")?;
-    let patience = Instant::now();
+    let waited = Instant::now();
     while here.waits()?.on_device == 0 || there.waits()?.sleeps == 0 {
-        check!(patience.elapsed() < Duration::from_secs(60), "the queues do not wait");
+        check!(waited.elapsed() < Duration::from_secs(60), "the queues do not wait");
         std::thread::sleep(Duration::from_millis(5));
     }
     std::thread::sleep(WHILE);
@@ -189,9 +189,9 @@ pub fn closing(ctx: &Ctx) -> Outcome {
     let long = queue
         .submit(QueueOp::engine(EngineOp::Read, map.addr(), map.len()).rounds(1 << 40), &[])
         .what("submit")?;
-    let patience = Instant::now();
+    let waited = Instant::now();
     while long.check()?.began_ns == 0 {
-        check!(patience.elapsed() < limit, "it does not begin");
+        check!(waited.elapsed() < limit, "it does not begin");
         std::thread::sleep(Duration::from_millis(5));
     }
     let late = watch.share(&long).what("share")?;

@@ -27,7 +27,7 @@ impl Board {
     }
 
     /// Records that source `name` will be set next, or was cleared. Only one process calls this.
-    pub fn tell(&self, name: &str, is_set: bool) {
+    pub fn publish(&self, name: &str, is_set: bool) {
         let index = self.names.iter().position(|other| other == name);
         let index = index.expect("a source of this board");
         let word = self.words.get(0, index);
@@ -60,11 +60,11 @@ mod tests {
         let board = Board::new(vec!["copy".into(), "space".into()]).unwrap();
         let before = board.state();
         assert!(!board.any_since(&before, &["copy", "space"]));
-        board.tell("copy", true);
+        board.publish("copy", true);
         assert!(board.any_since(&before, &["copy"]) && !board.any_since(&before, &["space"]));
         let during = board.state();
-        board.tell("copy", true);
-        board.tell("copy", false);
+        board.publish("copy", true);
+        board.publish("copy", false);
         assert!(board.any_since(&before, &["copy", "space"]));
         assert!(board.any_since(&during, &["copy"]));
         assert!(!board.any_since(&board.state(), &["copy"]));

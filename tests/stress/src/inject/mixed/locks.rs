@@ -49,9 +49,9 @@ pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
         let done = end(model, "end of a blit", &before, &fence)?.is_some();
         model.copied(to, from, pages, done);
         if let Some(event) = event {
-            let told = event.poll(super::LIMIT).and_then(|_| event.take());
-            if told != Ok(1) {
-                return Err(format!("the end of a blit is not reported: {told:?}"));
+            let signalled = event.poll(super::LIMIT).and_then(|_| event.take());
+            if signalled != Ok(1) {
+                return Err(format!("the end of a blit is not reported: {signalled:?}"));
             }
         }
     }

@@ -337,16 +337,16 @@ mod tests {
         let mut model = Model::new(1, &board).unwrap();
         let fails = |_: &Mapping| Err::<(), _>(Errno::EFAULT);
         assert!(model.attempt("read", fails).is_err());
-        board.tell("retry", true);
+        board.publish("retry", true);
         assert!(model.attempt("read", fails).is_err());
-        board.tell("copy", true);
+        board.publish("copy", true);
         assert_eq!(model.attempt("read", fails), Ok(None));
         assert_eq!(model.errors(), 1);
         // The source is set and cleared during the call.
-        board.tell("copy", false);
+        board.publish("copy", false);
         let meanwhile = |_: &Mapping| {
-            board.tell("copy", true);
-            board.tell("copy", false);
+            board.publish("copy", true);
+            board.publish("copy", false);
             Err::<(), _>(Errno::EFAULT)
         };
         assert_eq!(model.attempt("read", meanwhile), Ok(None));

@@ -49,30 +49,32 @@ pub fn end(
 }
 
 /// The notification that was requested for the end of the last operation.
-enum Told {
+enum Notification {
     Check,
     Event(hmm::Event),
     Poll,
 }
 
-fn tell(model: &mut Model, fence: &Fence<'_>) -> Result<Told, String> {
+fn request_notification(model: &mut Model, fence: &Fence<'_>) -> Result<Notification, String> {
     match model.random.below(3) {
         0 => {
             let event = model.attempt("fence notify", |_| fence.event())?;
-            Ok(event.map_or(Told::Check, Told::Event))
+            Ok(event.map_or(Notification::Check, Notification::Event))
         }
-        1 => model.insist("fence by poll", |_| fence.by_poll()).map(|()| Told::Poll),
-        _ => Ok(Told::Check),
+        1 => model.insist("fence by poll", |_| fence.by_poll()).map(|()| Notification::Poll),
+        _ => Ok(Notification::Check),
     }
 }
 
-fn was_told(device: &Device, told: &Told) -> Result<(), String> {
-    let (what, is_told) = match told {
-        Told::Check => return Ok(()),
-        Told::Event(event) => ("eventfd", event.poll(LIMIT).and_then(|_| event.take()) == Ok(1)),
-        Told::Poll => ("poll", device.poll_fences(LIMIT) == Ok(true)),
+fn is_notified(device: &Device, notification: &Notification) -> Result<(), String> {
+    let (what, notified) = match notification {
+        Notification::Check => return Ok(()),
+        Notification::Event(event) => {
+            ("eventfd", event.poll(LIMIT).and_then(|_| event.take()) == Ok(1))
+        }
+        Notification::Poll => ("poll", device.poll_fences(LIMIT) == Ok(true)),
     };
-    if is_told {
+    if notified {
         Ok(())
     } else {
         Err(format!("the end of a fence is not reported by {what}"))
@@ -128,11 +130,11 @@ fn in_a_queue(device: &Device, model: &mut Model) -> Result<(), String> {
     }
     // A submission that returned an error may have queued its operation all the same.
     let all = model.insist("queue record", |_| queue.record())?;
-    let told = tell(model, &all)?;
+    let notification = request_notification(model, &all)?;
     if let Some(gate) = &gate {
         model.insist("fence signal", |_| gate.signal(Ok(())))?;
     }
-    was_told(device, &told)?;
+    is_notified(device, &notification)?;
     // Errors of earlier operations do not change the state of the record, only the time of its end.
     let checked = model.insist("fence sync", |_| all.sync(Some(LIMIT)))?;
     if checked.state == State::NotDone {
@@ -191,7 +193,7 @@ pub fn host_fence(worker: &mut Worker<'_>) -> Result<(), String> {
         return Err(format!("a fence was signalled with {error:?}, and is {state:?}"));
     }
     match event {
-        Some(event) => was_told(device, &Told::Event(event)),
+        Some(event) => is_notified(device, &Notification::Event(event)),
         None => Ok(()),
     }
 }

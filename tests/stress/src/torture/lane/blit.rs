@@ -56,11 +56,12 @@ fn in_order(
     loop {
         // Read the dependent states first: a state that is read later may be more recent.
         let ends = after.check().map_err(text)?.state != State::NotDone;
-        let told = event.poll(Duration::ZERO).map_err(text)?;
+        let eventfd = event.poll(Duration::ZERO).map_err(text)?;
         let signalled = file.state().map_err(text)? != State::NotDone;
         let done = fence.check().map_err(text)?.state != State::NotDone;
-        if (ends || told) && !(signalled && done) {
-            let why = format!("after: {ends}, eventfd: {told}, file: {signalled}, fence: {done}");
+        if (ends || eventfd) && !(signalled && done) {
+            let why =
+                format!("after: {ends}, eventfd: {eventfd}, file: {signalled}, fence: {done}");
             return fail("blit: something ended before it did", why);
         }
         if ends {

@@ -234,9 +234,9 @@ impl Lane<'_> {
             let count =
                 |of: &[PageOutcome]| pages.iter().filter(|page| of.contains(page)).count() as u64;
             let moved = count(&[PageOutcome::Moved, PageOutcome::Switched, PageOutcome::Lost]);
-            let told = [moved, count(&[PageOutcome::Switched]), count(&[PageOutcome::Unknown])];
-            if told != [done.moved, done.switched, 0] {
-                return fail("outcomes of a migration", format!("{told:?} of {done:?}"));
+            let reported = [moved, count(&[PageOutcome::Switched]), count(&[PageOutcome::Unknown])];
+            if reported != [done.moved, done.switched, 0] {
+                return fail("outcomes of a migration", format!("{reported:?} of {done:?}"));
             }
         }
         let held = self.held_pages(at);

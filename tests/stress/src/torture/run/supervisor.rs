@@ -34,7 +34,7 @@ pub struct Supervisor<'a> {
     seen: Vec<(u64, Instant)>,
     visitors: Visitors,
     /// Time at which the progress was last printed.
-    told: Instant,
+    last_report: Instant,
 }
 
 impl<'a> Supervisor<'a> {
@@ -64,7 +64,7 @@ impl<'a> Supervisor<'a> {
             children,
             seen: vec![(0, now); script.shape.lanes()],
             visitors: Visitors::new(script.shape.seed),
-            told: now,
+            last_report: now,
         })
     }
 
@@ -89,7 +89,7 @@ impl<'a> Supervisor<'a> {
                     return Ok(failure);
                 }
             }
-            self.tell();
+            self.report();
         }
         Ok(None)
     }
@@ -134,9 +134,9 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Prints the progress every 10 seconds.
-    fn tell(&mut self) {
-        if self.options.progress && self.told.elapsed() > Duration::from_secs(10) {
-            self.told = Instant::now();
+    fn report(&mut self) {
+        if self.options.progress && self.last_report.elapsed() > Duration::from_secs(10) {
+            self.last_report = Instant::now();
             let begun = |lane| self.board.begun(lane).load(SeqCst);
             let done: u64 = (0..self.seen.len()).map(begun).sum();
             let seconds = self.begin.elapsed().as_secs_f64();

@@ -39,6 +39,10 @@ impl PageRange {
     /// # Errors
     ///
     /// * `EINVAL`: the range is empty or not page-aligned.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn new(start: usize, end: usize) -> Result<Self> {
         if start >= end || start & !PAGE_MASK != 0 || end & !PAGE_MASK != 0 {
@@ -53,6 +57,10 @@ impl PageRange {
     /// # Errors
     ///
     /// * `EINVAL`: the range is empty, is not page-aligned, or ends beyond the largest address.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn from_pages(start: usize, pages: usize) -> Result<Self> {
         let len = pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
@@ -71,18 +79,30 @@ impl PageRange {
     }
 
     /// First address.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn start(&self) -> usize {
         self.start
     }
 
     /// First address after the range.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn end(&self) -> usize {
         self.end
     }
 
     /// Number of pages, at least 1.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn pages(&self) -> usize {
         // Cannot wrap: `start < end` by the type invariant.
@@ -90,6 +110,10 @@ impl PageRange {
     }
 
     /// Returns the smallest range that contains both ranges.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn union(&self, other: &Self) -> Self {
         // INVARIANT: Both ends are ends of valid ranges, and `start` did not grow nor `end` shrink.
@@ -100,18 +124,30 @@ impl PageRange {
     }
 
     /// Returns the intersection of both ranges; `None` if it is empty.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn intersect(&self, other: &Self) -> Option<Self> {
         Self::new(self.start.max(other.start), self.end.min(other.end)).ok()
     }
 
     /// Whether `addr` is in one of the range's pages.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn contains(&self, addr: usize) -> bool {
         self.index_of(addr).is_some()
     }
 
     /// Returns the index of the page that contains `addr`; `None` if `addr` is outside the range.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn index_of(&self, addr: usize) -> Option<usize> {
         (self.start..self.end)
@@ -121,6 +157,10 @@ impl PageRange {
 
     /// Returns the address of page `index` of the range, or of the last page if `index` is too
     /// large.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn address(&self, index: usize) -> usize {
         // OVERFLOW: the sum stays below `end`.
@@ -128,6 +168,10 @@ impl PageRange {
     }
 
     /// Splits the range at multiples of [`PMD_SIZE`]. The parts are in ascending order.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn pmd_pieces(&self) -> impl Iterator<Item = PageRange> {
         self.pieces(PMD_SIZE)
     }
@@ -147,11 +191,19 @@ impl PageRange {
     }
 
     /// Returns the part of the range from the page of `addr` on; `None` if it is empty.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn from_address(&self, addr: usize) -> Option<Self> {
         Self::new(self.start.max(addr & PAGE_MASK), self.end).ok()
     }
 
     /// Whether the range is what one PMD maps.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub const fn is_pmd(&self) -> bool {
         self.start & (PMD_SIZE - 1) == 0 && self.pages() == PMD_PAGES
     }

@@ -387,7 +387,11 @@ impl BarTables {
     }
 
     /// Reads the word at the device address `address`, a multiple of 8, for software that emulates
-    /// a walker. Returns `None` beyond the end, or if the memory was released. Context: any.
+    /// a walker. Returns `None` beyond the end, or if the memory was released.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn read(&self, address: u64) -> Option<u64> {
         self.region().read(address)
     }

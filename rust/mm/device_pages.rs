@@ -120,6 +120,10 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
     ///
     /// After `Ok` the CPU retries the access.
     ///
+    /// # Errors
+    ///
+    /// - [`FaultError`]: the page was not migrated. It selects what the CPU does.
+    ///
     /// # Context
     ///
     /// The mmap lock is held for reading and the page is locked. May sleep, but must not wait for
@@ -230,6 +234,10 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// - The errors of [`Self::new`].
     /// - `EINVAL`: the memories of the owner would have more than [`MAX_PAGES`] in total.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn of_owner(
         owner: Option<Arc<Owner>>,
         kind: MemoryKind,
@@ -277,16 +285,28 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Returns the data of the callbacks.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn data(&self) -> &T {
         &self.data
     }
 
     /// Returns the type of the memory.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn kind(&self) -> MemoryKind {
         self.kind
     }
 
     /// Returns the owner of the device: `dev_pagemap.owner`, which the memories of a device share.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn owner(&self) -> PgmapOwner {
         self.owner.name()
     }
@@ -334,11 +354,19 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Returns the number of pages in use.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
     /// Returns the number of pages that were added and are not withdrawn.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn total(&self) -> usize {
         // Skips chunks that are not added, whose pages are all withdrawn.
         let partly = self
@@ -349,6 +377,10 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Returns the maximum number of pages.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn limit(&self) -> usize {
         self.max_pages
     }
@@ -375,12 +407,20 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Returns the number of pages in use in the block of 512 pages that begins at `number`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn used_in_block(&self, number: usize) -> usize {
         self.chunk(number)
             .map_or(0, |chunk| chunk.free.used_in_block(number % CHUNK_PAGES))
     }
 
     /// Returns the device page number of page frame `pfn`, if it belongs to this memory.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts. May take a spinlock.
     #[inline]
     pub fn lookup(&self, pfn: usize) -> Option<usize> {
         // Fast path: most lookups are for system pages.
@@ -428,11 +468,19 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// Returns the page frame number of device page `number`, if its chunk is added. If the page is
     /// not in use, the chunk may be removed concurrently.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn pfn(&self, number: usize) -> Option<usize> {
         Some(self.chunk(number)?.base()? + number % CHUNK_PAGES)
     }
 
     /// Returns the blocks of 512 device pages that have pages in use.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn used_blocks(&self) -> impl Iterator<Item = DeviceRange> + Clone + '_ {
         let used = self.chunks().filter(|chunk| chunk.free.used() != 0);
         used.flat_map(|chunk| {

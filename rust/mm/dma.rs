@@ -105,7 +105,11 @@ static PAGES_MAPPED: Atomic<u64> = Atomic::new(0);
 static PAGES_UNMAPPED: Atomic<u64> = Atomic::new(0);
 
 /// Returns the numbers of pages that were mapped for DMA and unmapped, for all devices since the
-/// module was loaded. Callable from any context.
+/// module was loaded.
+///
+/// # Context
+///
+/// Any.
 // Not inlined: the counters are those of this module, whichever module calls this.
 #[inline(never)]
 pub fn totals() -> (u64, u64) {
@@ -373,16 +377,28 @@ impl DmaDevice {
     }
 
     /// Returns the number of pages that were mapped since the device was created.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn mapped(&self) -> u64 {
         self.mapped.load(Relaxed)
     }
 
     /// Returns the number of pages that were unmapped since the device was created.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn unmapped(&self) -> u64 {
         self.unmapped.load(Acquire)
     }
 
     /// Returns the number of pages that are mapped now.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn live(&self) -> u64 {
         let unmapped = self.unmapped();
         self.mapped().saturating_sub(unmapped)
@@ -390,6 +406,10 @@ impl DmaDevice {
 
     /// Whether device and CPU observe each other's writes without explicit synchronization: the
     /// device is DMA-coherent, and its DMA is not bounced.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_coherent(&self) -> bool {
         self.coherent
     }

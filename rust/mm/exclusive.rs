@@ -73,6 +73,10 @@ impl<'a> ExclusivePage<'a> {
     }
 
     /// Returns the page frame number.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn pfn(&self) -> usize {
         self.pfn
     }

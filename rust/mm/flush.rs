@@ -11,10 +11,18 @@ pub trait Flusher {
     type Pending: Send;
 
     /// Starts a flush of all translations of `range`.
+    ///
+    /// # Context
+    ///
+    /// The table lock may be held. Must not allocate with reclaim.
     fn start(&self, range: PageRange) -> Self::Pending;
 
     /// Waits until no flushed translation is in use, and until all walks that had begun before the
     /// flush have ended.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::start`].
     fn wait(&self, pending: Self::Pending);
 }
 

@@ -33,6 +33,10 @@ mod dirty;
 pub(crate) use dirty::DirtyBatch;
 
 /// Returns whether page frame `pfn` is the zero page.
+///
+/// # Context
+///
+/// Any.
 pub fn is_zero_pfn(pfn: usize) -> bool {
     // SAFETY: Compares numbers only.
     unsafe { bindings::rust_hmm_pfn_is_zero(pfn) }
@@ -64,6 +68,10 @@ impl<'a> CpuPages<'a> {
     }
 
     /// Returns the number of pages.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -126,6 +134,10 @@ impl<'a> CpuPages<'a> {
     /// # Errors
     ///
     /// - `EINVAL`: the bytes extend beyond the pages.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
         let len = dst.len();
         self.for_each_part(offset, len, |pfn, at, part| {
@@ -158,6 +170,10 @@ impl<'a> CpuPagesMut<'a> {
     /// # Errors
     ///
     /// - `EINVAL`: the bytes extend beyond the pages.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn write(&self, offset: usize, src: &[u8]) -> Result {
         self.0.for_each_part(offset, src.len(), |pfn, at, part| {
             if let Some(src) = src.get(part) {
@@ -173,6 +189,10 @@ impl<'a> CpuPagesMut<'a> {
     /// # Errors
     ///
     /// - `EINVAL`: the numbers of pages differ.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn copy_from(&self, src: &CpuPages<'_>) -> Result {
         if src.count != self.0.count {
             return Err(EINVAL);
@@ -189,6 +209,10 @@ impl<'a> CpuPagesMut<'a> {
     /// # Errors
     ///
     /// - `EINVAL`: `offset` is not a multiple of 8, or beyond the pages.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
         if offset % size_of::<u64>() != 0 || offset >= self.0.bytes() {
             return Err(EINVAL);
@@ -200,6 +224,10 @@ impl<'a> CpuPagesMut<'a> {
     }
 
     /// Fills the pages with zeros.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn clear(&self) {
         // SAFETY: The frames are alive, addressable and writable by the type invariant.
         unsafe { bindings::rust_hmm_clear_pages(self.0.first, self.0.count) };
@@ -287,6 +315,10 @@ impl LockedFolio {
     }
 
     /// Returns the order of the folio.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn order(&self) -> u32 {
         self.order
     }
@@ -339,11 +371,19 @@ impl SharedBytes {
     }
 
     /// Returns the number of bytes.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns whether the buffer has no bytes.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -360,6 +400,10 @@ impl SharedBytes {
     /// # Errors
     ///
     /// - `EINVAL`: the bytes extend beyond the buffer.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
         let src = self.pointer(offset, dst.len())?;
         // SAFETY: `pointer` has checked that the bytes lie within the buffer.
@@ -372,6 +416,10 @@ impl SharedBytes {
     /// # Errors
     ///
     /// - `EINVAL`: the bytes extend beyond the buffer.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn write(&self, offset: usize, src: &[u8]) -> Result {
         let dst = self.pointer(offset, src.len())?;
         // SAFETY: `pointer` has checked that the bytes lie within the buffer.
@@ -385,6 +433,10 @@ impl SharedBytes {
     /// # Errors
     ///
     /// - `EINVAL`: `offset` is not a multiple of 8, or beyond the buffer.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
         let at = self.pointer(offset, size_of::<u64>())?;
         if !at.cast::<u64>().is_aligned() {
@@ -399,6 +451,10 @@ impl SharedBytes {
     /// # Errors
     ///
     /// - `EINVAL`: the bytes extend beyond the buffer.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn load(&self, offset: usize, pages: &CpuPages<'_>) -> Result {
         let mut dst = self.pointer(offset, pages.bytes())?;
         for pfn in pages.frames() {
@@ -415,6 +471,10 @@ impl SharedBytes {
     /// # Errors
     ///
     /// - `EINVAL`: the bytes extend beyond the buffer.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn store(&self, offset: usize, pages: &CpuPagesMut<'_>) -> Result {
         let mut src = self.pointer(offset, pages.bytes())?;
         for pfn in pages.frames() {
@@ -431,6 +491,10 @@ impl SharedBytes {
     /// # Errors
     ///
     /// - `EINVAL`: the bytes extend beyond either buffer, or `other` is this buffer.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn copy_from(&self, offset: usize, other: &Self, from: usize, len: usize) -> Result {
         if core::ptr::eq(self, other) {
             return Err(EINVAL);
@@ -447,6 +511,10 @@ impl SharedBytes {
     /// # Errors
     ///
     /// - `EINVAL`: the bytes extend beyond the buffer.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Does not sleep.
     pub fn clear(&self, offset: usize, len: usize) -> Result {
         let dst = self.pointer(offset, len)?;
         // SAFETY: `pointer` has checked that the bytes lie within the buffer.

@@ -127,6 +127,10 @@ pub struct MigrateEntry {
 
 impl MigrateEntry {
     /// Returns the order of the destination folio that the entry requires.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn order(&self) -> u32 {
         if self.pages == 1 {
             0
@@ -246,7 +250,11 @@ impl<'a> Isolated<'a> {
     ///
     /// # Errors
     ///
-    /// Returns the error of `isolate`; the readers are then dropped.
+    /// - Those of `isolate`; the readers are then dropped.
+    ///
+    /// # Context
+    ///
+    /// As for `isolate`.
     pub fn read_by<R>(
         readers: R,
         isolate: impl FnOnce() -> Result<Self>,
@@ -258,6 +266,10 @@ impl<'a> Isolated<'a> {
 
 impl<'a, R> Isolated<'a, R> {
     /// Returns the entries that can migrate.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     #[inline]
     pub fn entries(&self) -> impl Iterator<Item = MigrateEntry> + '_ {
         self.pages.0.entries()
@@ -286,6 +298,10 @@ impl<'a, R> Isolated<'a, R> {
     }
 
     /// Returns the first entry at or after page `index` of the range.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     #[inline]
     pub fn entry_from(&self, index: usize) -> Option<MigrateEntry> {
         self.pages.0.entry_from(index)
@@ -323,6 +339,10 @@ impl<'a, R> Isolated<'a, R> {
     ///
     /// A destination whose order differs from that of the entry is dropped. A new destination
     /// counts as not filled until the contents of its entry were copied to it.
+    ///
+    /// # Context
+    ///
+    /// As for `choose`. The mmap lock is held and the pages are locked, as the lifetime ensures.
     pub fn fill(&mut self, mut choose: impl FnMut(&MigrateEntry) -> Option<LockedFolio>) {
         let mut index = 0;
         while index < self.pages.0.pages {
@@ -350,6 +370,10 @@ impl<'a, R> Isolated<'a, R> {
 
     /// Returns the source pages of the entry at `index`; `None` for a hole and for memory that the
     /// CPU cannot address.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     #[inline]
     pub fn source(&self, index: usize) -> Option<CpuPages<'_>> {
         let entry = self.pages.0.entry(index)?;
@@ -366,6 +390,10 @@ impl<'a, R> Isolated<'a, R> {
 
     /// Returns the destination pages of the entry at `index`; `None` if it has no destination, and
     /// for memory that the CPU cannot address.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     #[inline]
     pub fn destination(&self, index: usize) -> Option<CpuPagesMut<'_>> {
         let entry = self.pages.0.entry(index)?;
@@ -393,6 +421,10 @@ impl<'a, R> Isolated<'a, R> {
     }
 
     /// Frees the destination of the entry at `index`, which could not be filled.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     pub fn skip(&mut self, index: usize) {
         self.pages.0.skip(index);
     }
@@ -401,6 +433,10 @@ impl<'a, R> Isolated<'a, R> {
 impl<'a, R: MigrationReader> Isolated<'a, R> {
     /// Migrates the entries whose destination was filled. CPU faults on them still wait.
     /// Destinations that were not filled are freed.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Calls notifiers: no lock that a notifier takes may be held.
     pub fn migrate(self) -> Migrated<'a, R> {
         let mut inner = self.pages.into_inner();
         inner.abandon_unfilled();

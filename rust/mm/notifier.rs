@@ -83,6 +83,10 @@ impl NotifierEvent {
     }
 
     /// Returns whether the event removes write access only, so that device PTEs may stay readable.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn keeps_reads(self) -> bool {
         matches!(self, Self::ProtectionPage | Self::SoftDirty)
     }
@@ -106,6 +110,10 @@ pub struct NotifierRange<'a> {
 impl NotifierRange<'_> {
     /// Returns a number of the event. It is the same for all notifiers that the event is delivered
     /// to. Two events rarely have the same number, but they can.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn number(&self) -> usize {
         let (call, seq) = self.call;
         call.wrapping_add(seq.rotate_left(48))
@@ -117,6 +125,10 @@ impl NotifierRange<'_> {
     }
 
     /// Returns whether the event was caused by the migration or exclusive access of `owner`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_from(&self, owner: impl Into<EventOwner>) -> bool {
         matches!(
             self.reason,
@@ -185,9 +197,17 @@ pub trait NotifierTable<S: NotifierOps> {
     type Protected;
 
     /// Returns the lock.
+    ///
+    /// # Context
+    ///
+    /// May be called with the mmap lock or folio locks held. Must not sleep.
     fn mutex(&self) -> &Mutex<Self::Protected>;
 
     /// Returns whether `subscriber` takes that lock at each event that begins from now on.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::mutex`].
     fn is_notified_by(&self, subscriber: &S) -> bool;
 }
 
@@ -279,12 +299,20 @@ impl<S: NotifierOps> IntervalNotifier<S> {
     }
 
     /// Returns the subscriber.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn subscriber(&self) -> &S {
         &self.subscriber
     }
 
     /// Returns the range of addresses whose events are delivered.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn range(&self) -> PageRange {
         self.range
     }

@@ -19,6 +19,10 @@ impl PageSet {
     pub const EMPTY: Self = Self([0; SET_WORDS]);
 
     /// Whether page `page` is in the set.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn has(&self, page: usize) -> bool {
         self.0
@@ -27,11 +31,19 @@ impl PageSet {
     }
 
     /// Whether the set is empty.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_empty(&self) -> bool {
         *self == Self::EMPTY
     }
 
     /// Adds one page. A page beyond the block is ignored.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn insert(&mut self, page: usize) {
         if let Some(word) = self.0.get_mut(page / WORD_BITS) {
@@ -67,11 +79,19 @@ impl PageSet {
     }
 
     /// Adds a range of pages. Pages beyond the block are ignored.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn add(&mut self, pages: Range<usize>) {
         self.each(pages, |word, bits| *word |= bits);
     }
 
     /// Removes a range of pages.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn remove(&mut self, pages: Range<usize>) {
         self.each(pages, |word, bits| *word &= !bits);
     }
@@ -91,6 +111,10 @@ impl PageSet {
     }
 
     /// Returns the number of pages of `pages` that are in the set.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn count(&self, pages: Range<usize>) -> usize {
         let mut copy = *self;
         let mut count = 0;
@@ -101,6 +125,10 @@ impl PageSet {
     }
 
     /// Returns the first run of pages in the set within `from..end`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn run(&self, from: usize, end: usize) -> Option<Range<usize>> {
         let is_in = |page: usize| {
             let word = self.0.get(page / WORD_BITS).copied().unwrap_or(0);

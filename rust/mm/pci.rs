@@ -184,12 +184,20 @@ impl PciMemory {
     }
 
     /// Returns the size of the memory in bytes.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn size(&self) -> u64 {
         self.size
     }
 
     /// Returns the distance of `client` from the memory on the bus; `None` if `client` must not
-    /// access it, because the bus does not route such transactions. May sleep.
+    /// access it, because the bus does not route such transactions.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn distance(&self, client: &DmaDevice) -> Option<u32> {
         let _open = client.begin().ok()?;
         // SAFETY: We have a reference of the function, and `_open` keeps `client` registered.
@@ -338,6 +346,10 @@ impl PeerMemory {
 
     /// Returns the address by which the device accesses the `bytes` bytes at `at`; `None` if they
     /// exceed the memory, or if it was released.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn address(&self, at: DeviceAddress, bytes: u64) -> Option<PeerAddress> {
         let end = at.raw().checked_add(bytes)?;
         let mapped = &self.0.mapped;
@@ -346,6 +358,10 @@ impl PeerMemory {
     }
 
     /// Whether this maps `memory`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_of(&self, memory: &Arc<PciMemory>) -> bool {
         Arc::ptr_eq(&self.0.memory, memory)
     }
@@ -362,7 +378,11 @@ impl Drop for PeerMapping {
 
 /// Handler of a device interrupt.
 pub trait IrqHandler: Send + Sync + 'static {
-    /// Called when the device raises the interrupt, in interrupt context.
+    /// Called when the device raises the interrupt.
+    ///
+    /// # Context
+    ///
+    /// Hard interrupt. Must not sleep.
     fn handle_irq(&self);
 }
 

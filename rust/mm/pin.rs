@@ -126,6 +126,10 @@ impl PinnedPages {
     }
 
     /// Number of pages.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn count(&self) -> usize {
         self.0.len()
     }
@@ -138,6 +142,10 @@ impl PinnedPages {
     }
 
     /// Returns page `index` for reading and writing.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn page(&self, index: usize) -> Option<CpuPagesMut<'_>> {
         let pfn = self.pfn(index)?;
         // SAFETY: The page is system memory and is pinned for writing as long as `self` is
@@ -146,6 +154,10 @@ impl PinnedPages {
     }
 
     /// Whether these are consecutive pages of `other`, beginning with page `first`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_part_of(&self, other: &Self, first: usize) -> bool {
         let theirs = other.0.get(first..first.saturating_add(self.0.len()));
         theirs == Some(self.0.as_slice())

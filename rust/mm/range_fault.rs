@@ -94,30 +94,50 @@ impl HmmPfn {
     const ORDER_SHIFT: u32 = bindings::hmm_pfn_flags_HMM_PFN_ORDER_SHIFT as u32;
 
     /// Returns whether a page is present. If not, a fault may make one present.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn is_valid(self) -> bool {
         self.0 & Self::VALID != 0
     }
 
     /// Returns whether the page may be written.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn is_writable(self) -> bool {
         self.0 & Self::WRITE != 0
     }
 
     /// Returns whether the page is inaccessible: not mapped, no access rights, special or poisoned.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn is_error(self) -> bool {
         self.0 & Self::ERROR != 0
     }
 
     /// Returns the order of the CPU's mapping: 0 for a PTE, [`PMD_ORDER`] for a huge page.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn map_order(self) -> u32 {
         ((self.0 >> Self::ORDER_SHIFT) & 0x1f) as u32
     }
 
     /// Returns the page frame number.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn pfn(self) -> usize {
         self.0 & Self::PFN
@@ -205,6 +225,10 @@ impl AddressSpace {
     /// # Errors
     ///
     /// - `EFAULT`: the process has exited, so that the address space is torn down.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn new(mm: &Mm) -> Result<Self> {
         if fails(FailPoint::Space) {
             return Err(EFAULT);
@@ -235,6 +259,14 @@ impl AddressSpace {
     }
 
     /// Takes the mmap lock; see [`MmapGuard::lock`].
+    ///
+    /// # Errors
+    ///
+    /// - Those of [`MmapGuard::lock`].
+    ///
+    /// # Context
+    ///
+    /// As for [`MmapGuard::lock`].
     pub fn mmap_lock(&self) -> Result<MmapGuard<'_>> {
         MmapGuard::lock(&self.mm)
     }
@@ -459,6 +491,10 @@ impl<T: Unpin> Validated<'_, T> {
     }
 
     /// Returns the data that the lock protects, the range, and the entry of each page of the range.
+    ///
+    /// # Context
+    ///
+    /// Any. `self` holds the table lock.
     pub fn parts(&mut self) -> (&mut T, PageRange, impl Iterator<Item = HmmPfn> + '_) {
         let first = self.pfns.first().map_or(HmmPfn(0), |raw| HmmPfn(*raw));
         // The range lies in one PMD: if the first page belongs to a huge page, all pages do.

@@ -66,6 +66,10 @@ pub enum Wait {
 
 impl RangeMap {
     /// Creates an empty map.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn new() -> impl PinInit<Self> {
         // INVARIANT: The helper initializes the tree.
         pin_init!(Self {
@@ -112,6 +116,10 @@ impl RangeMap {
     }
 
     /// Returns the first range with a value that overlaps `from..=to`.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts. Takes the map's spinlock.
     pub fn find(&self, from: usize, to: usize) -> Option<RangeEntry> {
         if from > to {
             return None;
@@ -128,6 +136,10 @@ impl RangeMap {
 
     /// Returns the value at `number`, and a range around `number` in which all indices have this
     /// value, or none has a value. The range extends at least to the next stored range.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts. Takes the map's spinlock.
     pub fn at(&self, number: usize) -> (RangeInclusive<usize>, Option<NonZeroU64>) {
         let mut first = 0;
         let mut last = 0;
@@ -137,7 +149,11 @@ impl RangeMap {
         (first..=last, NonZeroU64::new(value as u64))
     }
 
-    /// Removes all ranges. Does not sleep.
+    /// Removes all ranges.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts. Takes the map's spinlock.
     pub fn clear(&self) {
         // SAFETY: The tree is initialized by the type invariant.
         unsafe { bindings::rust_hmm_ranges_clear(self.tree.get()) };

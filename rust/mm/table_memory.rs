@@ -131,11 +131,19 @@ impl TableMemory {
     }
 
     /// Returns table memory for a device without a hardware walker; no tables are allocated.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub const fn none() -> Self {
         Self::of(TableMemoryKind::None)
     }
 
     /// Returns table memory in kernel pages, with physical addresses.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub const fn plain() -> Self {
         Self::of(TableMemoryKind::Plain)
     }
@@ -145,6 +153,10 @@ impl TableMemory {
     /// The memory is freed when the device is closed, for example because its driver is unbound.
     /// After that, changes of the page table are not visible to the device. The driver must stop
     /// the walker before.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn coherent(device: &Arc<DmaDevice>) -> Self {
         Self::of(TableMemoryKind::Coherent(device.clone()))
     }
@@ -154,6 +166,10 @@ impl TableMemory {
     /// The memory is unmapped when it is released, for example because the driver is unbound. After
     /// that, changes of the page table are not visible to the device. The driver must stop the
     /// walker before.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[cfg(CONFIG_PCI)]
     pub fn in_bar(tables: &Arc<BarTables>) -> Self {
         Self::of(TableMemoryKind::Bar(tables.clone()))
@@ -180,6 +196,10 @@ impl TableMemory {
     }
 
     /// Sets the callbacks to be called after each write and before each flush.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn with_writes(mut self, writes: Arc<dyn TableWrites>) -> Self {
         self.writes = Some(writes);
         self
@@ -187,6 +207,10 @@ impl TableMemory {
 
     /// Sets the address at which the walker finds the device's own memory, a multiple of 2 MiB. The
     /// default is 0: entries then contain device page numbers.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn with_device_pages_at(mut self, address: u64) -> Self {
         self.device_pages = address;
         self

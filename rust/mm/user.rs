@@ -38,17 +38,29 @@ pub struct UserSpan {
 
 impl UserSpan {
     /// Creates a span of `len` bytes from `addr` on.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn new(addr: usize, len: usize) -> Self {
         Self { addr, len }
     }
 
     /// Returns the number of bytes.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns whether the span is empty.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -58,6 +70,10 @@ impl UserSpan {
     /// # Errors
     ///
     /// - `EINVAL`: the bytes extend beyond the span.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn part(&self, at: usize, len: usize) -> Result<Self> {
         if at.checked_add(len).ok_or(EINVAL)? > self.len {

@@ -35,6 +35,10 @@ use kernel::{
 
 /// Whether a fatal signal is pending for the current task, which should return to user mode soon
 /// then.
+///
+/// # Context
+///
+/// Task context.
 pub fn fatal_signal_pending() -> bool {
     // SAFETY: The helper has no preconditions.
     fails(FailPoint::Killed) || unsafe { bindings::rust_hmm_fatal_signal_pending() }
@@ -127,6 +131,10 @@ impl<'a> MmapGuard<'a> {
     }
 
     /// Returns the VMA that contains `addr`.
+    ///
+    /// # Context
+    ///
+    /// The guard holds the mmap lock. Does not sleep.
     pub fn vma_lookup(&self, addr: usize) -> Option<Vma<'_>> {
         // SAFETY: The mmap lock is held by the type invariant.
         let vma = unsafe { bindings::rust_hmm_vma_lookup(self.mm.as_raw(), addr) };
@@ -160,6 +168,10 @@ impl<'a> MmapGuard<'a> {
 
     /// Returns the first VMA that ends after `from`, has anonymous pages, and contains the page
     /// with anonymous offset `offset`. See [`Vma::offset`].
+    ///
+    /// # Context
+    ///
+    /// The guard holds the mmap lock. Does not sleep.
     pub fn vma_of_offset(&self, from: usize, offset: usize) -> Option<Vma<'_>> {
         // SAFETY: The mmap lock is held by the type invariant.
         let vma = unsafe { bindings::rust_hmm_vma_of_offset(self.mm.as_raw(), from, offset) };
@@ -247,6 +259,10 @@ impl<'a> Vma<'a> {
     /// which identifies anonymous pages independent of their address: `mremap()` does not change
     /// it. Initially it is derived from the address. Before Linux 7.3, a private file mapping has
     /// the offset in the file instead.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held, as the lifetime ensures. Does not sleep.
     pub fn offset(&self) -> usize {
         // SAFETY: The VMA is valid for `'a`.
         unsafe { bindings::rust_hmm_vma_anon_offset(self.0.as_ptr()) }
@@ -254,12 +270,20 @@ impl<'a> Vma<'a> {
 
     /// Returns a number that identifies the `anon_vma`; 0 if the VMA never had anonymous pages.
     /// `mremap()` does not change it.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held, as the lifetime ensures. Does not sleep.
     pub fn anon(&self) -> usize {
         // SAFETY: The VMA is valid for `'a`.
         unsafe { bindings::rust_hmm_vma_anon(self.0.as_ptr()) }
     }
 
     /// Whether the VMA is anonymous and private.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held, as the lifetime ensures. Does not sleep.
     pub fn is_anonymous(&self) -> bool {
         // SAFETY: The VMA is valid for `'a`.
         unsafe { bindings::rust_hmm_vma_is_anonymous(self.0.as_ptr()) }

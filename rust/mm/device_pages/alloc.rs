@@ -109,6 +109,10 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// As [`Self::alloc`], but allocates the folio that begins at device page `number`, if it is
     /// free.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::alloc`].
     pub fn alloc_at(&self, number: usize, order: u32) -> Option<LockedFolio> {
         if fails(FailPoint::DevicePage) {
             return None;
@@ -121,6 +125,10 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Withdraws the pages of `range`: free pages now, and pages in use when they are freed.
     /// Returns the number of pages that are not withdrawn yet, which includes the pages of chunks
     /// that are not added.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes the mutex under which chunks are added.
     pub fn offline(&self, range: DeviceRange) -> usize {
         // Excludes a concurrent addition of a chunk, which would restore its pages.
         let _adding = self.adding.lock();
@@ -137,6 +145,10 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Reverts [`Self::offline`] for the pages of `range`.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes the mutex under which chunks are added.
     pub fn online(&self, range: DeviceRange) {
         let _adding = self.adding.lock();
         self.for_each_part(range, |chunk, first, count| {

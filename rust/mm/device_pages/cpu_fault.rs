@@ -49,18 +49,30 @@ impl<'a> CpuFault<'a> {
     }
 
     /// Returns the VMA of the fault.
+    ///
+    /// # Context
+    ///
+    /// The CPU fault is being handled, with the mmap lock held for reading. Does not sleep.
     pub fn vma(&self) -> Vma<'a> {
         // SAFETY: `vmf` is being handled for `'a` by the type invariant.
         unsafe { Vma::from_raw(bindings::rust_hmm_vmf_vma(self.vmf)) }
     }
 
     /// Returns the page-aligned address of the fault.
+    ///
+    /// # Context
+    ///
+    /// The CPU fault is being handled, with the mmap lock held for reading. Does not sleep.
     pub fn address(&self) -> usize {
         // SAFETY: `vmf` is being handled for `'a` by the type invariant.
         (unsafe { bindings::rust_hmm_vmf_address(self.vmf) }) & PAGE_MASK
     }
 
     /// Whether the fault is on a PMD entry, which maps 2 MiB.
+    ///
+    /// # Context
+    ///
+    /// The CPU fault is being handled, with the mmap lock held for reading. Does not sleep.
     pub fn is_huge(&self) -> bool {
         // SAFETY: `vmf` is being handled for `'a` by the type invariant.
         !unsafe { bindings::rust_hmm_vmf_is_pte(self.vmf) }
@@ -73,6 +85,10 @@ impl<'a> CpuFault<'a> {
     /// (`fault_folio`, 7.2 and 7.3). It would therefore migrate that page without its lock, and
     /// unlock a folio that is not locked, which remains locked for ever. Callers must not isolate
     /// more than the faulting page before the folio is split.
+    ///
+    /// # Context
+    ///
+    /// The CPU fault is being handled, with the mmap lock held for reading. Does not sleep.
     pub fn is_large_folio_subpage(&self) -> bool {
         // SAFETY: `vmf` is being handled for `'a` by the type invariant.
         !self.is_huge() && unsafe { bindings::rust_hmm_vmf_folio_is_large(self.vmf) }
@@ -81,6 +97,10 @@ impl<'a> CpuFault<'a> {
     /// Whether the faulting task can release the mmap lock and repeat the fault. Other callers of
     /// `handle_mm_fault()`, for example `ptrace`, hold the mmap lock until they have the page.
     /// `hmm_range_fault()` does so, too, unless its notifier is invalidated.
+    ///
+    /// # Context
+    ///
+    /// The CPU fault is being handled, with the mmap lock held for reading. Does not sleep.
     pub fn can_retry(&self) -> bool {
         // SAFETY: `vmf` is being handled for `'a` by the type invariant.
         unsafe { bindings::rust_hmm_vmf_can_retry(self.vmf) }
@@ -88,12 +108,20 @@ impl<'a> CpuFault<'a> {
 
     /// Whether the fault was taken in user mode. After the fault the task returns to user mode and
     /// executes the instruction again.
+    ///
+    /// # Context
+    ///
+    /// The CPU fault is being handled, with the mmap lock held for reading. Does not sleep.
     pub fn is_user(&self) -> bool {
         // SAFETY: `vmf` is being handled for `'a` by the type invariant.
         unsafe { bindings::rust_hmm_vmf_is_user(self.vmf) }
     }
 
     /// Returns the pfn of the faulting page, or of the first page of a huge page.
+    ///
+    /// # Context
+    ///
+    /// The CPU fault is being handled, with the mmap lock held for reading. Does not sleep.
     pub fn pfn(&self) -> usize {
         // SAFETY: `vmf` is being handled for `'a` by the type invariant.
         unsafe { bindings::rust_hmm_page_pfn(self.page()) }

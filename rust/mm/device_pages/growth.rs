@@ -168,6 +168,10 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Returns the number of present chunks, and how many of them have no page in use.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn idle_chunks(&self) -> (usize, usize) {
         let there = self.there.load(Relaxed).div_ceil(CHUNK_PAGES);
         (there, self.idle().count())

@@ -98,6 +98,10 @@ type PageBits = [usize; PMD_PAGES / usize::BITS as usize];
 impl<T: DevicePageOps> DevicePages<T> {
     /// Whether a huge folio that is in use begins at device page `number`. It may be freed or split
     /// concurrently.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_huge(&self, number: usize) -> bool {
         let Some(frame_guard) = self.frame_guard(number) else {
             return false;

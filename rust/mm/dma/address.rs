@@ -19,12 +19,20 @@ macro_rules! address {
             }
 
             /// Returns the address in bytes, as it is programmed into the device.
+            ///
+            /// # Context
+            ///
+            /// Any.
             pub const fn raw(self) -> u64 {
                 self.0
             }
 
             /// Returns the address `bytes` bytes further. The caller ensures that the memory
             /// extends that far.
+            ///
+            /// # Context
+            ///
+            /// Any.
             pub const fn plus(self, bytes: u64) -> Self {
                 Self(self.0.wrapping_add(bytes))
             }

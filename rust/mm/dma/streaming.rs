@@ -266,18 +266,26 @@ impl DmaBuffer {
         })
     }
 
-    /// Returns the DMA address of byte `at`; `None` beyond the end. Callable from any context.
+    /// Returns the DMA address of byte `at`; `None` beyond the end.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn address(&self, at: usize) -> Option<DmaAddress> {
         // CAST: Both have 64 bits.
         (at < self.bytes).then(|| self.address.plus(at as u64))
     }
 
-    /// Reads from byte `at` on. Callable from any context.
+    /// Reads from byte `at` on.
     ///
     /// # Errors
     ///
     /// * `EINVAL`: the range exceeds the buffer.
     /// * `ENODEV`: the device is closed.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn read(&self, at: usize, to: &mut [u8]) -> Result {
         let memory = self.owned.shared.memory.try_access().ok_or(ENODEV)?;
         let from = memory.at(at, to.len())?;
@@ -293,12 +301,16 @@ impl DmaBuffer {
         Ok(())
     }
 
-    /// Writes from byte `at` on. Callable from any context.
+    /// Writes from byte `at` on.
     ///
     /// # Errors
     ///
     /// * `EINVAL`: the range exceeds the buffer.
     /// * `ENODEV`: the device is closed.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn write(&self, at: usize, from: &[u8]) -> Result {
         let memory = self.owned.shared.memory.try_access().ok_or(ENODEV)?;
         let to = memory.at(at, from.len())?;

@@ -239,7 +239,7 @@ impl<'a> Isolated<'a> {
     ///
     /// # Errors
     ///
-    /// As for [`Self::new`].
+    /// - Those of [`Self::new`].
     ///
     /// # Context
     ///

@@ -14,12 +14,20 @@ pub struct Moved<'a>(MigrateState<'a>);
 
 impl Moved<'_> {
     /// Returns the range that was isolated; indices count from its start.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     #[inline]
     pub fn range(&self) -> PageRange {
         self.0.range
     }
 
     /// Returns the entries that moved to their destination.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     #[inline]
     pub fn entries(&self) -> impl Iterator<Item = MigrateEntry> + '_ {
         self.0.entries().filter(|entry| entry.destination != 0)
@@ -31,6 +39,10 @@ impl Moved<'_> {
     }
 
     /// Returns whether the CPU can address the destination of `entry`.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     #[inline]
     pub fn is_addressable(&self, entry: &MigrateEntry) -> bool {
         self.0.is_addressable(entry)
@@ -44,6 +56,10 @@ impl Moved<'_> {
     }
 
     /// Returns the entry that moved page `index` of the range.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     #[inline]
     pub fn at(&self, index: usize) -> Option<MigrateEntry> {
         // A huge entry begins with the range.
@@ -75,6 +91,10 @@ impl<'a, R: MigrationReader> Migrated<'a, R> {
     }
 
     /// Returns the result of the migration.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     #[inline]
     pub fn moved(&self) -> &Moved<'a> {
         &self.moved
@@ -82,6 +102,11 @@ impl<'a, R: MigrationReader> Migrated<'a, R> {
 
     /// Calls `switch` to replace the readers' entries of the moved pages. After that, maps the
     /// pages for the CPU again, frees the sources, and drops the return value of `switch`.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The mmap lock is held and the pages are locked, as the lifetime ensures. `switch`
+    /// must not wait for an invalidation or allocate with reclaim.
     pub fn finalize(mut self, switch: impl FnOnce(R, &Moved<'a>) -> R::Done) {
         let done = self
             .readers

@@ -19,6 +19,10 @@ use kernel::{
 };
 
 /// Returns `ECANCELED`, for which the kernel crate of 7.2 has no constant.
+///
+/// # Context
+///
+/// Any.
 pub fn cancelled() -> Error {
     // CAST: An errno is at most `MAX_ERRNO`.
     Error::from_errno(-(bindings::ECANCELED as ffi::c_int))
@@ -36,6 +40,10 @@ impl CancelToken {
     /// # Errors
     ///
     /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new() -> Result<Self> {
         Ok(Self(Arc::new(AtomicFlag::new(false), GFP_KERNEL)?))
     }
@@ -50,6 +58,10 @@ impl CancelToken {
     }
 
     /// Returns whether the operation should return early, with `ECANCELED`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_set(&self) -> bool {
         self.0.load(Relaxed)
     }
@@ -59,6 +71,10 @@ impl CancelToken {
     /// # Errors
     ///
     /// - `ECANCELED`: the token is set
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn check(&self) -> Result {
         if self.is_set() {
             return Err(cancelled());

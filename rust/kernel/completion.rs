@@ -26,6 +26,10 @@ unsafe impl Sync for TimedCompletion {}
 
 impl TimedCompletion {
     /// Returns a completion that has not been completed.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             inner <- Opaque::ffi_init(|slot: *mut bindings::completion| {
@@ -99,7 +103,11 @@ pub(crate) fn cond_resched() {
     unsafe { bindings::schedule() };
 }
 
-/// Returns `CLOCK_MONOTONIC` in nanoseconds. Callable from any context.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds.
+///
+/// # Context
+///
+/// Any.
 pub fn ktime_get_ns() -> u64 {
     // SAFETY: `ktime_get()` has no preconditions.
     u64::try_from(unsafe { bindings::ktime_get() }).unwrap_or(0)

@@ -44,6 +44,10 @@ pub struct FenceContext {
 
 impl FenceContext {
     /// Allocates a fence context.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Self {
         Self {
@@ -86,6 +90,10 @@ impl DmaFenceAlloc {
     ///
     /// Fences of one timeline must be created in the order in which they signal. From here on, the
     /// rules of the module apply.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn init(self, timeline: &FenceContext, kind: FenceType) -> DmaDriverFence {
         let this = ManuallyDrop::new(self);
         let seqno = timeline.last.fetch_add(1, Relaxed) + 1;
@@ -121,6 +129,10 @@ pub struct DmaDriverFence(DmaFence);
 
 impl DmaDriverFence {
     /// Returns the waiting side.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn fence(&self) -> DmaFence {
         self.0.clone()
     }
@@ -228,6 +240,10 @@ pub struct SignallingSection {
 
 impl SignallingSection {
     /// Begins the section.
+    ///
+    /// # Context
+    ///
+    /// Any. Has no effect in atomic context.
     pub fn begin() -> Self {
         Self {
             // SAFETY: The helper has no preconditions.

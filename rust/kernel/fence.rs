@@ -55,6 +55,10 @@ pub enum FenceStatus {
 
 impl FenceStatus {
     /// Returns the result of the operation, if it has ended.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn result(self) -> Option<Result> {
         match self {
             Self::NotDone => None,
@@ -96,6 +100,10 @@ impl DriverFence {
     }
 
     /// Returns the waiting side.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn fence(&self) -> Fence {
         self.0.clone()
     }
@@ -250,6 +258,10 @@ impl Fence {
 
     /// Whether a device of type `kind` signals the fence. If so, a device of that type that waits
     /// for it does not need to poll, because the signal alone wakes it.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_of(&self, kind: FenceType) -> bool {
         // SAFETY: The fence is alive by the type invariant.
         let found = unsafe { bindings::rust_hmm_fence_kind(self.as_raw()) };

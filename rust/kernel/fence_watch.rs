@@ -78,11 +78,19 @@ impl FenceWatch {
     }
 
     /// Whether a watched fence has signalled.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_ready(&self) -> bool {
         self.signalled.load(Relaxed) != 0
     }
 
     /// Returns the condition variable that is notified when [`Self::is_ready`] becomes true.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn changed(&self) -> &PollCondVar {
         &self.changed.changed
     }

@@ -101,6 +101,10 @@ pub struct MigrationId(usize);
 impl MigrationId {
     /// Returns the address of `object`, which must exist and not move until the migration has
     /// ended.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn of<T>(object: &T) -> Self {
         Self(address_of(object))
     }
@@ -183,6 +187,10 @@ impl FenceType {
 
     /// Returns the address of `object`, which must exist and not move while fences of the
     /// type exist. A `static` of the driver is suitable.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn of<T>(object: &T) -> Self {
         Self(address_of(object))
     }

@@ -60,12 +60,20 @@ pub trait OpenFile: Send + Sync + Sized + 'static {
 
     /// Opens the node for the current process.
     ///
+    /// # Errors
+    ///
+    /// - Any error of the driver, which `open()` returns to user space.
+    ///
     /// # Context
     ///
     /// May sleep; `misc_mtx` is held, so that [`Node::new`] fails with `EDEADLK`.
     fn open(device: Arc<Self::Device>) -> Result<Pin<KBox<Self>>>;
 
     /// Handles an ioctl.
+    ///
+    /// # Errors
+    ///
+    /// - Any error of the driver, which `ioctl()` returns to user space.
     ///
     /// # Context
     ///
@@ -158,6 +166,10 @@ pub struct Poller<'p> {
 
 impl Poller<'_> {
     /// Adds the caller to the wait queue of `changed`.
+    ///
+    /// # Context
+    ///
+    /// Within [`OpenFile::poll`].
     pub fn add(&self, changed: &PollCondVar) {
         self.table.register_wait(self.file, changed);
     }
@@ -179,6 +191,10 @@ unsafe impl Sync for NodeFileOps {}
 
 impl<F: OpenFile> FileOps<F> {
     /// Creates an empty table, for a static.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[expect(clippy::new_without_default, reason = "only of use in a static")]
     pub const fn new() -> Self {
         Self {

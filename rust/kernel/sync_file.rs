@@ -58,11 +58,19 @@ impl SyncFile {
     }
 
     /// Returns the number of the descriptor.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn fd(&self) -> i32 {
         self.fd
     }
 
     /// Installs the file at the descriptor.
+    ///
+    /// # Context
+    ///
+    /// Task context of the process that created the file.
     pub fn install(self) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `fd` is reserved and the reference of `file` is ours, by the type invariant. The
@@ -75,6 +83,10 @@ impl SyncFile {
     /// # Errors
     ///
     /// * `EBADF`: `fd` is not a sync file.
+    ///
+    /// # Context
+    ///
+    /// Task context; `fd` is one of the current process.
     pub fn fence(fd: i32) -> Result<DmaFence> {
         // SAFETY: The helper has no preconditions.
         let raw = unsafe { bindings::rust_hmm_sync_file_fence(fd) };

@@ -18,6 +18,10 @@ impl DevicePte {
     pub const NONE: Self = Self(0);
 
     /// Creates the entry of a page of system memory, given by its frame number.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn system(pfn: usize, writable: bool) -> Self {
         let write = if writable { Self::WRITE } else { 0 };
@@ -25,48 +29,80 @@ impl DevicePte {
     }
 
     /// Creates the entry of a page of this device's memory, given by its device page number.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn device(number: usize, writable: bool) -> Self {
         Self(Self::system(number, writable).0 | Self::DEVICE)
     }
 
     /// Creates the entry of a page of system memory to which the device has exclusive access.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn exclusive(pfn: usize) -> Self {
         Self(Self::system(pfn, false).0 | Self::EXCLUSIVE)
     }
 
     /// Returns whether the entry has a page.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn is_valid(self) -> bool {
         self.0 & Self::VALID != 0
     }
 
     /// Returns whether the device may write the page.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn is_writable(self) -> bool {
         self.0 & Self::WRITE != 0
     }
 
     /// Returns whether the page is in this device's memory.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn is_device(self) -> bool {
         self.0 & Self::DEVICE != 0
     }
 
     /// Returns whether the device has exclusive access to the page.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn is_exclusive(self) -> bool {
         self.0 & Self::EXCLUSIVE != 0
     }
 
     /// Returns whether the device may have written the page through this entry.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn may_be_dirty(self) -> bool {
         self.0 & (Self::WRITE | Self::EXCLUSIVE) != 0
     }
 
     /// Returns the frame number, or the device page number if [`Self::is_device`].
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn number(self) -> usize {
         (self.0 >> Self::NUMBER_SHIFT) as usize
@@ -91,6 +127,10 @@ impl DevicePte {
     }
 
     /// Returns the entry without write access.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn write_protected(self) -> Self {
         Self(self.0 & !Self::WRITE)
@@ -104,6 +144,10 @@ impl DevicePte {
 
     /// Returns the entry of the page `pages` after this one, with the same rights; [`Self::NONE`]
     /// for [`Self::NONE`].
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn plus(self, pages: usize) -> Self {
         if !self.is_valid() {
@@ -113,12 +157,20 @@ impl DevicePte {
     }
 
     /// Returns the entry of the page `pages` before this one; see [`Self::plus`].
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn minus(self, pages: usize) -> Self {
         self.plus(pages.wrapping_neg())
     }
 
     /// Returns whether a cached translation `self` is stale if the table has the entry `now`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub const fn is_outdated_by(self, now: Self) -> bool {
         let lost = self.0 & !now.0;

@@ -53,6 +53,10 @@ impl<F: Format> FlushBatch<F> {
     }
 
     /// Adds `range` to the addresses to be flushed.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn extend(&mut self, range: PageRange) {
         let FlushSpan(hull) = &mut self.hull;
@@ -85,21 +89,37 @@ impl<F: Format> FlushBatch<F> {
     }
 
     /// Returns whether there is nothing to flush.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_empty(&self) -> bool {
         self.hull.0.is_none()
     }
 
     /// Returns the range to be flushed, if any.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn range(&self) -> Option<PageRange> {
         self.hull.0
     }
 
     /// Returns the number of pages whose entries were removed, write-protected or replaced.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
     /// Starts the flush.
+    ///
+    /// # Context
+    ///
+    /// As for [`Flusher::start`].
     // Always inlined: a call would copy the batch through memory twice.
     #[inline(always)]
     pub fn start<S: Flusher>(self, flusher: &S) -> Flushing<S::Pending, F> {
@@ -145,6 +165,10 @@ pub struct Flushing<P, F: Format> {
 
 impl<P: Send, F: Format> Flushing<P, F> {
     /// Waits until the flush has completed. `flusher` must be the one that has started it.
+    ///
+    /// # Context
+    ///
+    /// As for [`Flusher::wait`]. Takes a spinlock.
     #[inline]
     pub fn wait<S: Flusher<Pending = P>>(mut self, flusher: &S) -> Flushed {
         let flushed = Flushed::by(flusher, self.pending.take());

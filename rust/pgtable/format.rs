@@ -21,6 +21,10 @@ mod sealed {
     /// Implemented for integers that the library can write as a whole.
     pub trait Sealed: Sized {
         /// Writes the entry `slot` of a table.
+        ///
+        /// # Context
+        ///
+        /// The table lock may be held. Must not sleep.
         fn write(self, unit: &TableUnit<'_>, slot: usize);
     }
 }
@@ -115,6 +119,10 @@ pub trait Format: Sized + Send + Sync + 'static {
 
     /// Returns whether `entry` can be encoded. Its number is the address for the device, in device
     /// pages.
+    ///
+    /// # Context
+    ///
+    /// The table lock may be held. Must not sleep.
     fn can_hold(entry: DevicePte) -> bool {
         let _ = entry;
         true
@@ -122,6 +130,10 @@ pub trait Format: Sized + Send + Sync + 'static {
 
     /// Returns whether an entry can link a table at `address`, which is aligned to the size of a
     /// table and to a CPU page.
+    ///
+    /// # Context
+    ///
+    /// The table lock may be held. Must not sleep.
     fn can_link(address: u64) -> bool {
         let _ = address;
         true
@@ -129,6 +141,10 @@ pub trait Format: Sized + Send + Sync + 'static {
 
     /// Encodes an entry of a table of `level`, 1 or higher, that links the table at `address`.
     /// [`Self::can_link`] must accept the address.
+    ///
+    /// # Context
+    ///
+    /// The table lock may be held. Must not sleep.
     fn table(level: u32, address: u64) -> Self::Word;
 
     /// Encodes a leaf for the page or pages from `entry` on, which is valid and accepted by
@@ -136,6 +152,10 @@ pub trait Format: Sized + Send + Sync + 'static {
     /// this member of the run. Its number is in device pages.
     ///
     /// The leaf must allow writes if, and only if, [`DevicePte::may_be_dirty`] returns true.
+    ///
+    /// # Context
+    ///
+    /// The table lock may be held. Must not sleep.
     fn leaf(order: u32, entry: DevicePte) -> Self::Word;
 }
 

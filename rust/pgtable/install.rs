@@ -73,6 +73,11 @@ impl<F: Format> Table<F> {
     /// - `ENOMEM`, `ENODEV`: a page cannot be mapped for the device.
     ///
     /// The other pages of the range were then installed.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts. Does not allocate with reclaim, so that the table lock may be held. `f`
+    /// must not do so either.
     pub fn install(
         &mut self,
         range: PageRange,

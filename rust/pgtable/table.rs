@@ -99,10 +99,14 @@ pub(super) fn range_of(first: usize, last: usize) -> Option<PageRange> {
 }
 
 impl<F: Format> TableReader<F> {
-    /// Returns the translation of the page at `addr`. Context: any.
+    /// Returns the translation of the page at `addr`.
     ///
     /// A concurrent update may make the result stale. A caller may use it only in a section that
     /// the end of a flush waits for.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn walk(&self, addr: usize) -> Option<Leaf> {
         self.pool.walk(self.root, addr).0
     }
@@ -164,6 +168,10 @@ impl<F: Format> TableReader<F> {
     }
 
     /// Creates empty [`Prealloc`]. The caller must refill them before it takes the table lock.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn prealloc(&self) -> Prealloc<F> {
         Prealloc {
             pool: self.pool.clone(),
@@ -282,6 +290,10 @@ impl<F: Format> Table<F> {
     }
 
     /// Returns the interface for walks.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn reader(&self) -> TableReader<F> {
         TableReader {
             pool: self.pool.clone(),
@@ -290,11 +302,19 @@ impl<F: Format> Table<F> {
     }
 
     /// Creates an empty batch for updates of this table.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn batch(&self) -> FlushBatch<F> {
         FlushBatch::new(&self.pool)
     }
 
     /// Returns the entry of the page at `addr`.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts. Takes a spinlock in a table of DMA addresses.
     pub fn get(&self, addr: usize) -> DevicePte {
         self.leaf(addr).map_or(DevicePte::NONE, |leaf| leaf.entry)
     }
@@ -309,16 +329,28 @@ impl<F: Format> Table<F> {
     }
 
     /// Returns the translation of the page at `addr`.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts. Takes a spinlock in a table of DMA addresses.
     pub fn leaf(&self, addr: usize) -> Option<Leaf> {
         self.translate(addr, self.pool.walk(self.root, addr).0)
     }
 
     /// Returns the number of present pages.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn live(&self) -> usize {
         self.live
     }
 
     /// Returns the number of consecutive present pages from the start of `range` on.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts. Takes a spinlock in a table of DMA addresses.
     pub fn present(&self, range: PageRange) -> usize {
         let mut done = 0;
         while done < range.pages() {
@@ -359,6 +391,10 @@ impl<F: Format> Table<F> {
     /// once for a huge leaf.
     ///
     /// The cost depends on the number of tables in the range and not on its size.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts. `f` must not sleep if the table lock is held.
     pub fn any(&self, range: PageRange, mut f: impl FnMut(DevicePte) -> bool) -> bool {
         let reader = self.reader();
         let last = range.end() - 1;
@@ -382,6 +418,10 @@ impl<F: Format> Table<F> {
     ///
     /// The cost depends on the number of tables in the range and not on its size. Does nothing if
     /// `batch` belongs to another table.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts. `f` must not sleep if the table lock is held.
     pub fn for_each(
         &mut self,
         range: PageRange,
@@ -392,6 +432,10 @@ impl<F: Format> Table<F> {
     }
 
     /// As [`Self::for_each`], but also splits huge leaves for which `split` returns true.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::for_each`].
     pub fn for_each_split(
         &mut self,
         range: PageRange,
@@ -408,6 +452,10 @@ impl<F: Format> Table<F> {
     /// A huge leaf that is only partially in `range` is split before, as by [`Self::for_each`].
     /// This function has the same effect as `for_each` with a function that removes each entry, but
     /// is faster.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::for_each`].
     pub fn remove_all(
         &mut self,
         range: PageRange,

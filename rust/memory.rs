@@ -252,7 +252,11 @@ impl<M: MemoryOps> Memory<M> {
 
     /// Converts `range`, whose numbers are those of the owner as in
     /// [`PageMemory::Device`](crate::mirror::PageMemory::Device), to numbers of this memory.
-    /// Returns `None` if the pages belong to another memory. Context: any.
+    /// Returns `None` if the pages belong to another memory.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn locate(&self, range: DeviceRange) -> Option<DeviceRange> {
         let first = self.local(range.first)?;
@@ -274,11 +278,19 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Returns the driver's object.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn driver(&self) -> &M {
         &self.pages().data().driver
     }
 
     /// Returns the counters of CPU faults and evictions.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn stats(&self) -> &Stats {
         &self.pages().data().stats
     }
@@ -289,21 +301,37 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Returns the failures to inject into the device. Only for drivers for tests.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn faults(&self) -> &DeviceFaults {
         &self.pages().data().faults
     }
 
     /// Returns how the CPU can access the memory.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn kind(&self) -> MemoryKind {
         self.pages().kind()
     }
 
     /// Returns the number of pages in use, and of those that exist now.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn usage(&self) -> (usize, usize) {
         (self.pages().used(), self.pages().total())
     }
 
     /// Returns the maximum number of pages.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn limit(&self) -> usize {
         self.pages().limit()
     }
@@ -335,6 +363,10 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Returns the number of chunks of 256 MiB, and how many of them have no page in use.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn chunks(&self) -> (usize, usize) {
         self.pages().idle_chunks()
     }
@@ -475,6 +507,10 @@ impl<M: MemoryOps> Memory<M> {
 
     /// Invalidates all cached connections, so that drivers are queried again. A driver calls this
     /// after a change of the hardware.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn invalidate_connections(&self) {
         connection_cache::invalidate();
     }

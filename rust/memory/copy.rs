@@ -84,6 +84,10 @@ pub struct CopyDesc<'a> {
 
 impl CopyDesc<'_> {
     /// Returns the number of bytes to copy: 4 KiB or 2 MiB.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub fn bytes(&self) -> usize {
         match &self.destination {
@@ -419,6 +423,10 @@ pub struct CopyJob {
 
 impl CopyJob {
     /// Returns source and destination of the copy.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn copy(&self) -> CopyDesc<'_> {
         // SAFETY: By the type invariant, the pages are alive and the destination is exclusive as
         // long as `self` exists, which the result borrows.
@@ -426,13 +434,20 @@ impl CopyJob {
     }
 
     /// Returns the number of bytes to copy: 4 KiB or 2 MiB.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn bytes(&self) -> usize {
         self.pages.saturating_mul(PAGE_SIZE)
     }
 
     /// Returns whether the result will not be used, because the process was killed or the operation
     /// was stopped. The driver must still complete or drop the job, and should do so at once.
-    /// Context: any.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_cancelled(&self) -> bool {
         self.state.cancelled.load(Relaxed)
     }
@@ -444,6 +459,10 @@ impl CopyJob {
 
     /// Completes the job. With `Ok` the driver guarantees that the whole destination was written,
     /// which the library cannot check. After an error, the page keeps its place and contents.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes only a mutex that is held briefly.
     pub fn complete(mut self, result: Result) {
         self.result = match result {
             Ok(()) if fails(FailPoint::Copy) => Err(EIO),

@@ -98,6 +98,10 @@ impl DmaCopy {
     }
 
     /// Returns the number of 4 KiB pages to copy.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn pages(&self) -> usize {
         self.job.ends().0
     }
@@ -108,6 +112,10 @@ impl DmaCopy {
     /// # Errors
     ///
     /// - `EINVAL` if `index` is not below [`Self::pages`].
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn source(&self, index: usize) -> Result<Option<PageAddress>> {
         match &self.source {
             _ if index >= self.pages() => Err(EINVAL),
@@ -121,6 +129,10 @@ impl DmaCopy {
     /// # Errors
     ///
     /// - `EINVAL` if `index` is not below [`Self::pages`].
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn destination(&self, index: usize) -> Result<PageAddress> {
         let inside = index < self.pages();
         inside
@@ -130,11 +142,19 @@ impl DmaCopy {
     }
 
     /// See [`CopyJob::is_cancelled`].
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_cancelled(&self) -> bool {
         self.job.is_cancelled()
     }
 
     /// Completes the job. The engine no longer accesses the memory. See [`CopyJob::complete`].
+    ///
+    /// # Context
+    ///
+    /// As for [`CopyJob::complete`].
     pub fn complete(self, result: Result) {
         let Self {
             source,

@@ -34,14 +34,22 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     fn copy(&self, job: CopyJob);
 
     /// Copies synchronously, if the driver can: this saves a job and its completion. `None` makes
-    /// the library call [`Self::copy`] instead. The context and the meaning of a failure are those
-    /// of [`Self::copy`].
+    /// the library call [`Self::copy`] instead. The meaning of a failure is that of
+    /// [`Self::copy`].
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::copy`].
     fn copy_sync(&self, copy: &CopyDesc<'_>) -> Option<Result> {
         let _ = copy;
         None
     }
 
     /// Starts jobs that were only queued. Called when all jobs of a step were submitted.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::copy`].
     fn kick(&self) {}
 
     /// Ends cancelled jobs, see [`CopyJob::is_cancelled`]. Queued jobs should fail immediately,
@@ -75,6 +83,10 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// Returns how this memory and `other`, the memory of another device of the driver, can reach
     /// each other. `kind` is the kind of `other`. Called once for each direction of a pair of
     /// devices; the lesser result counts.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The library holds no lock. Blocking functions of the library return `EDEADLK`.
     fn connection(&self, other: &Self, kind: MemoryKind) -> Connection {
         let _ = (other, kind);
         Connection::None
@@ -82,6 +94,10 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
 
     /// Copies from this memory to `other`, to which it has a connection. Otherwise like
     /// [`Self::copy`]. The default drops the job, which fails it.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::copy`].
     fn copy_to(&self, other: &Self, job: CopyJob) {
         let _ = (other, job);
     }

@@ -40,6 +40,10 @@ const UNPLUG_PASS_INTERVAL: Delta = Delta::from_millis(2);
 
 impl<M: MemoryOps> Memory<M> {
     /// Returns whether the device was unplugged.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_gone(&self) -> bool {
         self.pages().data().arrivals.is_closed()
     }

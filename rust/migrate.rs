@@ -61,6 +61,10 @@ enum Target {
 
 impl<D: Device> Mirror<D> {
     /// Prepares a migration of `range`. [`Migrate::to_device`] or [`Migrate::to_system`] starts it.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn migrate(&self, range: PageRange) -> Migrate<'_, D> {
         Migrate {
             mirror: self,
@@ -89,6 +93,10 @@ pub struct Migrate<'m, D: Device> {
 impl<'m, D: Device> Migrate<'m, D> {
     /// Sets whether the device keeps reading while pages are copied, which is the default. Without
     /// this, device PTEs are removed before the pages are isolated, so that the device faults.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn faultless(mut self, yes: bool) -> Self {
         self.faultless = yes;
         self
@@ -96,6 +104,10 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     /// Sets whether other pages may be evicted from device memory to make room, which is the
     /// default.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn evict(mut self, yes: bool) -> Self {
         self.evict = yes;
         self
@@ -103,6 +115,10 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     /// Sets where the outcome of each page is written. Pages beyond the end of the slice are not
     /// reported.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn outcomes(mut self, outcomes: &'m mut [PageOutcome]) -> Self {
         self.outcomes = Some(outcomes);
         self
@@ -116,6 +132,10 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     /// Sets a cancellation token. Once it is set, copies that have not begun are cancelled and no
     /// further step begins; the pages of both stay where they are.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn cancel_token(mut self, stop: CancelToken) -> Self {
         self.stop = Some(stop);
         self
@@ -151,9 +171,11 @@ impl<'m, D: Device> Migrate<'m, D> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::to_device`]. `EINVAL` is also returned for special, hugetlb and DAX
-    /// mappings, although none of their pages can be in the device's memory. Lack of system memory
-    /// for a page is reported in the [`Outcome`].
+    /// Lack of system memory for a page is reported in the [`Outcome`].
+    ///
+    /// - Those of [`Self::to_device`].
+    /// - `EINVAL` also for special, hugetlb and DAX mappings, although none of their pages can be
+    ///   in the device's memory.
     ///
     /// # Context
     ///

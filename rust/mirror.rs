@@ -142,6 +142,10 @@ pub trait Device: Send + Sync + Sized + 'static {
 
     /// Returns the home memory of the device, to which its faults migrate, or `None` if the device
     /// has no memory.
+    ///
+    /// # Context
+    ///
+    /// Any lock of the library may be held. Must not sleep.
     fn memory(&self) -> Option<&Memory<Self::Memory>>;
 
     /// Returns tile `index`, which is a further memory of a device with several. The library
@@ -170,6 +174,10 @@ pub trait Device: Send + Sync + Sized + 'static {
     ///
     /// A page is mapped for DMA when its entry is installed. It is unmapped after the entry was
     /// removed and [`Self::flush_wait`] has returned.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     fn dma(&self) -> Option<&Arc<DmaDevice>> {
         None
     }
@@ -187,12 +195,21 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// Returns whether [`Self::flush_wait`] may sleep now. If it may, the library refuses
     /// non-blockable events. The OOM reaper then skips the mirrored memory, and the process frees
     /// it when it exits.
+    ///
+    /// # Context
+    ///
+    /// A non-blockable event is handled. Must not sleep. Blocking functions of the library return
+    /// `EDEADLK`.
     fn flush_sleeps(&self) -> bool {
         true
     }
 
     /// Returns the walkers that access memory through mirrors of this device. Called once for each
     /// mirror.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     fn walkers(&self) -> Option<Arc<Walkers<Self::Walker>>> {
         None
     }
@@ -360,6 +377,10 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Returns the driver's device.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn device(&self) -> &D {
         &self.inner().device
     }
@@ -380,6 +401,10 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Returns the counters of this mirror.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn stats(&self) -> &Stats {
         &self.inner().stats
     }

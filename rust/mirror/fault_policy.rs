@@ -100,7 +100,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// As for [`Self::fault`].
+    /// - Those of [`Self::fault`].
     ///
     /// # Context
     ///

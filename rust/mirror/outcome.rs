@@ -28,6 +28,10 @@ pub enum PageOutcome {
 
 impl PageOutcome {
     /// Returns whether the page moved.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn has_moved(self) -> bool {
         matches!(self, Self::Moved | Self::Switched | Self::Lost)
     }

@@ -70,6 +70,10 @@ impl<D: Device> Mirror<D> {
     ///
     /// - `EFAULT` if the address space was torn down.
     /// - `EBUSY`, `EINTR`, `ENOMEM`, `EDEADLK` as for [`Mirror::fault`].
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub fn snapshot(&self, range: PageRange, mut each: impl FnMut(Snapshot)) -> Result {
         reentry::may_wait()?;
         let mut buffer = PfnBuffer::new()?;

@@ -115,11 +115,19 @@ impl<T: Send + Unpin> Walkers<T> {
     }
 
     /// Returns the number of walkers.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Returns whether there are no walkers.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -226,11 +234,19 @@ impl<D: Device> Mirror<D> {
 
 impl<D: Device> AccessSection<'_, D> {
     /// Returns the driver's data of this walker.
+    ///
+    /// # Context
+    ///
+    /// Within the section, which holds a spinlock. Does not sleep.
     pub fn data(&mut self) -> &mut D::Walker {
         &mut self.walker.data
     }
 
     /// Walks the library's tree for the page at `addr`.
+    ///
+    /// # Context
+    ///
+    /// Within the section, which holds a spinlock. Does not sleep.
     pub fn walk(&self, addr: usize) -> Option<Leaf> {
         self.inner.reader.walk(addr)
     }
@@ -278,6 +294,10 @@ impl<D: Device> AccessSection<'_, D> {
     /// - [`TranslateError::Stale`] if `address` is in none of these tables, and no update is
     ///   outstanding. This is a bug: an entry of the device's table is wrong, or the device was
     ///   closed.
+    ///
+    /// # Context
+    ///
+    /// Within the section, which holds a spinlock. Does not sleep.
     pub fn table_word(&self, addr: usize, address: u64) -> Result<u64, TranslateError> {
         let word = self.inner.reader.image_word(addr, address);
         word.ok_or_else(|| self.outdated())
@@ -297,6 +317,10 @@ impl<D: Device> AccessSection<'_, D> {
     ///   to [`Self::resolve`], and so accesses the page as it is after the update, without waiting.
     /// - [`TranslateError::Stale`] if the library's tree has a different page or fewer permissions,
     ///   and no update is outstanding. This is a bug: a flush or an entry is wrong.
+    ///
+    /// # Context
+    ///
+    /// Within the section, which holds a spinlock. Does not sleep.
     pub fn reach(
         &self,
         addr: usize,
@@ -316,6 +340,10 @@ impl<D: Device> AccessSection<'_, D> {
     /// - [`TranslateError::ReadOnly`] if `found` or the entry does not permit writes. Exclusive
     ///   entries do not permit them.
     /// - [`TranslateError::Changing`] and [`TranslateError::Stale`] as for [`Self::reach`].
+    ///
+    /// # Context
+    ///
+    /// Within the section, which holds a spinlock. Does not sleep.
     pub fn reach_mut(
         &self,
         addr: usize,
@@ -357,6 +385,10 @@ impl<D: Device> AccessSection<'_, D> {
     ///
     /// - As listed for [`TranslateError`].
     /// - [`TranslateError::Stale`] also for system memory, if the table holds page frame numbers.
+    ///
+    /// # Context
+    ///
+    /// Within the section, which holds a spinlock. Does not sleep.
     pub fn target(
         &self,
         addr: usize,
@@ -376,6 +408,10 @@ impl<D: Device> AccessSection<'_, D> {
     /// # Errors
     ///
     /// - As listed for [`TranslateError`], except [`TranslateError::ReadOnly`].
+    ///
+    /// # Context
+    ///
+    /// Within the section, which holds a spinlock. Does not sleep.
     pub fn resolve(&self, addr: usize, kept: &Leaf) -> Result<PageMemory<'_>, TranslateError> {
         self.check(addr, kept.entry)?;
         let entry = self.frame(addr, kept.entry)?;
@@ -389,6 +425,10 @@ impl<D: Device> AccessSection<'_, D> {
     /// # Errors
     ///
     /// - As listed for [`TranslateError`].
+    ///
+    /// # Context
+    ///
+    /// Within the section, which holds a spinlock. Does not sleep.
     pub fn resolve_mut(
         &self,
         addr: usize,

@@ -154,6 +154,10 @@ impl<D: Device> TableGuard<'_, D> {
     }
 
     /// Returns the location of the page at `addr`, or `None` if the device must fault to read it.
+    ///
+    /// # Context
+    ///
+    /// Any. The guard holds the table lock.
     #[inline]
     pub fn readable(&self, addr: usize) -> Option<PageMemory<'_>> {
         let entry = self.entry(addr);
@@ -166,6 +170,10 @@ impl<D: Device> TableGuard<'_, D> {
     }
 
     /// Returns the location of the page at `addr`, or `None` if the device must fault to write it.
+    ///
+    /// # Context
+    ///
+    /// Any. The guard holds the table lock.
     #[inline]
     pub fn writable(&self, addr: usize) -> Option<PageMemoryMut<'_>> {
         let entry = self.entry(addr);
@@ -183,6 +191,10 @@ impl<D: Device> TableGuard<'_, D> {
     /// The address is valid until an invalidation of the page completes its flush. Therefore the
     /// caller must start the access before it drops the guard, and flushes of the page must wait
     /// for the end of the access.
+    ///
+    /// # Context
+    ///
+    /// Any. The guard holds the table lock.
     pub fn target(&self, addr: usize, write: bool) -> Option<PageAddress> {
         let leaf = self.guard.table.reader().walk(addr)?;
         if write && !leaf.entry.is_writable() {
@@ -193,11 +205,19 @@ impl<D: Device> TableGuard<'_, D> {
 
     /// Returns the number of consecutive pages from the start of `range` that the device may read
     /// without a fault.
+    ///
+    /// # Context
+    ///
+    /// Any. The guard holds the table lock.
     pub fn present(&self, range: PageRange) -> usize {
         self.guard.table.present(range)
     }
 
     /// Returns whether the device has exclusive access to any page of `range`.
+    ///
+    /// # Context
+    ///
+    /// Any. The guard holds the table lock.
     pub fn any_exclusive(&self, range: PageRange) -> bool {
         self.guard.table.any(range, |entry| entry.is_exclusive())
     }

@@ -61,6 +61,10 @@ static ALARM_STATES: [AlarmState; ALARM_COUNT] = [const {
 
 impl Alarm {
     /// Name in the log, in debugfs, and in tests that expect the alarm.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn name(self) -> &'static str {
         Self::ALL
             .get(self as usize)
@@ -68,6 +72,10 @@ impl Alarm {
     }
 
     /// Returns how often the alarm was raised since the module was loaded.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn count(self) -> u64 {
         ALARM_STATES
             .get(self as usize)

@@ -69,29 +69,49 @@ impl Attributes {
     }
 
     /// Returns where the memory should be.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn preferred(&self) -> PreferredLocation {
         self.preferred
     }
 
     /// Returns whether the mirror's device should have the memory mapped at all times, wherever its
     /// pages are.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn accessed_by(&self) -> bool {
         self.accessed_by
     }
 
     /// Returns whether the memory is mostly read. A read fault of a device maps the pages in place
     /// and does not migrate them. On a write fault the policy decides.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn read_mostly(&self) -> bool {
         self.read_mostly
     }
 
     /// Returns whether the memory must not be migrated to any device.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn never_migrate(&self) -> bool {
         self.never_migrate
     }
 
     /// Returns the order of the folios in which a device fault migrates the memory; `None`: the
     /// policy decides.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn granularity(&self) -> Option<u32> {
         u32::from(self.granularity).checked_sub(1)
     }
@@ -101,6 +121,10 @@ impl Attributes {
     /// # Errors
     ///
     /// - `EINVAL`: `order` is larger than that of a huge page, 9.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn set_granularity(&mut self, order: Option<u32>) -> Result {
         if order.is_some_and(|order| order > PMD_ORDER) {
             return Err(EINVAL);
@@ -132,6 +156,10 @@ impl AttributeUpdate {
     /// # Errors
     ///
     /// - `EINVAL`: the granularity is too large, or the location is [`PreferredLocation::Other`].
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn apply(&self, mut old: Attributes) -> Result<Attributes> {
         if self.preferred == Some(PreferredLocation::Other) {
             return Err(EINVAL);
@@ -164,6 +192,10 @@ pub struct CommonAttributes {
 
 impl CommonAttributes {
     /// Returns the attributes of a range in which all pages have `all`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn of(all: Attributes) -> Self {
         Self {
             preferred: Some(all.preferred),
@@ -175,6 +207,10 @@ impl CommonAttributes {
     }
 
     /// Returns the common attributes of this range and of pages with `other`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn and(self, other: Attributes) -> Self {
         Self {
             preferred: self.preferred.filter(|value| *value == other.preferred),

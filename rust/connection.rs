@@ -122,6 +122,10 @@ impl<D: Device> Mirror<D> {
     /// the same in both directions, and does not change as long as both devices exist, unless a
     /// driver calls [`Memory::invalidate_connections`]. Mirrors of different address spaces have no
     /// connection.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The first call queries the drivers, see [`MemoryOps::connection`].
     pub fn connection(&self, other: &Self) -> Connection {
         if self.mm_id() != other.mm_id() {
             return Connection::None;

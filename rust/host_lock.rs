@@ -139,21 +139,37 @@ impl Pins {
 
 impl PinnedRange {
     /// Returns the virtual addresses of the range in the process.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn range(&self) -> PageRange {
         self.range
     }
 
     /// Returns the coherence of the range.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn grain(&self) -> Coherence {
         self.grain
     }
 
     /// Returns the number of locks of the range.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes a mutex of the range.
     pub fn users(&self) -> usize {
         self.held.users.lock().iter().map(|(_, count)| count).sum()
     }
 
     /// Returns the page at `device_address`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn page(&self, device_address: usize) -> Option<CpuPagesMut<'_>> {
         self.held.pages.page(self.index(device_address)?)
     }
@@ -165,6 +181,10 @@ impl PinnedRange {
 
     /// Returns the DMA address for `device` of the page at `device_address`; `None` if the range is
     /// not locked for this device.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes a mutex of the range.
     pub fn dma(&self, device: &DmaDevice, device_address: usize) -> Option<DmaAddress> {
         let index = self.index(device_address)?;
         let mappings = self.held.mappings.lock();
@@ -175,6 +195,10 @@ impl PinnedRange {
     /// Makes writes of the CPU to the page at `device_address` visible to `device`, or with
     /// `for_device` false, writes of the device visible to the CPU. Called at the start and the end
     /// of a command, for coarse-grained memory.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes a mutex of the range.
     pub fn sync(&self, device: &DmaDevice, device_address: usize, for_device: bool) {
         let Some(index) = self.index(device_address) else {
             return;

@@ -78,6 +78,10 @@ pub struct Flags {
 
 impl Flags {
     /// Returns the flags that `offset` encodes; `None` if it is not an offset of managed memory.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn of(offset: usize) -> Option<Self> {
         (offset & OFFSET_MANAGED != 0).then_some(Self {
             host_shared: offset & OFFSET_HOST_SHARED != 0,
@@ -96,6 +100,10 @@ impl Flags {
     }
 
     /// Returns the offset bits that encode the flags.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn offset(self) -> usize {
         let bit = |yes: bool, bit| if yes { bit } else { 0 };
         OFFSET_MANAGED
@@ -137,6 +145,10 @@ pub struct Allocation {
 
 impl Allocation {
     /// Returns the range where the allocation was mapped.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn range(&self) -> PageRange {
         self.range
     }
@@ -262,7 +274,9 @@ impl<D: Device> Mirror<D> {
 ///
 /// # Errors
 ///
-/// Those of [`Queue::submit`]. After an error the allocation is not mapped.
+/// After an error the allocation is not mapped.
+///
+/// - Those of [`Queue::submit`].
 ///
 /// # Context
 ///
@@ -306,6 +320,10 @@ impl<H: HasMirror> Drop for Unpopulated<H> {
 /// # Errors
 ///
 /// - `EINVAL`: `bytes` is 0 or too large
+///
+/// # Context
+///
+/// Any.
 pub fn length(bytes: usize, flags: Flags) -> Result<usize> {
     let unit = if flags.huge { PMD_SIZE } else { PAGE_SIZE };
     let length = bytes.checked_next_multiple_of(unit).ok_or(EINVAL)?;

@@ -90,6 +90,10 @@ pub trait Policy: Send + Sync {
     fn place(&self, wanted: &FaultInfo<'_>) -> Decision;
 
     /// Returns whether the policy never migrates pages, so that only attributes do.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::place`].
     fn is_idle(&self) -> bool {
         false
     }

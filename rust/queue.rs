@@ -66,6 +66,10 @@ const QUEUE_RECHECK_JIFFIES: Jiffies = 1 << 16;
 pub trait Operation: Send {
     /// Runs the operation. Called once.
     ///
+    /// # Errors
+    ///
+    /// - Any error, which the fence of the operation then has.
+    ///
     /// # Context
     ///
     /// A kernel thread; may sleep. A long operation should check `stop` periodically.
@@ -344,6 +348,10 @@ impl Queue {
     }
 
     /// Returns the statistics of the queue's waits so far.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn waits(&self) -> WaitStats {
         let get = |what: WaitCount| {
             let count = self.0.shared.counts.get(what as usize);

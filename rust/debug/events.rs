@@ -52,6 +52,10 @@ pub enum RetryReason {
 
 impl NotifierEvent {
     /// Returns the number of the reason in events. The numbers are those of `hmm_show_event()`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn number(self) -> u32 {
         match self {
             Self::Unmap => 0,

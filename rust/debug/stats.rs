@@ -63,7 +63,11 @@ impl Stats {
         }
     }
 
-    /// Returns the value of `counter`. Context: any.
+    /// Returns the value of `counter`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn get(&self, counter: Counter) -> u64 {
         self.0
             .get(counter as usize)

@@ -45,10 +45,18 @@ pub trait HasMirror: Send + Sync + Sized + 'static {
     type Device: Device;
 
     /// The mirror.
+    ///
+    /// # Context
+    ///
+    /// A kernel thread, or the task that calls the library. Must not sleep.
     fn mirror(&self) -> &Mirror<Self::Device>;
 
     /// Returns the worker pool that helps with operations, so that copies overlap with the CPU's
     /// work.
+    ///
+    /// # Context
+    ///
+    /// A kernel thread. Must not sleep.
     fn worker_pool(&self) -> Option<&WorkerPool> {
         None
     }
@@ -91,6 +99,10 @@ pub struct TransferReport {
 
 impl TransferReport {
     /// Creates an empty report.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub const fn new() -> Self {
         Self {
             moved: Atomic::new(0),
@@ -101,6 +113,14 @@ impl TransferReport {
     }
 
     /// Executes `operation`, and records when it began and ended.
+    ///
+    /// # Errors
+    ///
+    /// - Those of `operation`.
+    ///
+    /// # Context
+    ///
+    /// As for `operation`.
     pub fn during(&self, operation: impl FnOnce() -> Result) -> Result {
         self.began.store(ktime_get_ns(), Relaxed);
         let result = operation();
@@ -109,17 +129,29 @@ impl TransferReport {
     }
 
     /// Returns the number of pages that moved.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn moved(&self) -> usize {
         self.moved.load(Relaxed)
     }
 
     /// Returns the number of pages that did not move: skipped, no memory, or a failed copy.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn stayed(&self) -> usize {
         self.stayed.load(Relaxed)
     }
 
     /// Returns when the operation began and ended, in ns of the monotonic clock. A time is 0 if
     /// that has not happened.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn times(&self) -> (u64, u64) {
         (self.began.load(Relaxed), self.ended.load(Relaxed))
     }
@@ -207,6 +239,10 @@ impl Queue {
     ///
     /// - Those of [`Queue::submit`].
     /// - The fence has the errors of [`Migrate::to_device`](crate::migrate::Migrate).
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn migrate<H: HasMirror>(
         &self,
         after: KVec<Fence>,
@@ -224,6 +260,10 @@ impl Queue {
     ///
     /// - Those of [`Self::migrate`].
     /// - The fence may also have the errors of [`Mirror::fault`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn prefetch<H: HasMirror>(
         &self,
         after: KVec<Fence>,
@@ -239,6 +279,10 @@ impl Queue {
     /// # Errors
     ///
     /// - Those of [`Self::migrate`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn evict<H: HasMirror>(
         &self,
         after: KVec<Fence>,
@@ -256,6 +300,10 @@ impl Queue {
     /// - Those of [`Queue::submit`].
     /// - `EINVAL` if the ranges differ in length, or overlap.
     /// - The fence has the errors of [`HasMirror::copy`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn copy<H: HasMirror>(
         &self,
         after: KVec<Fence>,

@@ -24,6 +24,20 @@ pub const PMD_SIZE: usize = PMD_PAGES * PAGE_SIZE;
 
 /// A range of virtual addresses in bytes, page-aligned and never empty.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mm::addr::PageRange;
+///
+/// let range = PageRange::from_pages(0x1000, 3)?;
+/// assert_eq!(range.end(), 0x4000);
+/// assert!(range.contains(0x3fff) && !range.contains(0x4000));
+/// // The address of a device fault lies in one of the pages.
+/// assert_eq!(range.index_of(0x2345), Some(1));
+/// # Ok::<(), Error>(())
+/// ```
+///
 /// # Invariants
 ///
 /// `start < end`, and both are multiples of the page size.

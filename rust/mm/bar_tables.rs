@@ -332,6 +332,22 @@ impl Region {
 ///
 /// The drop may sleep. In a callback and in atomic context it returns at once, and a worker unmaps
 /// the part.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::Arc;
+/// use rust_hmm::mm::bar_tables::BarTables;
+/// use rust_hmm::mm::pci::PciMemory;
+/// use rust_hmm::mm::table_memory::TableMemory;
+///
+/// /// Reserves the first MiB of a BAR, which the device finds at its address 0.
+/// fn table_memory(bar: &Arc<PciMemory>) -> Result<TableMemory> {
+///     let tables = BarTables::new(bar, 0, 1 << 20, 0)?;
+///     Ok(TableMemory::in_bar(&tables))
+/// }
+/// ```
 pub struct BarTables(Deferred<OwnedBarTables>);
 
 struct OwnedBarTables {

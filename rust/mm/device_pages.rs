@@ -172,6 +172,30 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
 ///
 /// The drop may sleep.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mm::device_pages::CpuFault;
+/// use rust_hmm::mm::device_pages::DevicePageOps;
+/// use rust_hmm::mm::device_pages::DevicePages;
+/// use rust_hmm::mm::device_pages::FaultError;
+/// use rust_hmm::mm::device_pages::MemoryKind;
+///
+/// struct Vram;
+///
+/// impl DevicePageOps for Vram {
+///     // This device cannot copy: the contents are lost, and the process gets SIGBUS.
+///     fn migrate_to_ram(_: &DevicePages<Self>, _: CpuFault<'_>) -> Result<(), FaultError> {
+///         Err(FaultError::Lost)
+///     }
+/// }
+///
+/// let pages = KBox::pin_init(DevicePages::new(MemoryKind::Private, 4096, Vram), GFP_KERNEL)?;
+/// assert_eq!((pages.limit(), pages.used()), (4096, 0));
+/// # Ok::<(), Error>(())
+/// ```
+///
 /// # Invariants
 ///
 /// Pinned; chunks point back here.

@@ -134,6 +134,27 @@ fn count_totals(mapped: usize, unmapped: usize) {
 ///
 /// Dropping the last reference may sleep, because unregistering a device does. In a callback and in
 /// atomic context a worker does that.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::device::Core;
+/// use kernel::device::Device;
+/// use kernel::sync::Arc;
+/// use rust_hmm::mm::dma::DmaDevice;
+///
+/// /// Called by `probe` of a driver whose device uses addresses of 48 bits.
+/// fn prepare(device: &Device<Core<'_>>) -> Result<Arc<DmaDevice>> {
+///     DmaDevice::bound(device, 48)
+/// }
+///
+/// // A device without hardware.
+/// let device = DmaDevice::software(c"example")?;
+/// assert!(device.is_coherent());
+/// assert_eq!(device.live(), 0);
+/// # Ok::<(), Error>(())
+/// ```
 #[pin_data(PinnedDrop)]
 pub struct DmaDevice {
     raw: Deferred<RawDevice>,

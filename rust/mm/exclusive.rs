@@ -28,6 +28,24 @@ use kernel::{
 /// A locked page in system memory that only the device may access. The first CPU access after this
 /// is dropped notifies the mirrors and ends the exclusive access.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::mm::MmWithUser;
+/// use rust_hmm::kernel::identity::MigrationId;
+/// use rust_hmm::mm::exclusive::ExclusivePage;
+/// use rust_hmm::mm::vma::MmapGuard;
+///
+/// fn with_exclusive(mm: &MmWithUser, addr: usize, map: impl FnOnce(usize)) -> Result {
+///     let guard = MmapGuard::lock(mm)?;
+///     let page = ExclusivePage::new(&guard, addr, MigrationId::of(&guard))?;
+///     // The page cannot become accessible to the CPU before `page` is dropped.
+///     map(page.pfn());
+///     Ok(())
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// We own a reference to the folio of `pfn`, and its lock.

@@ -6,6 +6,27 @@ use super::addr::PageRange;
 use crate::bindings;
 
 /// Flushes the TLBs of a device, and waits for concurrent walkers of its page table.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::flush::Flusher;
+/// use rust_hmm::mm::flush::wait_for_rcu_walks;
+///
+/// /// A device without a TLB whose walks are sections of RCU readers.
+/// struct Software;
+///
+/// impl Flusher for Software {
+///     type Pending = ();
+///
+///     fn start(&self, _range: PageRange) {}
+///
+///     fn wait(&self, (): ()) {
+///         wait_for_rcu_walks();
+///     }
+/// }
+/// ```
 pub trait Flusher {
     /// A flush that was started.
     type Pending: Send;

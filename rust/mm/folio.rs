@@ -153,6 +153,25 @@ impl<'a> CpuPages<'a> {
 }
 
 /// [`CpuPages`] that the CPU may also write.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mm::folio::CpuPages;
+/// use rust_hmm::mm::folio::CpuPagesMut;
+///
+/// /// Fills a destination from its source, or with zeros if that is a hole.
+/// fn copy(source: Option<&CpuPages<'_>>, destination: &CpuPagesMut<'_>) -> Result {
+///     match source {
+///         Some(pages) => destination.copy_from(pages),
+///         None => {
+///             destination.clear();
+///             Ok(())
+///         }
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy)]
 pub struct CpuPagesMut<'a>(CpuPages<'a>);
 
@@ -243,6 +262,20 @@ impl<'a> core::ops::Deref for CpuPagesMut<'a> {
 }
 
 /// A new locked folio, the destination of a migration. Dropping it frees the folio.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mm::folio::Effort;
+/// use rust_hmm::mm::folio::LockedFolio;
+/// use rust_hmm::mm::vma::Vma;
+///
+/// /// Allocates the destination of a page in `vma`, by its memory policy.
+/// fn destination(vma: Vma<'_>, addr: usize) -> Result<LockedFolio> {
+///     LockedFolio::alloc_system(Some(vma), addr, 0, Effort::Must)
+/// }
+/// ```
 ///
 /// # Invariants
 ///
@@ -340,6 +373,23 @@ impl Drop for LockedFolio {
 
 /// A buffer of kernel memory that supports concurrent accesses: the memory of a software device.
 /// It is zeroed on allocation.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::page::PAGE_SIZE;
+/// use rust_hmm::mm::folio::SharedBytes;
+///
+/// let vram = SharedBytes::new(4 * PAGE_SIZE)?;
+/// vram.write(PAGE_SIZE, &[1, 2, 3])?;
+/// vram.fetch_add_u64(0, 5)?;
+/// let mut read = [0; 3];
+/// vram.read(PAGE_SIZE, &mut read)?;
+/// assert_eq!(read, [1, 2, 3]);
+/// assert_eq!(vram.fetch_add_u64(0, 1)?, 5);
+/// # Ok::<(), Error>(())
+/// ```
 ///
 /// # Invariants
 ///

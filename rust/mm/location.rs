@@ -15,6 +15,23 @@ use super::{
 };
 
 /// Memory of a page for a read.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::page::PAGE_SIZE;
+/// use rust_hmm::mm::folio::SharedBytes;
+/// use rust_hmm::mm::location::PageMemory;
+///
+/// /// Reads from the page of a translation, in system memory or in the device's own.
+/// fn read(page: &PageMemory<'_>, vram: &SharedBytes, offset: usize, to: &mut [u8]) -> Result {
+///     match page {
+///         PageMemory::Cpu(pages) => pages.read(offset, to),
+///         PageMemory::Device(range) => vram.read(range.first * PAGE_SIZE + offset, to),
+///     }
+/// }
+/// ```
 pub enum PageMemory<'a> {
     /// Memory that the CPU can address.
     Cpu(CpuPages<'a>),
@@ -33,6 +50,22 @@ pub enum PageMemoryMut<'a> {
 }
 
 /// Address of a page as the device uses it.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::mm::location::PageAddress;
+///
+/// /// Bit of the engine's descriptor that selects system memory.
+/// const SYSTEM: u64 = 1 << 63;
+///
+/// fn descriptor(address: PageAddress) -> u64 {
+///     match address {
+///         PageAddress::Dma(address) => address.raw() | SYSTEM,
+///         PageAddress::Device(address) => address.raw(),
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageAddress {
     /// System memory.

@@ -144,6 +144,30 @@ impl MigrateEntry {
 ///
 /// `R` are the device page tables that keep their entries during the migration; `()` if there are
 /// none. Dropping the object restores the pages, and then drops the readers.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mm::folio::Effort;
+/// use rust_hmm::mm::folio::LockedFolio;
+/// use rust_hmm::mm::migrate::Isolated;
+///
+/// /// Migrates pages to other pages of system memory.
+/// fn move_all(mut isolated: Isolated<'_>) -> Result {
+///     isolated.fill(|_| LockedFolio::alloc_system(None, 0, 0, Effort::Try).ok());
+///     let mut next = 0;
+///     while let Some(entry) = isolated.entry_from(next) {
+///         match (isolated.source(entry.index), isolated.destination(entry.index)) {
+///             (Some(from), Some(to)) => to.copy_from(&from)?,
+///             _ => isolated.skip(entry.index),
+///         }
+///         next = entry.index + entry.pages;
+///     }
+///     isolated.migrate().finalize(|(), _| ());
+///     Ok(())
+/// }
+/// ```
 #[must_use = "dropping it puts the pages back"]
 pub struct Isolated<'a, R = ()> {
     // Declared first: the pages are restored before the readers are dropped.

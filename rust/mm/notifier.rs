@@ -158,6 +158,37 @@ impl NotifierRange<'_> {
 ///
 /// The type is `'static`, because the kernel calls it until the notifier is dropped, and
 /// `mem::forget` can prevent the drop.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use core::ops::ControlFlow;
+/// use kernel::sync::Mutex;
+/// use rust_hmm::mm::notifier::NotifierOps;
+/// use rust_hmm::mm::notifier::NotifierRange;
+///
+/// /// A device that uses one page at a time, and has no TLB.
+/// #[pin_data]
+/// struct OnePage {
+///     #[pin]
+///     addr: Mutex<Option<usize>>,
+/// }
+///
+/// impl NotifierOps for OnePage {
+///     type Pending = ();
+///
+///     fn invalidate(&self, event: &NotifierRange<'_>, _: &mut Option<()>) -> ControlFlow<()> {
+///         if !event.blockable {
+///             return ControlFlow::Break(());
+///         }
+///         self.addr.lock().take_if(|addr| event.range.contains(*addr));
+///         ControlFlow::Continue(())
+///     }
+///
+///     fn finish(&self, (): ()) {}
+/// }
+/// ```
 pub trait NotifierOps: Send + Sync + Sized + 'static {
     /// Started operations that have to be waited for, such as TLB flushes.
     type Pending: Send;

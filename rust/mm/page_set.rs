@@ -11,6 +11,18 @@ const WORD_BITS: usize = u64::BITS as usize;
 const SET_WORDS: usize = PMD_PAGES / WORD_BITS;
 
 /// A set of pages of a block of 512.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::policy::PageSet;
+///
+/// let mut set = PageSet::EMPTY;
+/// set.add(4..8);
+/// set.remove(5..6);
+/// assert_eq!(set.count(0..512), 3);
+/// assert_eq!(set.run(5, 512), Some(6..8));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageSet([u64; SET_WORDS]);
 

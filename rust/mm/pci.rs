@@ -54,6 +54,26 @@ use kernel::{
 /// Memory of a PCI function, behind one of its base address registers (BARs). It is released before
 /// the device that claimed it is unbound.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::device::Core;
+/// use kernel::pci;
+/// use kernel::sync::Arc;
+/// use rust_hmm::mm::pci::PciMemory;
+///
+/// /// Called by `probe`: the memory is BAR 2 of the function itself.
+/// fn claim(pdev: &pci::Device<Core<'_>>) -> Result<Arc<PciMemory>> {
+///     pdev.enable_device_mem()?;
+///     let memory = PciMemory::claim(pdev, 0, 2)?;
+///     if memory.size() < 1 << 20 {
+///         return Err(ENODEV);
+///     }
+///     Ok(memory)
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// We have a reference of `raw`, of which `bar` is claimed until `released`. The function stays
@@ -307,6 +327,25 @@ impl PinnedDrop for MappedPeer {
 /// # Context
 ///
 /// The drop may sleep. In a callback and in atomic context a worker unmaps the memory.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::Arc;
+/// use rust_hmm::mm::dma::DeviceAddress;
+/// use rust_hmm::mm::dma::DmaDevice;
+/// use rust_hmm::mm::dma::PeerAddress;
+/// use rust_hmm::mm::pci::PciMemory;
+/// use rust_hmm::mm::pci::PeerMemory;
+///
+/// /// Returns the address by which `device` reads the first page of another device's memory.
+/// fn first_page(memory: &Arc<PciMemory>, device: &Arc<DmaDevice>) -> Result<Option<PeerAddress>> {
+///     let mapped = PeerMemory::map(memory, device)?;
+///     // The address is valid as long as `mapped` exists, which a driver keeps.
+///     Ok(mapped.address(DeviceAddress::START, 4096))
+/// }
+/// ```
 pub struct PeerMemory(Deferred<PeerMapping>);
 
 /// A mapping, and the memory that is mapped.
@@ -416,6 +455,32 @@ impl<T: IrqHandler> Drop for RegisteredIrq<T> {
 ///
 /// The drop may sleep. In a callback, in atomic context and in the handler itself it returns
 /// immediately, and a worker frees the interrupt.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::device::Core;
+/// use kernel::pci;
+/// use kernel::sync::Arc;
+/// use kernel::sync::atomic::Atomic;
+/// use kernel::sync::atomic::ordering::Relaxed;
+/// use rust_hmm::mm::pci::Interrupt;
+/// use rust_hmm::mm::pci::IrqHandler;
+///
+/// struct Faults(Atomic<u32>);
+///
+/// impl IrqHandler for Faults {
+///     // A thread of the driver handles the faults.
+///     fn handle_irq(&self) {
+///         self.0.fetch_add(1, Relaxed);
+///     }
+/// }
+///
+/// fn request(pdev: &pci::Device<Core<'_>>) -> Result<Interrupt<Faults>> {
+///     Interrupt::new(pdev, c"example", Arc::new(Faults(Atomic::new(0)), GFP_KERNEL)?)
+/// }
+/// ```
 pub struct Interrupt<T: IrqHandler>(#[expect(dead_code)] Deferred<Devres<RegisteredIrq<T>>>);
 
 impl<T: IrqHandler> DropWaits for Devres<RegisteredIrq<T>> {}

@@ -66,6 +66,25 @@ impl Drop for LockedVmCharge {
 
 /// Pinned pages, which are neither moved nor freed.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::mm::MmWithUser;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::pin::LockedVmCharge;
+/// use rust_hmm::mm::pin::PinnedPages;
+/// use rust_hmm::mm::vma::MmapGuard;
+///
+/// /// Pins pages that count as locked memory of the process.
+/// fn pin(mm: &MmWithUser, range: PageRange) -> Result<(LockedVmCharge, PinnedPages)> {
+///     // Takes the mmap lock for writing, so that it must come first.
+///     let charge = LockedVmCharge::new(mm, range.pages())?;
+///     let guard = MmapGuard::lock(mm)?;
+///     Ok((charge, PinnedPages::new(&guard, range)?))
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// Each element is a page of system memory of which we own a pin for writing.

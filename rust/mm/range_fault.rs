@@ -215,6 +215,36 @@ impl PfnBuffer {
 ///
 /// Dropping it may sleep, and may tear down the address space, which calls notifiers. It must not
 /// be dropped with the lock of a [`NotifierTable`] held.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::identity::PgmapOwner;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::notifier::IntervalNotifier;
+/// use rust_hmm::mm::notifier::NotifierOps;
+/// use rust_hmm::mm::notifier::NotifierTable;
+/// use rust_hmm::mm::range_fault::Access;
+/// use rust_hmm::mm::range_fault::AddressSpace;
+/// use rust_hmm::mm::range_fault::PfnBuffer;
+///
+/// /// Counts the pages of `range` that the device may write.
+/// fn writable<S: NotifierOps, M: NotifierTable<S, Protected: Unpin>>(
+///     space: &AddressSpace,
+///     notifier: &IntervalNotifier<S>,
+///     table: &M,
+///     range: PageRange,
+/// ) -> Result<usize> {
+///     let mut buffer = PfnBuffer::new()?;
+///     let owner = PgmapOwner::NONE;
+///     let collected = space.collect(notifier, range, Access::Read, owner, &mut buffer)?;
+///     // An invalidation since then fails the check under the lock of the table.
+///     let mut valid = collected.lock(table).map_err(|_| EBUSY)?;
+///     let (_table, _range, pfns) = valid.parts();
+///     Ok(pfns.filter(|pfn| pfn.is_writable()).count())
+/// }
+/// ```
 pub struct AddressSpace {
     mm: ARef<MmWithUser>,
 }

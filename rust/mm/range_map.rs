@@ -41,6 +41,22 @@ pub struct RangeEntry {
 
 /// A map from ranges to numbers. The tree's internal spinlock protects each operation.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use core::num::NonZero;
+/// use rust_hmm::mm::range_map::RangeMap;
+/// use rust_hmm::mm::range_map::Wait;
+///
+/// let map = KBox::pin_init(RangeMap::new(), GFP_KERNEL)?;
+/// map.store(0..=9, NonZero::new(7), Wait::Yes)?;
+/// map.store(3..=4, None, Wait::Yes)?;
+/// assert_eq!(map.find(3, 100).map(|entry| (entry.first, entry.last)), Some((5, 9)));
+/// assert_eq!(map.at(0), (0..=2, NonZero::new(7)));
+/// # Ok::<(), Error>(())
+/// ```
+///
 /// # Invariants
 ///
 /// The tree is initialized, and holds values only, no pointers.

@@ -75,6 +75,20 @@ pub(crate) fn totals() -> (i64, i64) {
 
 /// Location of the page tables of a hardware walker, and the address at which the walker finds the
 /// device's own memory.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::sync::Arc;
+/// use rust_hmm::mm::dma::DmaDevice;
+/// use rust_hmm::mm::table_memory::TableMemory;
+///
+/// /// Returned by `Device::table_memory()` of a device that walks its tables by DMA, and finds its
+/// /// own memory at 1 TiB.
+/// fn table_memory(device: &Arc<DmaDevice>) -> TableMemory {
+///     TableMemory::coherent(device).with_device_pages_at(1 << 40)
+/// }
+/// ```
 pub struct TableMemory {
     kind: TableMemoryKind,
     device_pages: u64,
@@ -103,6 +117,30 @@ enum TableMemoryKind {
 ///
 /// A table is written before the entry that links it. An operation that a call starts must become
 /// visible to the device before the operation of a later call.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::Arc;
+/// use kernel::sync::atomic::Atomic;
+/// use kernel::sync::atomic::ordering::Relaxed;
+/// use rust_hmm::mm::table_memory::TableMemory;
+/// use rust_hmm::mm::table_memory::TableWrites;
+///
+/// /// Counts the bytes that the device has to fetch again.
+/// struct Written(Atomic<u64>);
+///
+/// impl TableWrites for Written {
+///     fn written(&self, _address: u64, bytes: usize) {
+///         self.0.fetch_add(bytes as u64, Relaxed);
+///     }
+/// }
+///
+/// let writes = Arc::new(Written(Atomic::new(0)), GFP_KERNEL)?;
+/// let memory = TableMemory::plain().with_writes(writes);
+/// # Ok::<(), Error>(())
+/// ```
 pub trait TableWrites: Send + Sync {
     /// Called after `bytes` bytes at the device address `address` were written. They are
     /// consecutive entries of one table.

@@ -30,6 +30,27 @@ pub fn is_privileged() -> bool {
 
 /// A range of user addresses of the current process. It need not be mapped: a copy returns the
 /// number of bytes copied.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mm::folio::SharedBytes;
+/// use rust_hmm::mm::user::UserSpan;
+///
+/// /// Copies to the current process, and faults in the pages that are missing.
+/// fn copy_to_user(from: &SharedBytes, to: UserSpan) -> Result {
+///     let mut done = 0;
+///     while done < to.len() {
+///         let rest = to.part(done, to.len() - done)?;
+///         match from.read_to_user(done, rest)? {
+///             0 => rest.fault_in(true)?,
+///             copied => done += copied,
+///         }
+///     }
+///     Ok(())
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserSpan {
     addr: usize,

@@ -71,6 +71,21 @@ pub fn msleep_killable(ms: u64) -> Result {
 
 /// The mmap lock of an mm, held for reading.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::mm::MmWithUser;
+/// use rust_hmm::mm::vma::MmapGuard;
+///
+/// /// Returns whether pages at `addr` can migrate: only anonymous memory can.
+/// fn can_migrate(mm: &MmWithUser, addr: usize) -> Result<bool> {
+///     let guard = MmapGuard::lock(mm)?;
+///     let vma = guard.vma_lookup(addr).ok_or(EFAULT)?;
+///     Ok(vma.is_anonymous())
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// The current task holds the lock of `mm` for reading.

@@ -141,8 +141,17 @@ def without_options(text):
     return re.sub(option, "", text, flags=re.M)
 
 
+def examples(text):
+    """Examples in doc comments use the kernel crate from outside. Its name is hidden from later changes."""
+    def outside(match):
+        block = match.group(0).replace("rust_hmm::policy::", "rust_hmm::mm::page_set::")
+        return re.sub(r"\brust_hmm::(kernel|mm)::", "kernel::hmm::", block).replace("kernel::", "\0::")
+    return re.sub(r"^ *//[/!] ```\n(?:.*\n)*?^ *//[/!] ```\n", outside, text, flags=re.M)
+
+
 def rust(text, series, private):
     """A file of Rust, which only its siblings use if it is private."""
+    text = examples(text)
     text = without_options(text)
     text = decided(text, series) if "hmm_series" in text else text
     text = without_blocks(text, r"if fails\(FailPoint::")
@@ -168,7 +177,7 @@ def rust(text, series, private):
     text = re.sub(r"\bkernel::", "crate::", text)
     # Items that are internal to the library become the interface for drivers.
     text = text.replace("pub(crate) ", "pub(super) " if private else "pub ")
-    return filled(text.replace("bindings::rust_hmm_", "bindings::hmm_"))
+    return filled(text.replace("bindings::rust_hmm_", "bindings::hmm_")).replace("\0::", "kernel::")
 
 
 def aligned(text):

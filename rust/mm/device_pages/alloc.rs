@@ -31,6 +31,22 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// # Context
     ///
     /// Any in which a folio lock may be taken. Does not allocate system memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::prelude::*;
+    /// use rust_hmm::mm::addr::PMD_ORDER;
+    /// use rust_hmm::mm::device_pages::DevicePageOps;
+    /// use rust_hmm::mm::device_pages::DevicePages;
+    /// use rust_hmm::mm::folio::LockedFolio;
+    ///
+    /// /// Allocates a huge page, or a small one if none is free.
+    /// fn alloc<T: DevicePageOps>(pages: &DevicePages<T>) -> Result<LockedFolio> {
+    ///     let folio = pages.alloc(PMD_ORDER).or_else(|| pages.alloc(0));
+    ///     folio.ok_or(ENOMEM)
+    /// }
+    /// ```
     pub fn alloc(&self, order: u32) -> Option<LockedFolio> {
         self.alloc_numbered(order).map(|(_, folio)| folio)
     }

@@ -26,6 +26,25 @@ pub enum FaultError {
 
 /// A CPU fault on a device-private page.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::addr::PMD_SIZE;
+/// use rust_hmm::mm::device_pages::CpuFault;
+///
+/// /// Returns the range to migrate for a fault: its 2 MiB block as far as the VMA extends.
+/// fn around(fault: &CpuFault<'_>) -> Result<PageRange> {
+///     if fault.is_large_folio_subpage() {
+///         return PageRange::from_pages(fault.address(), 1);
+///     }
+///     let start = fault.address() & !(PMD_SIZE - 1);
+///     let vma = fault.vma();
+///     PageRange::new(start.max(vma.start()), vma.end().min(start + PMD_SIZE))
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// `vmf` is the fault being handled for `'a`. The mmap lock is held for reading, and the page of

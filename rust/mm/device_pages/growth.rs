@@ -43,6 +43,24 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// May sleep. Takes memory hot-plug locks, so that neither the mmap lock nor a folio lock may
     /// be held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::prelude::*;
+    /// use rust_hmm::mm::device_pages::DevicePageOps;
+    /// use rust_hmm::mm::device_pages::DevicePages;
+    /// use rust_hmm::mm::folio::LockedFolio;
+    ///
+    /// /// Allocates a page, and adds a chunk if none is free.
+    /// fn alloc<T: DevicePageOps>(pages: &DevicePages<T>) -> Result<LockedFolio> {
+    ///     if let Some(folio) = pages.alloc(0) {
+    ///         return Ok(folio);
+    ///     }
+    ///     pages.add_chunks(1)?;
+    ///     pages.alloc(0).ok_or(ENOMEM)
+    /// }
+    /// ```
     pub fn add_chunks(&self, pages: usize) -> Result {
         if fails(FailPoint::Grow) {
             return Err(ENOMEM);

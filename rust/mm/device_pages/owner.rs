@@ -21,6 +21,27 @@ use kernel::{
 /// Each memory gets an interval of the owner's page numbers when it is created. No interval is
 /// given out twice, so that a number identifies one page of one memory for the lifetime of the
 /// owner.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mm::device_pages::DevicePageOps;
+/// use rust_hmm::mm::device_pages::DevicePages;
+/// use rust_hmm::mm::device_pages::MemoryKind;
+/// use rust_hmm::mm::device_pages::Owner;
+///
+/// /// Creates two memories of a device. Their pages have different device page numbers.
+/// fn tiles<T: DevicePageOps>(ops: [T; 2]) -> Result<[Pin<KBox<DevicePages<T>>>; 2]> {
+///     let owner = Owner::new()?;
+///     let tile = |ops| {
+///         let memory = DevicePages::of_owner(Some(owner.clone()), MemoryKind::Private, 512, ops);
+///         KBox::pin_init(memory, GFP_KERNEL)
+///     };
+///     let [first, second] = ops;
+///     Ok([tile(first)?, tile(second)?])
+/// }
+/// ```
 pub struct Owner {
     /// Number of page numbers given out so far.
     given: Atomic<usize>,

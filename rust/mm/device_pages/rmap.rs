@@ -120,6 +120,25 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// May sleep. Calls MMU notifiers, so that the caller must not hold a lock that one of them
     /// takes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::prelude::*;
+    /// use rust_hmm::mm::device_pages::DevicePageOps;
+    /// use rust_hmm::mm::device_pages::DevicePages;
+    /// use rust_hmm::mm::device_pages::MmapLocks;
+    /// use rust_hmm::mm::migrate::Batch;
+    ///
+    /// fn split<T: DevicePageOps>(pages: &DevicePages<T>, number: usize) -> Result {
+    ///     let mut batch = Batch::new()?;
+    ///     if pages.split(number, MmapLocks::Own, &mut batch) {
+    ///         Ok(())
+    ///     } else {
+    ///         Err(EBUSY)
+    ///     }
+    /// }
+    /// ```
     pub fn split(&self, number: usize, locks: MmapLocks, batch: &mut Batch) -> bool {
         let _: Option<()> = self.for_each_mapping(number, false, locks, batch, |isolated| {
             drop(isolated);

@@ -43,6 +43,18 @@ macro_rules! address {
 address! {
     /// A DMA address: the address by which a device accesses system memory, as returned by the DMA
     /// API. Valid for one device, while the page is mapped for it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rust_hmm::mm::dma::DmaAddress;
+    ///
+    /// /// Writes the low and the high half of an address to the registers of a copy engine.
+    /// fn program(address: DmaAddress, mut write: impl FnMut(usize, u32)) {
+    ///     write(0x10, address.raw() as u32);
+    ///     write(0x14, (address.raw() >> 32) as u32);
+    /// }
+    /// ```
     DmaAddress;
 
     /// An offset in a device's own memory, in bytes. It is not a DMA address: other devices and the

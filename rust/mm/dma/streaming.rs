@@ -213,6 +213,29 @@ impl DmaUser for SharedBuffer {
 /// # Context
 ///
 /// The drop may sleep. In a callback and in atomic context a worker frees the memory.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::Arc;
+/// use rust_hmm::mm::dma::DmaBuffer;
+/// use rust_hmm::mm::dma::DmaDevice;
+///
+/// /// Allocates a page in which the device reports its progress in the first word.
+/// fn status_page(device: &Arc<DmaDevice>) -> Result<DmaBuffer> {
+///     let page = DmaBuffer::new(device, 1)?;
+///     page.write(0, &0u32.to_le_bytes())?;
+///     Ok(page)
+/// }
+///
+/// /// May be called by an interrupt handler.
+/// fn progress(page: &DmaBuffer) -> Result<u32> {
+///     let mut word = [0; 4];
+///     page.read(0, &mut word)?;
+///     Ok(u32::from_le_bytes(word))
+/// }
+/// ```
 pub struct DmaBuffer {
     owned: Deferred<BufferOwner>,
     address: DmaAddress,

@@ -31,6 +31,27 @@ use core::{
 use kernel::prelude::*;
 
 /// Buffers for one migration. Callers should reuse them.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::identity::MigrationId;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::migrate::Batch;
+/// use rust_hmm::mm::migrate::Isolated;
+/// use rust_hmm::mm::vma::Vma;
+///
+/// /// Splits the huge pages of two ranges, with one batch.
+/// fn split(vma: Vma<'_>, ranges: [PageRange; 2], id: MigrationId) -> Result {
+///     let mut batch = Batch::new()?;
+///     for range in ranges {
+///         // Dropping the result ends the migration, and the pages stay.
+///         drop(Isolated::of_system(vma, range, false, id, &mut batch)?);
+///     }
+///     Ok(())
+/// }
+/// ```
 pub struct Batch {
     pub(super) src: KVec<usize>,
     pub(super) dst: KVec<usize>,

@@ -119,6 +119,34 @@ impl<'a> SystemPages<'a> {
 }
 
 /// Result for the first pages of a range, as far as they are of the same class.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::identity::MigrationId;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::migrate::Batch;
+/// use rust_hmm::mm::migrate::Isolated;
+/// use rust_hmm::mm::migrate::System;
+/// use rust_hmm::mm::vma::Vma;
+///
+/// /// Isolates the first pages of `range`, and returns how far that got.
+/// fn isolate_first(
+///     vma: Vma<'_>,
+///     range: PageRange,
+///     id: MigrationId,
+///     batch: &mut Batch,
+/// ) -> Result<PageRange> {
+///     match Isolated::of_system(vma, range, true, id, batch)? {
+///         System::Isolated(isolated, part) => {
+///             drop(isolated.migrate());
+///             Ok(part)
+///         }
+///         System::Stay(part) | System::Busy(part) => Ok(part),
+///     }
+/// }
+/// ```
 pub enum System<'a> {
     /// The pages were isolated, as far as possible.
     Isolated(Isolated<'a>, PageRange),

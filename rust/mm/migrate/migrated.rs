@@ -75,6 +75,20 @@ impl Moved<'_> {
 /// have proved that they no longer use the sources. Dropping the object finalizes with
 /// [`MigrationReader::remove_moved`] instead: the readers' entries are removed, so that the readers
 /// fault.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::mm::migrate::Migrated;
+/// use rust_hmm::mm::migrate::MigrationReader;
+///
+/// /// Finalizes a migration, and returns the number of pages that moved.
+/// fn finalize<R: MigrationReader>(migrated: Migrated<'_, R>) -> usize {
+///     let moved = migrated.moved().entries().map(|entry| entry.pages).sum();
+///     migrated.finalize(|readers, moved| readers.remove_moved(moved));
+///     moved
+/// }
+/// ```
 #[must_use = "dropped, it costs the readers their entries"]
 pub struct Migrated<'a, R: MigrationReader = ()> {
     moved: Moved<'a>,

@@ -10,6 +10,28 @@ use super::Moved;
 /// A migration owns its readers. It consumes them to get a [`Self::Done`] from each, which proves
 /// that the device does not use the sources, and frees the sources only after that. A pair of
 /// readers is a reader, too.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::sync::Mutex;
+/// use rust_hmm::mm::migrate::MigrationReader;
+/// use rust_hmm::mm::migrate::Moved;
+///
+/// /// A reader that translates one range only.
+/// struct Window<'m>(&'m Mutex<Option<usize>>);
+///
+/// impl MigrationReader for Window<'_> {
+///     // No TLB has to be flushed.
+///     type Done = ();
+///
+///     fn remove_moved(self, moved: &Moved<'_>) {
+///         if moved.entries().next().is_some() {
+///             self.0.lock().take();
+///         }
+///     }
+/// }
+/// ```
 pub trait MigrationReader: Sized {
     /// Proof that no entry refers to a source page that has moved, and that the TLBs of the device
     /// were flushed since. Only consuming the reader yields it. Dropped when the migration has

@@ -31,6 +31,21 @@ pub fn cancelled() -> Error {
 /// Cancellation token of an operation, such as a migration. Clones share their state.
 ///
 /// The token of a queued operation is set when its queue is dropped.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::cancel::cancelled;
+/// use rust_hmm::kernel::cancel::CancelToken;
+///
+/// let stop = CancelToken::new()?;
+/// let of_the_operation = stop.clone();
+/// assert!(of_the_operation.check().is_ok());
+/// stop.set();
+/// assert_eq!(of_the_operation.check(), Err(cancelled()));
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone)]
 pub struct CancelToken(Arc<AtomicFlag>);
 

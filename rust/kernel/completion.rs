@@ -13,6 +13,20 @@ use kernel::{
 
 /// A `struct completion`. The waiter checks its condition each time it is woken. A call of
 /// [`Self::complete`] that precedes the wait is not lost: each call completes one wait.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::time::msecs_to_jiffies;
+/// use rust_hmm::kernel::completion::TimedCompletion;
+///
+/// let completion = KBox::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
+/// completion.complete();
+/// // Returns immediately, because it is completed.
+/// completion.wait_timeout(msecs_to_jiffies(1000));
+/// # Ok::<(), Error>(())
+/// ```
 #[pin_data]
 pub struct TimedCompletion {
     #[pin]

@@ -121,6 +121,26 @@ impl Drop for DmaFenceAlloc {
 
 /// The signalling side of a DMA fence. If it is dropped, the fence fails with `ECANCELED`.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::dma_fence::DmaFenceAlloc;
+/// use rust_hmm::kernel::dma_fence::FenceContext;
+/// use rust_hmm::kernel::fence::Fence;
+/// use rust_hmm::kernel::fence::FenceStatus;
+/// use rust_hmm::kernel::identity::FenceType;
+///
+/// let ring = FenceContext::new();
+/// // Allocate before the command is submitted, and submit it after `init`.
+/// let pending = DmaFenceAlloc::new()?.init(&ring, FenceType::NONE);
+/// let fence = Fence::of(&pending.fence())?;
+/// // The interrupt handler signals it.
+/// pending.signal(Ok(()));
+/// assert_eq!(fence.check(), FenceStatus::Done);
+/// # Ok::<(), Error>(())
+/// ```
+///
 /// # Invariants
 ///
 /// The fence was made by [`DmaFenceAlloc::init`], and is not signalled.
@@ -233,6 +253,21 @@ impl Drop for DmaFence {
 /// A critical section of the current task that leads to the signal of a DMA fence
 /// (`dma_fence_begin_signalling()`). Within it, lockdep reports allocations with reclaim and mm
 /// locks.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::dma_fence::DmaDriverFence;
+/// use rust_hmm::kernel::dma_fence::SignallingSection;
+///
+/// /// Ends a command in a thread of the driver.
+/// fn end(pending: DmaDriverFence, result: Result) {
+///     // lockdep reports allocations with reclaim from here on.
+///     let _section = SignallingSection::begin();
+///     pending.signal(result);
+/// }
+/// ```
 pub struct SignallingSection {
     cookie: bool,
     _nts: NotThreadSafe,

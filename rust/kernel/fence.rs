@@ -71,6 +71,23 @@ impl FenceStatus {
 /// The signalling side of a fence, which only its owner has. If it is dropped, the fence fails with
 /// `ECANCELED`.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::fence::DriverFence;
+/// use rust_hmm::kernel::fence::FenceStatus;
+/// use rust_hmm::kernel::identity::FenceType;
+///
+/// let pending = DriverFence::new(FenceType::NONE)?;
+/// let fence = pending.fence();
+/// assert_eq!(fence.check(), FenceStatus::NotDone);
+/// pending.signal(Err(EIO));
+/// assert_eq!(fence.check().result(), Some(Err(EIO)));
+/// assert_eq!(fence.synchronize(None), Err(EIO));
+/// # Ok::<(), Error>(())
+/// ```
+///
 /// # Invariants
 ///
 /// The fence was made by [`Self::new`], and is not signalled.

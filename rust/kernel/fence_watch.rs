@@ -98,6 +98,28 @@ impl FenceWatch {
 
 /// A fence that a [`FenceWatch`] counts from its signal on, until this is dropped.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::poll::PollCondVar;
+/// use kernel::sync::Arc;
+/// use rust_hmm::kernel::fence::Fence;
+/// use rust_hmm::kernel::fence_watch::FenceWatch;
+/// use rust_hmm::kernel::fence_watch::WatchedFence;
+///
+/// /// Adds a fence to those that `poll()` of a file waits for.
+/// fn watch(file: &Arc<FenceWatch>, fence: Fence) -> Result<Pin<KBox<WatchedFence>>> {
+///     WatchedFence::new(fence, file.clone())
+/// }
+///
+/// /// Handles `poll()` of the file. Returns whether the file is readable.
+/// fn poll(file: &FenceWatch, register_wait: impl FnOnce(&PollCondVar)) -> bool {
+///     register_wait(file.changed());
+///     file.is_ready()
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// `raw` was given to `rust_hmm_fence_watch()` with `fence`, and its `data` points to this.

@@ -12,6 +12,16 @@ const GOLDEN_RATIO_64: u64 = 0x9e37_79b9_7f4a_7c15;
 /// # Context
 ///
 /// Any.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::kernel::hash::hash_64;
+///
+/// // Index of a table with 256 places.
+/// let index = hash_64(0x7fff_1234_5000, 8);
+/// assert!(index < 256);
+/// ```
 #[inline]
 pub fn hash_64(value: u64, bits: u32) -> u64 {
     value.wrapping_mul(GOLDEN_RATIO_64) >> (64 - bits)

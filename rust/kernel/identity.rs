@@ -95,6 +95,23 @@ impl From<PgmapOwner> for DeviceId {
 }
 
 /// A migration, or a request for exclusive access.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::kernel::identity::MigrationId;
+/// use rust_hmm::mm::notifier::NotifierRange;
+///
+/// /// A migration by a driver without a mirror.
+/// struct Migration {
+///     pages: usize,
+/// }
+///
+/// /// Returns whether a notifier event is one that the migration itself causes.
+/// fn is_own(event: &NotifierRange<'_>, migration: &Migration) -> bool {
+///     event.is_from(MigrationId::of(migration))
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MigrationId(usize);
 
@@ -178,6 +195,18 @@ impl MmId {
 
 /// Type of the devices that signal a fence. A device that waits for a fence of its own type does
 /// not need to poll.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::kernel::identity::FenceType;
+///
+/// /// Its address identifies the rings of this driver.
+/// static RINGS: u8 = 0;
+///
+/// assert_eq!(FenceType::of(&RINGS), FenceType::of(&RINGS));
+/// assert_ne!(FenceType::of(&RINGS), FenceType::NONE);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FenceType(usize);
 

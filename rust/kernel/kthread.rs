@@ -33,6 +33,22 @@ use kernel::{
 ///
 /// The drop may sleep. In a callback, in atomic context and in the closure itself it returns
 /// immediately, and a worker waits for the closure.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::Arc;
+/// use rust_hmm::kernel::completion::TimedCompletion;
+/// use rust_hmm::kernel::kthread::Thread;
+///
+/// let done = Arc::pin_init(TimedCompletion::new(), GFP_KERNEL)?;
+/// let of_the_thread = done.clone();
+/// let thread = Thread::spawn(c"example", move || of_the_thread.complete())?;
+/// // Waits until the closure has returned.
+/// drop(thread);
+/// # Ok::<(), Error>(())
+/// ```
 pub struct Thread(Deferred<Running>);
 
 /// A started thread.

@@ -54,6 +54,43 @@ use kernel::{
 };
 
 /// Operations of an open file.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::Arc;
+/// use rust_hmm::kernel::miscdevice::FileOps;
+/// use rust_hmm::kernel::miscdevice::Node;
+/// use rust_hmm::kernel::miscdevice::OpenFile;
+///
+/// struct Card {
+///     serial: u32,
+/// }
+///
+/// struct File(Arc<Card>);
+///
+/// impl OpenFile for File {
+///     type Device = Card;
+///
+///     fn open(card: Arc<Card>) -> Result<Pin<KBox<Self>>> {
+///         Ok(KBox::pin(Self(card), GFP_KERNEL)?)
+///     }
+///
+///     fn ioctl(&self, command: u32, _argument: usize) -> Result<isize> {
+///         match command {
+///             0 => Ok(isize::try_from(self.0.serial)?),
+///             _ => Err(ENOTTY),
+///         }
+///     }
+/// }
+///
+/// static FILE_OPS: FileOps<File> = FileOps::new();
+///
+/// fn register(module: &'static ThisModule, card: Arc<Card>) -> Result<Pin<KBox<Node<File>>>> {
+///     KBox::pin_init(Node::new(c"card", &FILE_OPS, module, card), GFP_KERNEL)
+/// }
+/// ```
 pub trait OpenFile: Send + Sync + Sized + 'static {
     /// Data that all files of a node share.
     type Device: Send + Sync + 'static;

@@ -48,6 +48,36 @@ pub trait Shrink: Send + Sync + 'static {
 ///
 /// The drop may sleep. In a callback, in atomic context and in a call of the shrinker it returns
 /// immediately, and a worker frees the shrinker.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::Arc;
+/// use kernel::sync::atomic::Atomic;
+/// use kernel::sync::atomic::ordering::Relaxed;
+/// use rust_hmm::kernel::shrinker::Shrink;
+/// use rust_hmm::kernel::shrinker::Shrinker;
+///
+/// /// Number of cached objects.
+/// struct Cache(Atomic<usize>);
+///
+/// impl Shrink for Cache {
+///     fn count(&self) -> usize {
+///         self.0.load(Relaxed)
+///     }
+///
+///     fn scan(&self, objects: usize) -> usize {
+///         let freed = objects.min(self.count());
+///         self.0.store(self.count() - freed, Relaxed);
+///         freed
+///     }
+/// }
+///
+/// let cache = Arc::new(Cache(Atomic::new(0)), GFP_KERNEL)?;
+/// let shrinker = Shrinker::new(c"example", cache)?;
+/// # Ok::<(), Error>(())
+/// ```
 pub struct Shrinker<T: Shrink> {
     _registered: Deferred<RegisteredShrinker<T>>,
 }

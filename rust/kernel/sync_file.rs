@@ -23,6 +23,28 @@ use kernel::{
 /// There is no sync file for a [`Fence`](super::fence::Fence), because a driver that imports the
 /// file may wait for it in memory reclaim.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::dma_fence::DmaDriverFence;
+/// use rust_hmm::kernel::fence::Fence;
+/// use rust_hmm::kernel::sync_file::SyncFile;
+///
+/// /// Returns a descriptor that other drivers can wait for. The last step of an ioctl, because the
+/// /// process can use the descriptor from then on.
+/// fn export(pending: &DmaDriverFence) -> Result<i32> {
+///     let file = SyncFile::new(&pending.fence())?;
+///     let fd = file.fd();
+///     file.install();
+///     Ok(fd)
+/// }
+///
+/// fn import(fd: i32) -> Result<Fence> {
+///     Fence::of(&SyncFile::fence(fd)?)
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// `fd` is reserved in the current process, and `file` a sync file of which we own a reference.

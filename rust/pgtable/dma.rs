@@ -37,6 +37,18 @@ use kernel::{
 
 /// The format `F` with DMA addresses for system pages: for devices with a
 /// [`DmaDevice`](crate::mm::dma::DmaDevice), see [`Device::dma`](crate::mirror::Device::dma).
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::pgtable::DmaFormat;
+/// use rust_hmm::pgtable::Format;
+/// use rust_hmm::pgtable::Radix4;
+///
+/// // `Device::Format` of a device behind an IOMMU.
+/// assert!(<DmaFormat<Radix4> as Format>::DMA);
+/// assert!(!<Radix4 as Format>::DMA);
+/// ```
 pub enum DmaFormat<F> {
     /// Never constructed: the type is used only as a type parameter.
     #[doc(hidden)]

@@ -3,6 +3,18 @@
 //! The library's representation of a device PTE, independent of the device's format.
 
 /// A device PTE: the page that the device accesses, and the access rights.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::pgtable::DevicePte;
+///
+/// let entry = DevicePte::system(0x1234, true);
+/// assert_eq!(entry.plus(1).number(), 0x1235);
+/// // A TLB entry that allows writes is stale once the page is write-protected.
+/// assert!(entry.is_outdated_by(entry.write_protected()));
+/// assert!(!entry.write_protected().is_outdated_by(entry));
+/// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct DevicePte(u64);

@@ -26,6 +26,24 @@ struct FlushSpan(Option<PageRange>);
 ///
 /// Dropping a batch that was not started is memory safe, because its table pages are not reused.
 /// However, the device may continue to use stale translations, so that an alarm is raised.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::pgtable::DevicePte;
+/// use rust_hmm::pgtable::Flusher;
+/// use rust_hmm::pgtable::Format;
+/// use rust_hmm::pgtable::Table;
+///
+/// /// Removes the entries of a range, and waits until the device does not use them.
+/// fn remove<F: Format>(table: &mut Table<F>, tlb: &impl Flusher, range: PageRange) {
+///     let mut batch = table.batch();
+///     table.for_each(range, &mut batch, |_, entry| *entry = DevicePte::NONE);
+///     let _flushed = batch.start(tlb).wait(tlb);
+///     // The pages can be reused from here on.
+/// }
+/// ```
 #[must_use = "the device may still use removed entries"]
 pub struct FlushBatch<F: Format> {
     /// Address of the pool of the table, for comparison. It is never dereferenced.

@@ -73,6 +73,40 @@ impl_word!(u64, write_u64);
 ///
 /// [`FormatOf`](super::FormatOf) implements this trait for a format that is described by the
 /// positions of its bits.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::pgtable::DevicePte;
+/// use rust_hmm::pgtable::Format;
+///
+/// /// Three levels of 256 entries of 32 bits; pages of 4 KiB and 1 MiB.
+/// enum Small {}
+///
+/// impl Format for Small {
+///     type Word = u32;
+///
+///     const LEVELS: u32 = 3;
+///     const BITS: u32 = 8;
+///     const LEAVES: &'static [u32] = &[0, 8];
+///
+///     fn can_hold(entry: DevicePte) -> bool {
+///         entry.number() >> 20 == 0
+///     }
+///
+///     fn can_link(address: u64) -> bool {
+///         address >> 32 == 0
+///     }
+///
+///     fn table(_level: u32, address: u64) -> u32 {
+///         address as u32 | 1
+///     }
+///
+///     fn leaf(_order: u32, entry: DevicePte) -> u32 {
+///         (entry.number() << 12) as u32 | u32::from(entry.may_be_dirty()) << 2 | 2
+///     }
+/// }
+/// ```
 pub trait Format: Sized + Send + Sync + 'static {
     /// Type of an entry.
     type Word: Word;

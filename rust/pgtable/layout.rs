@@ -76,6 +76,36 @@ impl Bits {
 /// [`Format`].
 ///
 /// Fields that overlap or do not fit into the word cause a compile error.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::pgtable::Bits;
+/// use rust_hmm::pgtable::Format;
+/// use rust_hmm::pgtable::FormatOf;
+/// use rust_hmm::pgtable::Layout;
+///
+/// struct Simple;
+///
+/// impl Layout for Simple {
+///     type Word = u64;
+///
+///     const LEVELS: u32 = 4;
+///     const BITS_PER_LEVEL: u32 = 9;
+///     const LEAVES: &'static [u32] = &[0, 9];
+///     const BITS: Bits = Bits {
+///         valid: 0,
+///         table: 1,
+///         write: 2,
+///         device: 3,
+///         exclusive: None,
+///         number: 12,
+///         number_bits: 36,
+///     };
+/// }
+///
+/// assert!(FormatOf::<Simple>::can_link(0x1000));
+/// ```
 pub trait Layout: Send + Sync + 'static {
     /// Type of an entry: `u32` or `u64`.
     type Word: Word + Into<u64> + TryFrom<u64>;

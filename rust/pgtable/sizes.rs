@@ -54,6 +54,17 @@ use kernel::sync::{
 
 /// The format `F`, for MMUs that need break-before-make: of 64-bit Arm those without FEAT_BBM level
 /// 2.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::pgtable::BreakBeforeMake;
+/// use rust_hmm::pgtable::Format;
+/// use rust_hmm::pgtable::formats::Lpae;
+///
+/// assert!(BreakBeforeMake::<Lpae>::break_before_make());
+/// assert!(!Lpae::break_before_make());
+/// ```
 pub struct BreakBeforeMake<F>(PhantomData<fn() -> F>);
 
 impl<F: Format> Format for BreakBeforeMake<F> {

@@ -224,6 +224,29 @@ impl<F: Format> Drop for Prealloc<F> {
 }
 
 /// A device page table. Updates need exclusive access, usually by the table lock.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::pgtable::DevicePte;
+/// use rust_hmm::pgtable::Radix4;
+/// use rust_hmm::pgtable::Table;
+///
+/// let mut table = Table::<Radix4>::new()?;
+/// let mut spares = table.reader().spares();
+/// spares.refill()?;
+/// let mut batch = table.batch();
+/// let page = PageRange::from_pages(0x1000, 1)?;
+/// table.install(page, &mut spares, &mut batch, |_, entry| {
+///     *entry = DevicePte::system(0x1234, false);
+/// })?;
+/// assert_eq!(table.get(0x1000).number(), 0x1234);
+/// // No entry was replaced, so that nothing has to be flushed.
+/// assert!(batch.is_empty());
+/// # Ok::<(), Error>(())
+/// ```
 pub struct Table<F: Format> {
     pub(super) pool: Arc<Pool<F>>,
     pub(super) root: u32,

@@ -23,6 +23,18 @@ use kernel::prelude::*;
 /// ([`TableMemory::with_device_pages_at`](crate::mm::table_memory::TableMemory::with_device_pages_at)).
 ///
 ///
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::pgtable::DevicePte;
+/// use rust_hmm::pgtable::Format;
+/// use rust_hmm::pgtable::formats::Gfx9;
+///
+/// // The lowest bit of an entry says that it is valid.
+/// assert_eq!(Gfx9::leaf(0, DevicePte::system(0x1234, true)) & 1, 1);
+/// assert!(!Gfx9::can_link(1 << 48));
+/// ```
 pub enum Gfx9 {}
 
 impl Gfx9 {

@@ -26,6 +26,22 @@ use kernel::prelude::*;
 /// [`BreakBeforeMake`](crate::pgtable::BreakBeforeMake). When a page migrates, its entry gets
 /// another address and possibly other attributes, and is read-only until the flush has completed.
 /// Until then an MMU may use the old or the new page; the library frees the old page afterwards.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::pgtable::BreakBeforeMake;
+/// use rust_hmm::pgtable::DmaFormat;
+/// use rust_hmm::pgtable::formats::Lpae;
+///
+/// /// `Device::Format` of a device with DMA addresses, without FEAT_BBM level 2.
+/// type DeviceFormat = DmaFormat<BreakBeforeMake<Lpae>>;
+///
+/// /// Sets the device up for the attributes of the entries.
+/// fn set_up(write_mair: impl FnOnce(u64)) {
+///     write_mair(Lpae::MAIR);
+/// }
+/// ```
 pub enum LpaeGranule<const GRANULE_SHIFT: u32> {}
 
 /// A granule of 4 KiB, with 48 bits of input address: levels 0 to 3 of the architecture, which are

@@ -123,6 +123,31 @@ use worker::{
 ///
 /// The drop may sleep. In a callback, with a table lock held or in a section it returns at once;
 /// a worker then evicts the pages after the callback has returned.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::memory::CopyJob;
+/// use rust_hmm::memory::Memory;
+/// use rust_hmm::memory::MemoryOps;
+/// use rust_hmm::mm::device_pages::MemoryKind;
+///
+/// struct Vram;
+///
+/// impl MemoryOps for Vram {
+///     // This device cannot copy: the pages stay in system memory.
+///     fn copy(&self, job: CopyJob) {
+///         job.complete(Err(EOPNOTSUPP));
+///     }
+/// }
+///
+/// let memory = KBox::pin_init(Memory::new(Vram, MemoryKind::Private, 4096), GFP_KERNEL)?;
+/// assert_eq!(memory.limit(), 4096);
+/// // In a suspend callback: no page stays on the device.
+/// assert_eq!(memory.evict_all()?, 0);
+/// # Ok::<(), Error>(())
+/// ```
 pub struct Memory<M: MemoryOps> {
     parts: Deferred<MemoryParts<M>>,
 }

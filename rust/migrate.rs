@@ -79,6 +79,24 @@ impl<D: Device> Mirror<D> {
 }
 
 /// A migration that has not started yet.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::migrate::PageOutcome;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+/// use rust_hmm::mm::addr::PageRange;
+///
+/// /// Migrates 16 pages to the device, and returns whether all are there now.
+/// fn migrate<D: Device>(mirror: &Mirror<D>, start: usize) -> Result<bool> {
+///     let range = PageRange::from_pages(start, 16)?;
+///     let mut outcomes = [PageOutcome::None; 16];
+///     mirror.migrate(range).evict(false).outcomes(&mut outcomes).to_device()?;
+///     Ok(outcomes.iter().all(|page| page.has_moved()))
+/// }
+/// ```
 #[must_use = "it does nothing until it is started"]
 pub struct Migrate<'m, D: Device> {
     mirror: &'m Mirror<D>,

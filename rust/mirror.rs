@@ -127,6 +127,41 @@ use invalidate::{
 };
 
 /// Operations of a device that uses the address space of a process. Implemented by the driver.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::memory::Memory;
+/// use rust_hmm::memory::NoMemory;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::pgtable::Radix4;
+///
+/// /// A device without memory, whose TLB flushes have numbers.
+/// struct Gpu {
+///     start_flush: fn(PageRange) -> u64,
+///     wait_for_flush: fn(u64),
+/// }
+///
+/// impl Device for Gpu {
+///     type Memory = NoMemory;
+///     type Format = Radix4;
+///     type Walker = ();
+///     type Flush = u64;
+///
+///     fn memory(&self) -> Option<&Memory<NoMemory>> {
+///         None
+///     }
+///
+///     fn flush_start(&self, range: PageRange) -> u64 {
+///         (self.start_flush)(range)
+///     }
+///
+///     fn flush_wait(&self, flush: u64) {
+///         (self.wait_for_flush)(flush);
+///     }
+/// }
+/// ```
 pub trait Device: Send + Sync + Sized + 'static {
     /// The driver's view of its memory.
     type Memory: MemoryOps;
@@ -278,6 +313,29 @@ pub trait Device: Send + Sync + Sized + 'static {
 ///
 /// The drop may sleep. In a callback, in a section, or with a table lock held, it returns
 /// immediately, and a worker tears the mirror down after the callback has returned.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::range_fault::Access;
+///
+/// /// Attaches a device to the current process.
+/// fn attach<D: Device>(device: D) -> Result<Mirror<D>> {
+///     let current = current!();
+///     let mm = current.mm().ok_or(EINVAL)?;
+///     rust_hmm::new_mirror!(mm, device)
+/// }
+///
+/// /// Handles a device fault, in a thread of the driver.
+/// fn device_fault<D: Device>(mirror: &Mirror<D>, range: PageRange, write: bool) -> Result {
+///     mirror.migrate(range).to_device()?;
+///     mirror.fault(range, if write { Access::Write } else { Access::Read })
+/// }
+/// ```
 pub struct Mirror<D: Device>(Deferred<MirrorParts<D>>);
 
 /// Parts of a mirror, in the order of their drop.

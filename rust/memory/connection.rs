@@ -3,6 +3,16 @@
 //! Access of a device to the memory of another one.
 
 /// How pages in the memory of one (device, mirror) pair are moved to, or used by, another pair.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::connection::Connection;
+///
+/// // The weaker of the two directions counts.
+/// assert_eq!(Connection::Unified.min(Connection::Migratable), Connection::Migratable);
+/// assert_eq!(Connection::Migratable.min(Connection::None), Connection::None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Connection {
     /// There is no connection: pages are copied through system memory.

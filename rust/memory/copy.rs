@@ -408,6 +408,34 @@ unsafe fn copy_of<'a>(
 /// ([`Self::is_cancelled`]). Dropping a job fails it with `EIO`. A leaked job blocks its process
 /// forever.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::page::PAGE_SIZE;
+/// use rust_hmm::memory::CopyJob;
+/// use rust_hmm::mirror::PageMemory;
+/// use rust_hmm::mirror::PageMemoryMut;
+/// use rust_hmm::mm::folio::SharedBytes;
+///
+/// /// Copies to or from device memory that the CPU can access as `vram`.
+/// fn execute(job: CopyJob, vram: &SharedBytes) {
+///     let copy = job.copy();
+///     let result = match (&copy.source, &copy.destination) {
+///         // A hole has no source, and must read as zeros.
+///         (None, PageMemoryMut::Device(to)) => vram.clear(to.first * PAGE_SIZE, copy.bytes()),
+///         (Some(PageMemory::Cpu(from)), PageMemoryMut::Device(to)) => {
+///             vram.load(to.first * PAGE_SIZE, from)
+///         }
+///         (Some(PageMemory::Device(from)), PageMemoryMut::Cpu(to)) => {
+///             vram.store(from.first * PAGE_SIZE, to)
+///         }
+///         _ => Err(EINVAL),
+///     };
+///     job.complete(result);
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// The pages of source and destination are alive, and only this job may write the destination.

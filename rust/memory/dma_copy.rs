@@ -58,6 +58,30 @@ impl MappedEndpoint {
 
 /// A [`CopyJob`] whose system memory is mapped for DMA. The memory is unmapped before the job is
 /// completed, so that the device cannot access the pages when their next owner uses them.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::Arc;
+/// use rust_hmm::memory::CopyJob;
+/// use rust_hmm::memory::DmaCopy;
+/// use rust_hmm::mirror::PageAddress;
+/// use rust_hmm::mm::dma::DmaDevice;
+///
+/// /// Programs an engine for each page. The driver calls `complete()` when the engine is done.
+/// fn start(
+///     job: CopyJob,
+///     device: &Arc<DmaDevice>,
+///     mut program: impl FnMut(Option<PageAddress>, PageAddress),
+/// ) -> Result<DmaCopy> {
+///     let copy = DmaCopy::new(job, device)?;
+///     for page in 0..copy.pages() {
+///         program(copy.source(page)?, copy.destination(page)?);
+///     }
+///     Ok(copy)
+/// }
+/// ```
 #[must_use = "dropped, it has failed"]
 pub struct DmaCopy {
     // Dropped before the job, because dropping the job completes it.

@@ -9,6 +9,18 @@ use super::{
 
 /// Memory type of a device without memory: [`Device::Memory`](crate::mirror::Device::Memory). No
 /// value of the type exists, so that no such memory can be created.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::memory::Memory;
+/// use rust_hmm::memory::NoMemory;
+///
+/// /// Returned by `Device::memory()` of a device without memory.
+/// fn memory() -> Option<&'static Memory<NoMemory>> {
+///     None
+/// }
+/// ```
 pub enum NoMemory {}
 
 impl MemoryOps for NoMemory {

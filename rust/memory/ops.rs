@@ -18,6 +18,35 @@ use crate::{
 use kernel::prelude::*;
 
 /// Operations of a driver on the memory of its device.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::new_mutex;
+/// use kernel::sync::Mutex;
+/// use rust_hmm::memory::CopyJob;
+/// use rust_hmm::memory::MemoryOps;
+///
+/// /// A device that copies in a thread of the driver, which takes jobs from the list.
+/// #[pin_data]
+/// struct Vram {
+///     #[pin]
+///     jobs: Mutex<KVec<CopyJob>>,
+/// }
+///
+/// impl MemoryOps for Vram {
+///     fn copy(&self, job: CopyJob) {
+///         // A job that does not fit is dropped, which fails it.
+///         let _ = self.jobs.lock().push_within_capacity(job);
+///     }
+///
+///     // The task that waits for the jobs was killed: none has to be copied.
+///     fn cancelled(&self) {
+///         self.jobs.lock().retain(|job| !job.is_cancelled());
+///     }
+/// }
+/// ```
 pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// Copies the contents of a folio, or fills it with zeros. The copy may complete here, or later
     /// when the driver completes `job`. If it fails, the folio stays at its source, with its

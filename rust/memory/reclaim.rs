@@ -56,6 +56,19 @@ impl<M: MemoryOps> Memory<M> {
     /// # Context
     ///
     /// Any.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rust_hmm::memory::Memory;
+    /// use rust_hmm::memory::MemoryOps;
+    /// use rust_hmm::mm::device_pages::DeviceRange;
+    ///
+    /// /// Called for each 2 MiB block whose access counter has reached its limit.
+    /// fn block_accessed<M: MemoryOps>(memory: &Memory<M>, block: usize) {
+    ///     memory.mark_accessed(DeviceRange { first: block * 512, count: 512 });
+    /// }
+    /// ```
     pub fn mark_accessed(&self, range: DeviceRange) {
         let lru = &self.pages().data().lru;
         let last = range.first.saturating_add(range.count.saturating_sub(1));

@@ -69,6 +69,20 @@ impl<M: MemoryOps> Memory<M> {
     /// # Context
     ///
     /// May sleep. No lock may be held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::prelude::*;
+    /// use rust_hmm::memory::Memory;
+    /// use rust_hmm::memory::MemoryOps;
+    ///
+    /// /// Called by `unbind`, while the device can still copy. Returns whether nothing was lost.
+    /// fn unbind<M: MemoryOps>(memory: &Memory<M>) -> Result<bool> {
+    ///     let (_saved, lost) = memory.unplug()?;
+    ///     Ok(lost == 0)
+    /// }
+    /// ```
     pub fn unplug(&self) -> Result<(usize, usize)> {
         reentry::may_wait()?;
         let ops = self.pages().data();

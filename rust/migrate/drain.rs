@@ -93,6 +93,19 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep. No lock may be held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rust_hmm::mirror::Device;
+    /// use rust_hmm::mirror::Mirror;
+    ///
+    /// /// Closes the mirror of a process that continues to run. Returns the number of pages moved.
+    /// fn close<D: Device>(mirror: Mirror<D>) -> usize {
+    ///     // Pages that remain in device memory are migrated by CPU faults.
+    ///     mirror.drain().unwrap_or(0)
+    /// }
+    /// ```
     // Not inlined, because the stack frames of callers that close files are large.
     #[inline(never)]
     pub fn drain(&self) -> Result<usize> {

@@ -248,6 +248,21 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep. No lock may be held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::prelude::*;
+    /// use rust_hmm::attributes::PreferredLocation;
+    /// use rust_hmm::mirror::Device;
+    /// use rust_hmm::mirror::Mirror;
+    /// use rust_hmm::mm::addr::PageRange;
+    ///
+    /// /// Returns whether all pages of a range should be on the device.
+    /// fn belongs_here<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result<bool> {
+    ///     Ok(mirror.attributes(range)?.preferred == Some(PreferredLocation::Device))
+    /// }
+    /// ```
     pub fn attributes(&self, range: PageRange) -> Result<CommonAttributes> {
         reentry::may_wait()?;
         let space = self.space()?;

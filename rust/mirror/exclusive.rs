@@ -59,6 +59,31 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep. No lock may be held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::prelude::*;
+    /// use kernel::page::PAGE_MASK;
+    /// use rust_hmm::mirror::Device;
+    /// use rust_hmm::mirror::Mirror;
+    /// use rust_hmm::mm::addr::PageRange;
+    ///
+    /// /// Calls `command` for an atomic operation of the device on a page exclusive to it.
+    /// fn atomic<D: Device>(mirror: &Mirror<D>, addr: usize, command: impl Fn()) -> Result {
+    ///     let page = PageRange::from_pages(addr & PAGE_MASK, 1)?;
+    ///     for _ in 0..100 {
+    ///         mirror.make_exclusive(page)?;
+    ///         let table = mirror.lock_table()?;
+    ///         // An access of the CPU may have ended the exclusive access already.
+    ///         if table.any_exclusive(page) {
+    ///             command();
+    ///             return Ok(());
+    ///         }
+    ///     }
+    ///     Err(EBUSY)
+    /// }
+    /// ```
     pub fn make_exclusive(&self, range: PageRange) -> Result {
         reentry::may_wait()?;
         let mut prealloc = self.prealloc();

@@ -204,6 +204,27 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep. No lock may be held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::prelude::*;
+    /// use rust_hmm::mirror::Device;
+    /// use rust_hmm::mirror::Mirror;
+    /// use rust_hmm::mm::addr::PageRange;
+    /// use rust_hmm::mm::range_fault::Access;
+    ///
+    /// /// Handles a fault, and reports to the device whether it may replay the access.
+    /// fn replay<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result<bool> {
+    ///     match mirror.fault(range, Access::Read) {
+    ///         Ok(()) => Ok(true),
+    ///         // The range changes too often: the access faults again.
+    ///         Err(error) if error == EBUSY => Ok(true),
+    ///         Err(error) if error == EFAULT => Ok(false),
+    ///         Err(error) => Err(error),
+    ///     }
+    /// }
+    /// ```
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
         self.fault_from(range, access, TilePages::Pull, &mut 0)
     }

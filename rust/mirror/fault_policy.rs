@@ -45,6 +45,28 @@ use kernel::{
 };
 
 /// Result of a fault.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::range_fault::Access;
+/// use rust_hmm::policy::Density;
+///
+/// /// Handles a write fault. The policy and the attributes decide what migrates. Returns whether
+/// /// all pages did.
+/// fn write_fault<D: Device>(
+///     mirror: &Mirror<D>,
+///     range: PageRange,
+///     policy: &Density,
+/// ) -> Result<bool> {
+///     let outcome = mirror.fault_with_policy(range, Access::Write, policy)?;
+///     Ok(outcome.moved == range.pages())
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultOutcome {
     /// Pages that moved to the device.

@@ -5,6 +5,16 @@
 use core::ops::AddAssign;
 
 /// Outcome of a migration for one page.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::migrate::PageOutcome;
+///
+/// assert!(PageOutcome::Moved.has_moved());
+/// // The device memory is full, for example: the page can still be mapped where it is.
+/// assert!(!PageOutcome::NoMemory.has_moved());
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageOutcome {

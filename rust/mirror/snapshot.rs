@@ -29,6 +29,28 @@ use crate::{
 use kernel::prelude::*;
 
 /// State of one page in the CPU page table, see [`Mirror::snapshot`].
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+/// use rust_hmm::mirror::PageLocation;
+/// use rust_hmm::mirror::Snapshot;
+/// use rust_hmm::mm::addr::PageRange;
+///
+/// /// Returns the number of pages of a range that are in the device's memory.
+/// fn on_device<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result<usize> {
+///     let mut count = 0;
+///     mirror.snapshot(range, |page| {
+///         if let Snapshot::Page { location: PageLocation::Device, .. } = page {
+///             count += 1;
+///         }
+///     })?;
+///     Ok(count)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Snapshot {
     /// The page cannot be accessed.

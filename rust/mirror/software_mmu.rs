@@ -84,6 +84,20 @@ impl<T> Drop for EngineGuard<'_, T> {
 
 /// Walkers of a device, one for each engine, shared by all its mirrors. Each walker has data of the
 /// driver, such as a TLB, which only its engine and flushes access.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mirror::Walkers;
+///
+/// // Two engines; the data of each is a TLB of one entry.
+/// let walkers = Walkers::new(2, |_| Ok(None::<usize>))?;
+/// walkers.with(1, |tlb| *tlb = Some(0x1000));
+/// assert_eq!(walkers.with(0, |tlb| *tlb), Some(None));
+/// assert_eq!(walkers.with(2, |tlb| *tlb), None);
+/// # Ok::<(), Error>(())
+/// ```
 pub struct Walkers<T>(KVec<Pin<KBox<EngineWalker<T>>>>);
 
 impl<T: Send + Unpin> Walkers<T> {
@@ -205,6 +219,28 @@ pub struct TableTranslation {
 /// # Context
 ///
 /// The owner of a section must not sleep.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+/// use rust_hmm::mirror::PageMemory;
+///
+/// /// Reads by engine 0. Returns whether the page was present; if not, the engine faults.
+/// fn read<D: Device>(mirror: &Mirror<D>, page: usize, to: &mut [u8]) -> Result<bool> {
+///     let section = mirror.enter(0)?;
+///     let Some(leaf) = section.walk(page) else {
+///         return Ok(false);
+///     };
+///     match section.resolve(page, &leaf) {
+///         Ok(PageMemory::Cpu(pages)) => pages.read(0, to).map(|()| true),
+///         // Device memory, which this device does not have, or a concurrent update.
+///         _ => Ok(false),
+///     }
+/// }
+/// ```
 pub struct AccessSection<'m, D: Device> {
     walker: EngineGuard<'m, D::Walker>,
     inner: &'m MirrorShared<D>,

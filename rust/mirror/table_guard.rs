@@ -46,6 +46,31 @@ use kernel::{
 };
 
 /// Guard of the table lock. Entries do not change until it is dropped.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+/// use rust_hmm::mirror::PageMemoryMut;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::range_fault::Access;
+///
+/// /// Adds to a word of the process, as a device without a TLB.
+/// fn add<D: Device>(mirror: &Mirror<D>, page: PageRange, offset: usize) -> Result<u64> {
+///     for _ in 0..100 {
+///         let table = mirror.lock_table()?;
+///         if let Some(PageMemoryMut::Cpu(pages)) = table.writable(page.start()) {
+///             return pages.fetch_add_u64(offset, 1);
+///         }
+///         // A fault with the table lock held would fail with `EDEADLK`.
+///         drop(table);
+///         mirror.fault(page, Access::Write)?;
+///     }
+///     Err(EBUSY)
+/// }
+/// ```
 pub struct TableGuard<'a, D: Device> {
     guard: MutexGuard<'a, MirrorState<D::Format>>,
     mirror: &'a Mirror<D>,

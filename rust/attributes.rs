@@ -136,6 +136,27 @@ impl Attributes {
 
 /// A change of attributes; `None` keeps an attribute. `accessed_by` is changed for the mirror's
 /// device only.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::attributes::AttributeUpdate;
+/// use rust_hmm::attributes::PreferredLocation;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+/// use rust_hmm::mm::addr::PageRange;
+///
+/// /// Keeps a range of input data on the device. The other attributes do not change.
+/// fn pin_input<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result {
+///     let update = AttributeUpdate {
+///         preferred: Some(PreferredLocation::Device),
+///         read_mostly: Some(true),
+///         ..AttributeUpdate::default()
+///     };
+///     mirror.set_attributes(range, &update)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttributeUpdate {
     /// See [`Attributes::preferred`].
@@ -176,6 +197,22 @@ impl AttributeUpdate {
 }
 
 /// Attributes that all pages of a range have in common; `None` for an attribute that differs.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::attributes::Attributes;
+/// use rust_hmm::attributes::CommonAttributes;
+///
+/// let mut huge = Attributes::DEFAULT;
+/// huge.set_granularity(Some(9))?;
+/// let both = CommonAttributes::of(Attributes::DEFAULT).and(huge);
+/// assert_eq!(both.read_mostly, Some(false));
+/// // The two differ in this one.
+/// assert_eq!(both.granularity, None);
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommonAttributes {
     /// See [`Attributes::preferred`].

@@ -151,6 +151,24 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// As [`Migrate::to_device`](crate::migrate::Migrate::to_device).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::prelude::*;
+    /// use rust_hmm::connection::Connection;
+    /// use rust_hmm::mirror::Device;
+    /// use rust_hmm::mirror::Mirror;
+    /// use rust_hmm::mm::addr::PageRange;
+    ///
+    /// /// Moves pages to a device from the one that wrote them, unless it can use them in place.
+    /// fn hand_over<D: Device>(range: PageRange, from: &Mirror<D>, to: &Mirror<D>) -> Result {
+    ///     if to.connection(from) != Connection::Unified {
+    ///         to.pull(range, from)?;
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
     pub fn pull(&self, range: PageRange, source: &Self) -> Result<Outcome> {
         reentry::may_wait()?;
         if self.mm_id() != source.mm_id() {

@@ -68,6 +68,29 @@ pub enum Coherence {
 }
 
 /// A lock that was granted.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::Arc;
+/// use rust_hmm::host_lock::Coherence;
+/// use rust_hmm::host_lock::LockError;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::dma::DmaDevice;
+///
+/// /// Pins a buffer for a device that cannot fault. Returns the address for its commands.
+/// fn lock_buffer<D: Device>(
+///     mirror: &Mirror<D>,
+///     range: PageRange,
+///     device: &Arc<DmaDevice>,
+/// ) -> Result<usize, LockError> {
+///     let grant = mirror.lock(range, core::slice::from_ref(device), Coherence::Coarse)?;
+///     Ok(grant.device_address)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockGrant {
     /// Address by which devices access the range, and by which it is unlocked.
@@ -103,6 +126,20 @@ impl From<Error> for LockError {
 ///
 /// The drop may sleep. In a callback, with a table lock held and in an access section, a worker
 /// unpins the pages instead.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::host_lock::PinnedRange;
+/// use rust_hmm::mm::dma::DmaAddress;
+/// use rust_hmm::mm::dma::DmaDevice;
+///
+/// /// Begins a command that reads the page at `address`.
+/// fn begin(region: &PinnedRange, device: &DmaDevice, address: usize) -> Option<DmaAddress> {
+///     region.sync(device, address, true);
+///     region.dma(device, address)
+/// }
+/// ```
 pub struct PinnedRange {
     range: PageRange,
     grain: Coherence,

@@ -137,6 +137,30 @@ pub fn map(vma: &VmaNew) -> Result<bool> {
 
 /// A managed allocation. Its pages are recognised by the offsets of their mappings, so that other
 /// memory that the process has mapped there since is not treated as part of it.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::miscdevice::FileOps;
+/// use rust_hmm::kernel::miscdevice::OpenFile;
+/// use rust_hmm::managed::allocate;
+/// use rust_hmm::managed::Flags;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+///
+/// /// Allocates memory whose pages are on the device from the beginning. Returns its address.
+/// fn alloc_on_device<F: OpenFile, D: Device>(
+///     files: &'static FileOps<F>,
+///     fd: i32,
+///     mirror: &Mirror<D>,
+/// ) -> Result<usize> {
+///     let flags = Flags { host_shared: false, populate: true, huge: true };
+///     let memory = allocate(files, fd, 4 << 20, flags)?;
+///     mirror.finish_allocation(&memory)?;
+///     Ok(memory.range().start())
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     range: PageRange,

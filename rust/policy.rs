@@ -81,6 +81,27 @@ pub enum Decision {
 }
 
 /// A placement policy. Each mirror has a policy object of its own.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::policy::Decision;
+/// use rust_hmm::policy::FaultInfo;
+/// use rust_hmm::policy::Policy;
+///
+/// /// Migrates what the device writes, and maps what it reads in place.
+/// struct OnWrite;
+///
+/// impl Policy for OnWrite {
+///     fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
+///         if wanted.write && wanted.free != 0 {
+///             Decision::Move { range: wanted.range, evict: false }
+///         } else {
+///             Decision::InPlace(wanted.range)
+///         }
+///     }
+/// }
+/// ```
 pub trait Policy: Send + Sync {
     /// Decides about a device fault.
     ///

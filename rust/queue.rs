@@ -218,6 +218,21 @@ impl QueueShared {
 ///
 /// The drop may sleep. In a callback, in atomic context and in an operation of the queue it returns
 /// immediately, and a worker waits and cancels.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::identity::FenceType;
+/// use rust_hmm::queue::Queue;
+///
+/// let queue = Queue::new(FenceType::NONE, 16)?;
+/// let first = queue.submit(KVec::new(), |_| Ok(()))?;
+/// queue.wait(first)?;
+/// let last = queue.submit(KVec::new(), |stop| stop.check())?;
+/// assert_eq!(last.synchronize(None), Ok(()));
+/// # Ok::<(), Error>(())
+/// ```
 pub struct Queue(Deferred<QueueThread>);
 
 /// The state and the thread of a queue.

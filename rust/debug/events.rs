@@ -71,6 +71,22 @@ impl NotifierEvent {
 }
 
 /// An event. Numbers of pages count pages of 4 KiB.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::debug::events::Event;
+///
+/// /// Returns the line of a driver's own trace for an event.
+/// fn describe(event: &Event) -> Option<(&'static str, usize)> {
+///     match event {
+///         Event::FaultBegin { range, .. } => Some(("fault", range.pages())),
+///         Event::MigrateEnd { moved, .. } => Some(("moved", *moved)),
+///         Event::Evict { pages, .. } => Some(("evicted", *pages)),
+///         _ => None,
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     /// The library begins to handle a device fault.

@@ -49,6 +49,20 @@ pub enum Counter {
 const COUNTER_COUNT: usize = Counter::Pauses as usize + 1;
 
 /// Counters of a mirror or of device memory, one for each [`Counter`].
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::debug::stats::Counter;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+///
+/// /// Returns the average time of a device fault in nanoseconds.
+/// fn fault_ns<D: Device>(mirror: &Mirror<D>) -> Option<u64> {
+///     let stats = mirror.stats();
+///     stats.get(Counter::FaultNs).checked_div(stats.get(Counter::Faults))
+/// }
+/// ```
 pub struct Stats([Atomic<u64>; COUNTER_COUNT]);
 
 impl Stats {

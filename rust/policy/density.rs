@@ -102,6 +102,18 @@ pub(super) fn region(resident: &PageSet, touched: Range<usize>, threshold: usize
 }
 
 /// The default policy. Each mirror must have its own.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::policy::Density;
+/// use rust_hmm::policy::Parameters;
+///
+/// // Migrates sooner than by default: from 25 per cent of the pages on.
+/// let policy = Density::new(Parameters { threshold: 25, ..Parameters::DEFAULT })?;
+/// # Ok::<(), Error>(())
+/// ```
 #[pin_data]
 pub struct Density {
     parameters: Parameters,

@@ -148,6 +148,18 @@ impl PoolShared {
 ///
 /// Dropping it may sleep. In a callback, in atomic context, and in a thread of the pool, the drop
 /// returns immediately, and a work item waits for the threads.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::queue::WorkerPool;
+///
+/// // Two threads that help with the operations of all queues. Returned by
+/// // `HasMirror::worker_pool()`.
+/// let pool = WorkerPool::new(2)?;
+/// # Ok::<(), Error>(())
+/// ```
 pub struct WorkerPool(Deferred<PoolThreads>);
 
 /// Threads of a pool and their shared state.

@@ -40,6 +40,40 @@ use kernel::{
 };
 
 /// An object that has a mirror, and keeps it open while an operation uses it.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::Arc;
+/// use rust_hmm::mirror::Device;
+/// use rust_hmm::mirror::Mirror;
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::queue::HasMirror;
+/// use rust_hmm::queue::Queue;
+/// use rust_hmm::queue::TransferReport;
+///
+/// /// An open file, which stays open as long as an operation of its queue needs the mirror.
+/// struct File<D: Device> {
+///     mirror: Mirror<D>,
+///     queue: Queue,
+/// }
+///
+/// impl<D: Device> HasMirror for File<D> {
+///     type Device = D;
+///
+///     fn mirror(&self) -> &Mirror<D> {
+///         &self.mirror
+///     }
+/// }
+///
+/// fn prefetch<D: Device>(file: &Arc<File<D>>, range: PageRange) -> Result<usize> {
+///     let report = Arc::new(TransferReport::new(), GFP_KERNEL)?;
+///     let fence = file.queue.prefetch(KVec::new(), file.clone(), range, &report)?;
+///     fence.synchronize(None)?;
+///     Ok(report.moved())
+/// }
+/// ```
 pub trait HasMirror: Send + Sync + Sized + 'static {
     /// The device of the mirror.
     type Device: Device;

@@ -44,7 +44,7 @@ Run
                    (ARCH=amd64|arm64|arm64-16k)
   pictures         the pictures of hmmctl in the README
 Check, without a VM
-  check            format, lints, documents, compile-fail tests
+  check            format, lints, documents, examples, compile-fail tests
   lint             types of the library and the sample drivers, in seconds
   host-tests       KUnit suites of pure code, as ordinary tests on this machine (T=)
   prose            share of comment and document lines in unusual terms, by folder (LIST=1)

@@ -235,14 +235,14 @@ impl<F: Format> Drop for Prealloc<F> {
 /// use rust_hmm::pgtable::Table;
 ///
 /// let mut table = Table::<Radix4>::new()?;
-/// let mut spares = table.reader().spares();
-/// spares.refill()?;
+/// let mut prealloc = table.reader().prealloc();
+/// prealloc.refill()?;
 /// let mut batch = table.batch();
-/// let page = PageRange::from_pages(0x1000, 1)?;
-/// table.install(page, &mut spares, &mut batch, |_, entry| {
+/// let page = PageRange::from_pages(0x1_0000, 1)?;
+/// table.install(page, &mut prealloc, &mut batch, |_, entry| {
 ///     *entry = DevicePte::system(0x1234, false);
 /// })?;
-/// assert_eq!(table.get(0x1000).number(), 0x1234);
+/// assert_eq!(table.get(0x1_0000).number(), 0x1234);
 /// // No entry was replaced, so that nothing has to be flushed.
 /// assert!(batch.is_empty());
 /// # Ok::<(), Error>(())

@@ -101,12 +101,17 @@ enum PolicyResult {
     Served(FaultOutcome),
     /// The policy requires to retry after this time in ms.
     Later(u64),
+    /// The page was cached as immovable, but the fault itself has moved it: to system memory, from
+    /// where it can move to the device. Decide again without the cache.
+    Again,
 }
 
 /// Action for a fault.
 enum FaultAction {
     /// As the policy decided.
     Place(Decision),
+    /// Map these pages in place, because they are cached as immovable.
+    Keep(PageRange),
     /// Migrate these pages to the device from wherever they are, because of their attributes.
     Bring(PageRange),
 }
@@ -137,22 +142,27 @@ impl<D: Device> Mirror<D> {
         let mut served = FaultOutcome::default();
         let mut rest = Some(range);
         let mut delays = 0;
+        let mut cached = true;
         while let Some(range) = rest {
             let space = self.space()?;
             let part = self.uniform_prefix(&space, range);
-            let done =
-                match self.serve_part(&space, part, access, policy, delays < POLICY_MAX_DELAYS)? {
-                    PolicyResult::Served(done) => done,
-                    PolicyResult::Later(ms) => {
-                        delays += 1;
-                        // Drop the reference to the mm, so that the wait does not delay
-                        // exit_mmap().
-                        drop(space);
-                        self.delay(ms)?;
-                        continue;
-                    }
-                };
+            let may_wait = delays < POLICY_MAX_DELAYS;
+            let done = match self.serve_part(&space, part, access, policy, may_wait, cached)? {
+                PolicyResult::Served(done) => done,
+                PolicyResult::Later(ms) => {
+                    delays += 1;
+                    // Drop the reference to the mm, so that the wait does not delay exit_mmap().
+                    drop(space);
+                    self.delay(ms)?;
+                    continue;
+                }
+                PolicyResult::Again => {
+                    cached = false;
+                    continue;
+                }
+            };
             delays = 0;
+            cached = true;
             served.moved += done.moved;
             served.in_place |= done.in_place;
             rest = range.from_address(part.end());
@@ -195,6 +205,9 @@ impl<D: Device> Mirror<D> {
             .unwrap_or(range)
     }
 
+    /// Handles a fault on `range`, whose pages have the same attributes. `may_wait` is whether the
+    /// policy may delay it. `cached` is whether the cache of immovable memory is used; without it,
+    /// [`PolicyResult::Again`] is not returned.
     fn serve_part(
         &self,
         space: &AddressSpace,
@@ -202,12 +215,14 @@ impl<D: Device> Mirror<D> {
         access: Access,
         policy: &dyn Policy,
         may_wait: bool,
+        cached: bool,
     ) -> Result<PolicyResult> {
         let mut served = FaultOutcome::default();
         let mut again = None;
+        let mut kept = false;
         let mut tiles = TilePages::Pull;
         let plan = match self.device().memory() {
-            Some(_) => self.place(space, range, access, policy),
+            Some(_) => self.place(space, range, access, policy, cached),
             None => Ok(FaultAction::Place(Decision::InPlace(range))),
         };
         let around = match plan {
@@ -249,11 +264,23 @@ impl<D: Device> Mirror<D> {
                 tiles = TilePages::ToSystem;
                 Some(all)
             }
+            Ok(FaultAction::Keep(all)) => {
+                served.in_place = true;
+                kept = true;
+                Some(all)
+            }
             // Nothing is mapped: `fault_from()` returns the proper error.
             Err(error) if error == EFAULT => None,
             Err(error) => return Err(error),
         };
         self.fault_from(range, access, tiles, &mut 0)?;
+        // A page in the memory of another device does not migrate directly, and is cached as
+        // immovable. But the fault has moved it to system memory, and the notifier event of that
+        // has removed it from the cache. Without a new decision, this page and all that moved with
+        // it would be mapped in place, so that no further fault migrates them.
+        if kept && self.known_immovable(range).is_none() && !self.is_here(range.start()) {
+            return Ok(PolicyResult::Again);
+        }
         if let Some(all) = again.filter(|_| !self.is_here(range.start())) {
             // The pages were on another device, or shared after a fork, and the fault has moved
             // them to system memory. Migrate them again. End with a fault, because two devices
@@ -374,6 +401,12 @@ impl<D: Device> Mirror<D> {
         })
     }
 
+    /// Returns the pages around `range` that are cached as immovable. Returns `None` if a page of
+    /// `range` is not.
+    fn known_immovable(&self, range: PageRange) -> Option<PageRange> {
+        self.inner().lock().immovable.around(range, self.now())
+    }
+
     /// Returns whether the page at `addr` is in the device's memory.
     fn is_here(&self, addr: usize) -> bool {
         self.inner().lock().table.get(addr).is_device()
@@ -400,6 +433,7 @@ impl<D: Device> Mirror<D> {
         range: PageRange,
         access: Access,
         policy: &dyn Policy,
+        cached: bool,
     ) -> Result<FaultAction> {
         let memory = self.device().memory().ok_or(ENODEV)?;
         let AttributesAt {
@@ -415,10 +449,9 @@ impl<D: Device> Mirror<D> {
                 around.map_or(range, |all| all.union(&range)),
             )));
         }
-        let known = self.inner().lock().immovable.around(range, self.now());
-        if let Some(around) = known {
+        if let Some(around) = self.known_immovable(range).filter(|_| cached) {
             let around = around.intersect(&limits).unwrap_or(range);
-            return Ok(FaultAction::Place(Decision::InPlace(around.union(&range))));
+            return Ok(FaultAction::Keep(around.union(&range)));
         }
         if whole {
             return Ok(FaultAction::Bring(limits.union(&range)));

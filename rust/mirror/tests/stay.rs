@@ -95,6 +95,27 @@ impl Policy for Reported {
     }
 }
 
+/// A policy that migrates the aligned [`Self::PAGES`] pages around the fault.
+struct Chunks;
+
+impl Chunks {
+    /// More than the first window of a CPU fault.
+    const PAGES: usize = 2 * MIN_MIGRATION_PAGES;
+}
+
+impl Policy for Chunks {
+    fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
+        let start = wanted.range.start() & !(Self::PAGES * PAGE_SIZE - 1);
+        let chunk = PageRange::from_pages(start, Self::PAGES).ok();
+        Decision::Move {
+            range: chunk
+                .and_then(|chunk| chunk.intersect(&wanted.limits))
+                .map_or(wanted.range, |chunk| chunk.union(&wanted.range)),
+            evict: true,
+        }
+    }
+}
+
 /// Drains the per-CPU LRU batches. Pages in a batch are not on an LRU list yet, and count as
 /// movable.
 pub(super) fn settle(mirror: &Mirror<TestDevice>) -> Result {
@@ -214,6 +235,39 @@ mod suite {
             .fault_with_policy(range, Access::Read, &SinglePage)?
             .moved;
         assert_eq!(moved, PAGES - 1);
+        Ok(())
+    }
+
+    #[test]
+    fn pages_of_another_device_migrate_although_cached_as_immovable() -> Result {
+        const PAGES: usize = 4 * Chunks::PAGES;
+        // Aligned to a chunk, and within a block.
+        let all = map(2 * PMD_PAGES)?;
+        let range = PageRange::from_pages(all.start().next_multiple_of(PMD_SIZE), PAGES)?;
+        let theirs = shared()?;
+        let owner = super::mirror(&theirs)?;
+        let mine = shared()?;
+        let mirror = super::mirror(&mine)?;
+        for index in 0..PAGES {
+            store(range.address(index), 100 + index as u64)?;
+        }
+        assert_eq!(owner.migrate(range).to_device()?.moved, PAGES);
+        let mut kept = 0;
+        for index in 0..PAGES {
+            let page = PageRange::from_pages(range.address(index), 1)?;
+            if device_load(&mirror, page.start())?.is_none() {
+                let inner = mirror.inner();
+                let now = inner.space.now();
+                kept += usize::from(inner.lock().immovable.around(page, now).is_some());
+                mirror.fault_with_policy(page, Access::Read, &Chunks)?;
+            }
+            let word = device_load(&mirror, page.start())?;
+            assert_eq!(word, Some(100 + index as u64));
+        }
+        // The faults of some pages found them in the cache.
+        assert!(kept != 0);
+        assert_eq!(mine.memory.usage().0, PAGES);
+        assert_eq!(theirs.memory.usage().0, 0);
         Ok(())
     }
 

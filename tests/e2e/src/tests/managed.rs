@@ -13,6 +13,7 @@ use crate::{
     check,
     check_eq, //
 };
+use hmm::abi::HUGE_PAGES;
 use hmm::mapping::has_huge_pages;
 use hmm::placement::{
     Attributes,
@@ -171,15 +172,20 @@ fn populate(ctx: &Ctx) -> Outcome {
 fn any_device(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let other = Device::open(ctx.second).what("open the second")?;
-    let memory = device.alloc(64 * PAGE_SIZE, POPULATE).what("alloc")?;
-    memory.set(3, 0, 10);
-    for round in 0..3 {
-        add(&other, &memory)?;
-        check_eq!(on_device(&other, &memory)?, 64, "pages on the other device, round {round}");
-        add(&device, &memory)?;
-        check_eq!(on_device(&device, &memory)?, 64, "pages on the device, round {round}");
+    // The larger allocation has a block of 2 MiB in which nothing has moved when the other device
+    // first accesses it.
+    for pages in [64, 3 * HUGE_PAGES] {
+        let memory = device.alloc(pages * PAGE_SIZE, POPULATE).what("alloc")?;
+        memory.set(3, 0, 10);
+        for round in 0..3 {
+            let when = format!("of {pages}, round {round}");
+            add(&other, &memory)?;
+            check_eq!(on_device(&other, &memory)?, pages, "pages on the other device {when}");
+            add(&device, &memory)?;
+            check_eq!(on_device(&device, &memory)?, pages, "pages on the device {when}");
+        }
+        check_eq!((memory.get(3, 0), memory.get(4, 0)), (16, 6), "words");
     }
-    check_eq!((memory.get(3, 0), memory.get(4, 0)), (16, 6), "words");
     Ok(())
 }
 

@@ -130,7 +130,10 @@ impl<'a> RegisteredMm<'a> {
 #[kunit_tests(rust_hmm_registration)]
 mod tests {
     use super::*;
-    use crate::mm::vma::MmapGuard;
+    use crate::{
+        inject::ArmedPoint,
+        mm::vma::MmapGuard, //
+    };
     use kernel::page::PAGE_SIZE;
 
     #[test]
@@ -147,6 +150,27 @@ mod tests {
         // Lockdep reports if the call takes the mmap lock, which this task holds.
         let _lock = MmapGuard::lock(mm)?;
         registration.of(mm)?;
+        Ok(())
+    }
+
+    #[test]
+    fn late_task_does_without_the_mmap_lock() -> Result {
+        // SAFETY: The helper has no preconditions. The test task has an mm.
+        let addr = unsafe { bindings::rust_hmm_kunit_mmap(PAGE_SIZE) };
+        assert_ne!(addr, 0);
+        let current = current!();
+        let mm = current.mm().ok_or(EINVAL)?;
+        let registration = KBox::pin_init(Registration::new(MmId::of_user(mm)), GFP_KERNEL)?;
+        // Each attempt to take the mmap lock fails.
+        let point = ArmedPoint::new(FailPoint::MmapLock, 1, true)?;
+        assert_eq!(registration.register(mm), Err(EINTR));
+        drop(point);
+        registration.of(mm)?;
+        let _point = ArmedPoint::new(FailPoint::MmapLock, 1, true)?;
+        // A task that has loaded `done` before the registration above gets here after it. The task
+        // that registered may hold the mmap lock by now.
+        assert!(registration.done.load(Acquire));
+        assert_eq!(registration.register(mm), Ok(()));
         Ok(())
     }
 }

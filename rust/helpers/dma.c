@@ -12,13 +12,18 @@
 #include <linux/slab.h>
 #include <linux/swiotlb.h>
 
-/* Creates a faux device with a DMA mask of 64 bits. Returns NULL if that fails. */
+/*
+ * Creates a faux device with a DMA mask of 64 bits. It is DMA-coherent, because code that runs on
+ * the CPU performs its accesses, through the CPU's caches. Returns NULL if that fails.
+ */
 struct device *rust_hmm_dma_create(const char *name)
 {
 	struct faux_device *faux = faux_device_create(name, NULL, NULL);
 
 	if (!faux)
 		return NULL;
+	/* Before the mask is set, which determines whether pages need a sync. */
+	dev_set_dma_coherent(&faux->dev);
 	if (dma_coerce_mask_and_coherent(&faux->dev, DMA_BIT_MASK(64))) {
 		faux_device_destroy(faux);
 		return NULL;

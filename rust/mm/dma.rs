@@ -213,7 +213,8 @@ impl Drop for OpenDevice<'_> {
 }
 
 impl DmaDevice {
-    /// Creates a software device, which can address all memory.
+    /// Creates a software device, which can address all memory. It is DMA-coherent on all
+    /// architectures, because code on the CPU performs its accesses.
     ///
     /// # Errors
     ///

@@ -35,11 +35,15 @@ use rust_hmm::{
         CopyDesc,
         CopyJob, //
     },
-    mm::vma::fatal_signal_pending, //
+    mm::{
+        addr::PMD_PAGES,
+        vma::fatal_signal_pending, //
+    }, //
 };
 
-/// Capacity of the job queue. When it is full, the submitting task executes the job itself.
-const QUEUE_DEPTH: usize = 2048;
+/// Capacity of the job queue, four blocks of small pages, so that the blocks of two overlapping
+/// migrations fit. When it is full, the submitting task executes the job itself.
+const QUEUE_DEPTH: usize = 4 * PMD_PAGES;
 
 /// Interval at which a delayed copy checks whether its job was cancelled.
 const CANCEL_POLL_INTERVAL: Delta = Delta::from_millis(10);

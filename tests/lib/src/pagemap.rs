@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `/proc/PID/pagemap`: physical pages of virtual addresses.
 
-use crate::abi::PAGE_SIZE;
+use crate::procfs;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -60,7 +60,7 @@ pub fn read(addr: usize, npages: usize) -> io::Result<Vec<Entry>> {
 pub fn read_of(pid: &str, addr: usize, npages: usize) -> io::Result<Vec<Entry>> {
     let file = File::open(format!("/proc/{pid}/pagemap"))?;
     let mut raw = vec![0u8; npages * 8];
-    file.read_exact_at(&mut raw, (addr / PAGE_SIZE * 8) as u64)?;
+    file.read_exact_at(&mut raw, (addr / procfs::page_size() * 8) as u64)?;
     let word = |raw: &[u8]| u64::from_ne_bytes(raw.try_into().unwrap_or_default());
     Ok(raw.chunks_exact(8).map(|raw| Entry(word(raw))).collect())
 }

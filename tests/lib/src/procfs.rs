@@ -37,6 +37,13 @@ pub fn cpu_time(pid: i32) -> io::Result<Duration> {
     Ok(Duration::from_millis(ticks * 1000 / per_second))
 }
 
+/// Bytes of a page of this machine. [`PAGE_SIZE`](crate::PAGE_SIZE) is that of the machines that
+/// the program was built for.
+pub fn page_size() -> usize {
+    // SAFETY: plain library call on a number.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
 /// CPU time of this thread.
 pub fn thread_time() -> Duration {
     // SAFETY: plain numbers.

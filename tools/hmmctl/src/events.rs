@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Events of the library's tracepoints: filters and output formats.
 
+use crate::places::page_size;
 use crate::problem::{
     Problem,
     Result, //
@@ -124,7 +125,7 @@ fn range_of(event: &Event) -> Option<(u64, u64)> {
     }
     let start = event.number("start")? as u64;
     let pages = event.number("pages")? as u64;
-    Some((start, start.saturating_add(pages.saturating_mul(4096))))
+    Some((start, start.saturating_add(pages.saturating_mul(page_size()))))
 }
 
 impl Filter {

@@ -6,7 +6,7 @@ use crate::places::{
     self,
     Place,
     Region,
-    PAGE, //
+    page_size, //
 };
 use crate::problem::{
     Problem,
@@ -133,7 +133,7 @@ fn object(map: &Map) -> Value {
             "end": hex(region.vma.end),
             "rights": region.vma.rights,
             "name": region.vma.name,
-            "pages": (region.vma.end - region.vma.start) / PAGE,
+            "pages": (region.vma.end - region.vma.start) / page_size(),
             "counts": counts(|place| region.count(place)),
             "runs": runs.collect::<Vec<_>>(),
         })
@@ -141,7 +141,7 @@ fn object(map: &Map) -> Value {
     json!({
         "pid": map.pid,
         "comm": map.comm,
-        "page_size": PAGE,
+        "page_size": page_size(),
         "mirrors": map.mirrors,
         "counts": counts(|place| map.total(place)),
         "regions": map.regions.iter().map(region).collect::<Vec<_>>(),
@@ -173,7 +173,7 @@ fn fill(place: Place) -> &'static str {
 }
 
 fn size(pages: u64) -> String {
-    table::bytes((pages * PAGE) as f64)
+    table::bytes((pages * page_size()) as f64)
 }
 
 fn summary(count: impl Fn(Place) -> u64) -> String {
@@ -202,11 +202,11 @@ fn title(map: &Map) -> String {
 
 /// The blocks of a region, line by line.
 fn lines(region: &Region, width: u64, block: Option<u64>) -> (u64, Vec<Vec<Place>>) {
-    let pages = (region.vma.end - region.vma.start) / PAGE;
+    let pages = (region.vma.end - region.vma.start) / page_size();
     let block = block.unwrap_or_else(|| block_of(pages, width));
     let at = |index: u64| {
-        let start = region.vma.start + index * block * PAGE;
-        region.at(start, (start + block * PAGE).min(region.vma.end))
+        let start = region.vma.start + index * block * page_size();
+        region.at(start, (start + block * page_size()).min(region.vma.end))
     };
     let blocks: Vec<Place> = (0..pages.div_ceil(block)).map(at).collect();
     (block, blocks.chunks(width as usize).map(<[_]>::to_vec).collect())
@@ -264,7 +264,7 @@ fn svg(map: &Map, args: &Args) -> String {
         let head = format!(
             "{}, {} in blocks of {}",
             name(region),
-            size((region.vma.end - region.vma.start) / PAGE),
+            size((region.vma.end - region.vma.start) / page_size()),
             size(block)
         );
         label(&mut body, 10, y, &format!("{head}: {}", summary(|place| region.count(place))));
@@ -331,7 +331,7 @@ mod tests {
     use crate::places::Vma;
 
     fn example() -> (Map, Args) {
-        let vma = Vma { start: 0, end: 96 * PAGE, rights: "rw-p".into(), name: "[heap]".into() };
+        let vma = Vma { start: 0, end: 96 * page_size(), rights: "rw-p".into(), name: "[heap]".into() };
         let runs =
             vec![run(0, 32, Place::Device), run(32, 16, Place::System), run(64, 4, Place::Cpu)];
         let sample = crate::sample::tests::example().now;

@@ -8,14 +8,19 @@ use crate::problem::{
 };
 use crate::sample::Mirror;
 use crate::source;
-use hmm::pagemap::{
-    self,
-    Entry, //
+use hmm::{
+    pagemap::{
+        self,
+        Entry, //
+    },
+    procfs, //
 };
 use serde::Serialize;
 
-/// Bytes of a page.
-pub const PAGE: u64 = 4096;
+/// Bytes of a page of this machine.
+pub fn page_size() -> u64 {
+    procfs::page_size() as u64
+}
 
 /// Maximum number of pages of a mapping that are read from pagemap at once.
 const AT_ONCE: u64 = 1 << 18;
@@ -85,14 +90,14 @@ pub struct Run {
 impl Run {
     /// The first address behind the run.
     pub fn end(&self) -> u64 {
-        self.start + self.pages * PAGE
+        self.start + self.pages * page_size()
     }
 
     /// The part of the run in `start..end`.
     fn cut(&self, start: u64, end: u64) -> Option<Run> {
         let start = self.start.max(start);
         let end = self.end().min(end);
-        (start < end).then(|| Run { start, pages: (end - start) / PAGE, ..self.clone() })
+        (start < end).then(|| Run { start, pages: (end - start) / page_size(), ..self.clone() })
     }
 
     fn continues(&self, other: &Run) -> bool {
@@ -211,7 +216,7 @@ fn of_cpu(pid: u32, start: u64, end: u64) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     let mut at = start;
     while at < end {
-        let pages = ((end - at) / PAGE).min(AT_ONCE);
+        let pages = ((end - at) / page_size()).min(AT_ONCE);
         let entries = pagemap::read_of(&pid.to_string(), at as usize, pages as usize)
             .map_err(|error| Problem::io("read", format!("/proc/{pid}/pagemap").as_ref(), error))?;
         for entry in entries {
@@ -228,7 +233,7 @@ fn of_cpu(pid: u32, start: u64, end: u64) -> Result<Vec<Run>> {
                 };
                 push(&mut runs, run);
             }
-            at += PAGE;
+            at += page_size();
         }
     }
     Ok(runs)
@@ -248,7 +253,7 @@ impl Region {
     pub fn count(&self, place: Place) -> u64 {
         match place {
             Place::Nothing => {
-                (self.vma.end - self.vma.start) / PAGE
+                (self.vma.end - self.vma.start) / page_size()
                     - self.runs.iter().map(|run| run.pages).sum::<u64>()
             }
             _ => self.runs.iter().filter(|run| run.place == place).map(|run| run.pages).sum(),
@@ -262,7 +267,7 @@ impl Region {
         for (count, (place, ..)) in counts.iter_mut().zip(Place::ALL) {
             count.1 = place;
         }
-        let mut left = (end - start) / PAGE;
+        let mut left = (end - start) / page_size();
         let first = self.runs.partition_point(|run| run.end() <= start);
         for part in self.runs[first..].iter().map_while(|run| run.cut(start, end)) {
             left -= part.pages;
@@ -314,7 +319,7 @@ pub mod tests {
     /// A run in one location.
     pub fn run(start: u64, pages: u64, place: Place) -> Run {
         let mirror = (place >= Place::System).then_some(3);
-        Run { start: start * PAGE, pages, place, mirror, device: None, writable: true, huge: false }
+        Run { start: start * page_size(), pages, place, mirror, device: None, writable: true, huge: false }
     }
 
     #[test]
@@ -360,10 +365,10 @@ pub mod tests {
 
     #[test]
     fn blocks_show_the_most_frequent_place() {
-        let vma = Vma { start: 0, end: 16 * PAGE, rights: "rw-p".into(), name: String::new() };
+        let vma = Vma { start: 0, end: 16 * page_size(), rights: "rw-p".into(), name: String::new() };
         let runs = vec![run(0, 4, Place::Device), run(4, 1, Place::System), run(8, 1, Place::Cpu)];
         let region = Region { vma, runs };
-        let at = |from: u64, to: u64| region.at(from * PAGE, to * PAGE).char();
+        let at = |from: u64, to: u64| region.at(from * page_size(), to * page_size()).char();
         assert_eq!(
             [at(0, 4), at(2, 6), at(4, 8), at(8, 12), at(12, 16)],
             ['d', 'd', 's', 'c', '.']

@@ -10,6 +10,7 @@ use crate::{
         Known, //
     },
     instance::Instance,
+    places::page_size,
     problem::{
         Problem,
         Result, //
@@ -80,6 +81,13 @@ pub struct Head {
     pub interval_ms: u64,
     /// Version of the kernel.
     pub kernel: String,
+    /// Bytes of a page of the machine. Earlier versions did not record it, and ran with 4 KiB.
+    #[serde(default = "small_page")]
+    pub page_size: u64,
+}
+
+fn small_page() -> u64 {
+    4096
 }
 
 /// A line of the file.
@@ -215,6 +223,7 @@ pub fn run(args: &Args) -> Result<()> {
         command: args.command.clone(),
         interval_ms: args.interval,
         kernel: kernel.trim().to_string(),
+        page_size: page_size(),
     };
     writer.write(&Line::Head(head.clone()))?;
     let mut instance = Instance::new(&[], 8192)?;
@@ -286,6 +295,7 @@ pub mod tests {
                 command: vec!["a<b".into()],
                 interval_ms: 100,
                 kernel: "7.2".into(),
+                page_size: page_size(),
             },
             samples: vec![between.before, between.now],
             events: vec![

@@ -16,8 +16,7 @@ use crate::sample::{
     Between,
     Device,
     Mirror,
-    Sample,
-    PAGE, //
+    Sample, //
 };
 use crate::table::bytes;
 use crate::top::rate;
@@ -111,6 +110,7 @@ fn mirrors(record: &Record) -> BTreeMap<u32, String> {
 
 fn plots(record: &Record) -> Plots {
     let samples = &record.samples;
+    let page = record.head.page_size as f64;
     let each = |name: String, value: &dyn Fn(&Sample) -> Option<f64>| Series {
         name,
         values: samples.iter().map(value).collect(),
@@ -130,7 +130,7 @@ fn plots(record: &Record) -> Plots {
         let pages = |pages: fn(&Mirror) -> u64| {
             let number = *number;
             move |sample: &Sample| {
-                Some(sample.mirror(number).map_or(0.0, |mirror| pages(mirror) as f64 * PAGE))
+                Some(sample.mirror(number).map_or(0.0, |mirror| pages(mirror) as f64 * page))
             }
         };
         residency
@@ -146,7 +146,7 @@ fn plots(record: &Record) -> Plots {
         .map(|device| (device.device, format!("device {}", device.device)))
         .collect();
     let memory = devices.iter().map(|(number, name)| {
-        each(name.clone(), &|sample| Some(sample.device(*number)?.used as f64 * PAGE))
+        each(name.clone(), &|sample| Some(sample.device(*number)?.used as f64 * page))
     });
     let of_mirrors = |between: &Between, value: fn(&Mirror) -> u64| {
         let sum: u64 = between.now.mirrors.iter().map(|mirror| between.mirror(mirror, value)).sum();
@@ -156,7 +156,7 @@ fn plots(record: &Record) -> Plots {
         let sum: u64 = between.now.devices.iter().map(|device| between.device(device, value)).sum();
         Some(between.rate(sum))
     };
-    let times_page = |rate: Option<f64>| rate.map(|rate| rate * PAGE);
+    let times_page = |rate: Option<f64>| rate.map(|rate| rate * page);
     let faults = vec![
         changes("device faults".into(), &|between| {
             of_mirrors(between, |mirror| mirror.get("faults"))

@@ -15,8 +15,10 @@ use serde::{
 };
 use std::collections::BTreeMap;
 
-/// Bytes of a page.
-pub const PAGE: f64 = 4096.0;
+/// Bytes of a page of this machine.
+pub fn page_bytes() -> f64 {
+    crate::places::page_size() as f64
+}
 
 /// One mirror: the address space of a process on one device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use crate::sample::{
     Between,
     Device,
     Mirror,
-    PAGE, //
+    page_bytes, //
 };
 use crate::stop::Stop;
 use crate::table::bytes;
@@ -116,8 +116,8 @@ fn mirrors(between: &Between) -> Table<'static> {
             right(rate(row.migrations)),
             right(bytes(row.bytes)),
             bar_line(own, system, own + system),
-            right(bytes(own as f64 * PAGE)),
-            right(bytes(system as f64 * PAGE)),
+            right(bytes(own as f64 * page_bytes())),
+            right(bytes(system as f64 * page_bytes())),
         ])
     };
     let widths = [7, 13, 4, 4, 7, 7, 7, 10, BAR as u16, 9, 9].map(Constraint::Length);
@@ -154,8 +154,8 @@ fn devices(between: &Between) -> Table<'static> {
             Line::from(device.to_string()),
             Line::from(kind.clone()),
             bar_line(*used, 0, *limit),
-            right(bytes(*used as f64 * PAGE)),
-            right(bytes(*limit as f64 * PAGE)),
+            right(bytes(*used as f64 * page_bytes())),
+            right(bytes(*limit as f64 * page_bytes())),
             right(rate(row.faults)),
             right(bytes(row.bytes)),
             right(rate(row.evicted)),

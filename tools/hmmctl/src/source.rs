@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Files of the kernel with the data, and diagnosis of missing files.
 
+use crate::places::page_size;
 use crate::problem::{
     Problem,
     Result, //
@@ -80,7 +81,7 @@ pub fn map(number: u32, mut line: impl FnMut(&str)) -> Result<()> {
                 .and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
             let pages = words.next().and_then(|word| word.parse::<u64>().ok());
             next =
-                start.zip(pages).map(|(start, pages)| (key << PAGE_BITS) + (start >> 12) + pages);
+                start.zip(pages).map(|(start, pages)| (key << PAGE_BITS) + start / page_size() + pages);
         }
         match next {
             Some(next) => at = next,

@@ -10,7 +10,7 @@ use crate::sample::{
     Device,
     Mirror,
     Sample,
-    PAGE, //
+    page_bytes, //
 };
 use crate::stop::Stop;
 use crate::{
@@ -89,17 +89,17 @@ pub fn rows(between: &Between) -> (Vec<MirrorRow<'_>>, Vec<DeviceRow<'_>>) {
         mirror,
         faults: between.rate(between.mirror(mirror, |mirror| mirror.get("faults"))),
         migrations: between.rate(between.mirror(mirror, |mirror| mirror.get("migrations"))),
-        bytes: between.rate(between.mirror(mirror, Mirror::moved)) * PAGE,
+        bytes: between.rate(between.mirror(mirror, Mirror::moved)) * page_bytes(),
         stalled: between.rate(between.mirror(mirror, |mirror| mirror.get("fault_ns"))) / 1e7,
     };
     let device = |device| DeviceRow {
         device,
         faults: between.rate(between.device(device, |device| device.get("cpu_faults"))),
-        bytes: between.rate(between.device(device, Device::returned)) * PAGE,
+        bytes: between.rate(between.device(device, Device::returned)) * page_bytes(),
         evicted: between.rate(between.device(device, |device| device.get("evicted"))),
     };
     let mut mirrors: Vec<_> = between.now.mirrors.iter().map(mirror).collect();
-    let busy = |row: &MirrorRow| row.faults + row.bytes / PAGE;
+    let busy = |row: &MirrorRow| row.faults + row.bytes / page_bytes();
     mirrors.sort_by(|a, b| busy(b).total_cmp(&busy(a)));
     (mirrors, between.now.devices.iter().map(device).collect())
 }
@@ -159,8 +159,8 @@ fn plain(between: &Between) -> String {
             format!("{:.1}%", row.stalled),
             rate(row.migrations),
             table::bytes(row.bytes).replace(' ', ""),
-            table::bytes(system as f64 * PAGE).replace(' ', ""),
-            table::bytes(own as f64 * PAGE).replace(' ', ""),
+            table::bytes(system as f64 * page_bytes()).replace(' ', ""),
+            table::bytes(own as f64 * page_bytes()).replace(' ', ""),
             format!("[{}]", bar(&[(own, '#'), (system, '-')], own + system, WIDTH)),
         ]);
     }
@@ -174,8 +174,8 @@ fn plain(between: &Between) -> String {
             rate(row.faults),
             table::bytes(row.bytes).replace(' ', ""),
             rate(row.evicted),
-            table::bytes(*used as f64 * PAGE).replace(' ', ""),
-            table::bytes(*limit as f64 * PAGE).replace(' ', ""),
+            table::bytes(*used as f64 * page_bytes()).replace(' ', ""),
+            table::bytes(*limit as f64 * page_bytes()).replace(' ', ""),
             format!("[{}]", bar(&[(*used, '#')], *limit, WIDTH)),
         ]);
     }

@@ -18,11 +18,11 @@ use std::time::{
     Instant, //
 };
 
-/// MiB that stay in place.
-const MIB: usize = 16;
+/// Huge pages of memory that stays in place.
+const STILL: usize = 8;
 
 /// Pages that migrate in each round.
-const MOVING: usize = 1024;
+const MOVING: usize = (4 << 20) / PAGE_SIZE;
 
 /// Pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// pages, and one third is in system memory and mapped by the device. The rest is not mapped by the
 /// device.
 fn still(device: &Device) -> Result<Mapping> {
-    let map = Mapping::anon_aligned(MIB / 2)?;
+    let map = Mapping::anon_aligned(STILL)?;
     map.fill(1);
     let pages = map.pages();
     device.migrate(map.addr(), pages / 3, Way::ToDevice).context("migration")?;
@@ -39,11 +39,11 @@ fn still(device: &Device) -> Result<Mapping> {
     device.read(map.page_addr(pages / 3), &mut seen).context("device read")?;
     // A few islands of the other kind within each part.
     for block in 0..3 {
-        let first = pages * 2 / 3 / HUGE_PAGES * HUGE_PAGES + block * 400;
+        let first = pages * 2 / 3 / HUGE_PAGES * HUGE_PAGES + block * (HUGE_PAGES * 25 / 32);
         device.migrate(map.page_addr(first), 64, Way::ToDevice).context("migration")?;
     }
     for block in 0..4 {
-        let first = HUGE_PAGES + block * 256;
+        let first = HUGE_PAGES + block * (HUGE_PAGES / 2);
         device.migrate(map.page_addr(first), 64, Way::ToSystem).context("migration back")?;
     }
     Ok(map)

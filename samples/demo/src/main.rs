@@ -23,7 +23,10 @@ use hmm::residency::{
 };
 use hmm::{
     pattern,
-    Device, //
+    Device,
+    HUGE_PAGES,
+    HUGE_SIZE,
+    PAGE_SIZE, //
 };
 use serde_json::json;
 use std::path::PathBuf;
@@ -73,12 +76,12 @@ impl Story {
 
 /// Small pages on the heap of this process.
 fn heap(story: &mut Story, device: &Device) -> Result<()> {
-    let mut memory: Vec<u8> = vec![0; (PAGES + 16) * 4096];
+    let mut memory: Vec<u8> = vec![0; (PAGES + 16) * PAGE_SIZE];
     let view = View::of(&mut memory).context("whole pages on the heap")?;
     let map: &Mapping = &view;
     let pages = map.pages();
     map.fill(1);
-    let text = format!("The process mallocs {pages} pages of 4 KiB and writes them.");
+    let text = format!("The process mallocs {pages} pages of {} KiB and writes them.", PAGE_SIZE >> 10);
     story.tell(device, map, 1, &text)?;
 
     let mut seen = vec![0; map.len()];
@@ -114,13 +117,16 @@ fn heap(story: &mut Story, device: &Device) -> Result<()> {
 fn huge(story: &mut Story, device: &Device) -> Result<()> {
     let map = Mapping::anon_huge(1)?;
     map.fill(4);
-    story.tell(device, &map, 8, "A huge page of 2 MiB, one character for 8 pages.")?;
+    // Pages of a character.
+    const BLOCK: usize = HUGE_PAGES / 64;
+    let text = format!("A huge page of {} MiB, one character for {BLOCK} pages.", HUGE_SIZE >> 20);
+    story.tell(device, &map, BLOCK, &text)?;
     let mut seen = vec![0; map.len()];
     device.migrate_to_device(map.addr(), &mut seen).context("migration")?;
     pattern::check(4, 0, &seen)?;
-    story.tell(device, &map, 8, "It migrates as a whole and stays huge on the device.")?;
+    story.tell(device, &map, BLOCK, "It migrates as a whole and stays huge on the device.")?;
     map.check(4)?;
-    story.tell(device, &map, 8, "One CPU touch brings it back as a whole.")
+    story.tell(device, &map, BLOCK, "One CPU touch brings it back as a whole.")
 }
 
 /// Returns memory with pages in device memory, pages in system memory and unpopulated pages.
@@ -139,7 +145,8 @@ fn at_the_end(story: &mut Story, device: &Device) -> Result<Mapping> {
 /// Explains the counters of the device in words, with units. They count from the opening of the
 /// device's file.
 fn summary(counters: &Counters, first_touches: u64) -> String {
-    let pages = |count: u64| format!("{count} pages ({:.1} MiB)", count as f64 / 256.0);
+    let mib = |count: u64| count as f64 * PAGE_SIZE as f64 / f64::from(1 << 20);
+    let pages = |count: u64| format!("{count} pages ({:.1} MiB)", mib(count));
     let line = |name: &str, value: String, why: &str| format!("  {name:<28} {value:<24} {why}\n");
     let ms = counters.stall_ns_read as f64 / 1e6;
     let mut text = String::from("\nWhat this process and its device did, in all steps together:\n");

@@ -132,6 +132,10 @@ fn main() -> ExitCode {
         eprintln!("hmm-e2e: these tests compare durations: --timed runs them");
         return ExitCode::from(2);
     }
+    if let Err(why) = hmm::procfs::check_page_size() {
+        eprintln!("hmm-e2e: {why}");
+        return ExitCode::from(2);
+    }
     let driver = match args.driver.as_deref() {
         None => detect(),
         Some("rust_dmirror") => Driver::Rust,

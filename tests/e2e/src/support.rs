@@ -11,7 +11,10 @@ use crate::{
     check,
     check_eq, //
 };
-use hmm::abi::HUGE_PAGES;
+use hmm::abi::{
+    HUGE_PAGES,
+    HUGE_SIZE, //
+};
 use hmm::engine::Way;
 use hmm::mapping::has_huge_pages;
 use hmm::{
@@ -244,9 +247,20 @@ pub fn huge(count: usize, seed: u64) -> Result<Mapping, Stop> {
     Ok(map)
 }
 
+/// KiB of a huge page, in which the kernel counts them.
+pub const HUGE_KIB: u64 = HUGE_SIZE as u64 / 1024;
+
+/// Pages of a block of device memory, which has the size of a huge page, as counters have them.
+pub const BLOCK_PAGES: u64 = HUGE_PAGES as u64;
+
+/// Parameter of the module for device memory of the size of `blocks` huge pages.
+pub fn vram(blocks: usize) -> String {
+    format!("vram_mib={}", (blocks * HUGE_SIZE) >> 20)
+}
+
 /// Ensures that a populated mapping consists of huge pages.
 pub fn make_huge(map: &Mapping) -> Outcome {
-    let kib = (map.pages() / HUGE_PAGES * 2048) as u64;
+    let kib = (map.pages() / HUGE_PAGES) as u64 * HUGE_KIB;
     let backed = || smaps::field(map.addr(), map.len(), "AnonHugePages").what("smaps");
     // Whether a fault allocates a huge page depends on settings and free memory. MADV_COLLAPSE does
     // not depend on them, but fails while another task holds a reference on a page.

@@ -148,7 +148,7 @@ impl PageState {
         self != Self::ERROR && matches!(self.kind(), 0x20 | 0x30 | 0x40 | 0x50)
     }
 
-    /// Part of a mapping of at least 2 MiB?
+    /// Part of a huge mapping?
     pub fn is_huge(self) -> bool {
         self != Self::ERROR && self.0 & (Self::PMD | Self::PUD) != 0
     }

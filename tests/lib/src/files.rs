@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Files to map, with recognizable contents.
 
-use crate::abi::PAGE_SIZE;
+use crate::abi::{
+    HUGE_SIZE,
+    PAGE_SIZE, //
+};
 use crate::errno::Errno;
 use crate::mapping::Mapping;
 use crate::procfs::Settings;
@@ -189,7 +192,7 @@ impl Khugepaged {
     }
 }
 
-/// Folios of 64 KiB instead of 2 MiB on faults of [`Mapping::anon_huge`].
+/// Folios of 64 KiB instead of huge pages on faults of [`Mapping::anon_huge`].
 #[derive(Debug)]
 pub struct SmallThp(Counted);
 
@@ -197,7 +200,8 @@ impl SmallThp {
     /// Switches them on until this is dropped.
     pub fn start() -> io::Result<SmallThp> {
         let dir = "/sys/kernel/mm/transparent_hugepage";
-        let files = [("hugepages-2048kB/enabled", "never"), ("hugepages-64kB/enabled", "always")];
+        let huge = format!("hugepages-{}kB/enabled", HUGE_SIZE / 1024);
+        let files = [(huge.as_str(), "never"), ("hugepages-64kB/enabled", "always")];
         Counted::start(dir, "hugepages-64kB/stats/anon_fault_alloc", &files).map(SmallThp)
     }
 

@@ -46,7 +46,8 @@ pub use abi::{
     PageState,
     HUGE_PAGES,
     HUGE_SIZE,
-    PAGE_SIZE, //
+    PAGE_SIZE,
+    PAGE_WORDS, //
 };
 pub use alarms::Alarms;
 pub use c_mirror::CMirror;

@@ -111,8 +111,8 @@ impl Mapping {
         Self::anon_prot(npages, Prot::ReadWrite)
     }
 
-    /// As [`Mapping::anon`], for at most 512 pages that do not cross a boundary of 2 MiB, so that a
-    /// migration is a single step.
+    /// As [`Mapping::anon`], for at most [`HUGE_PAGES`](crate::HUGE_PAGES) pages that do not cross
+    /// a multiple of [`HUGE_SIZE`], so that a migration is a single step.
     pub fn anon_in_block(npages: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let align = (npages * PAGE_SIZE).next_power_of_two();
@@ -139,7 +139,7 @@ impl Mapping {
         Ok(map)
     }
 
-    /// Private anonymous memory of `count` times 2 MiB, aligned, with huge pages enabled.
+    /// Private anonymous memory of `count` times [`HUGE_SIZE`], aligned, with huge pages enabled.
     pub fn anon_huge(count: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let map = Self::create(count * HUGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)?;
@@ -217,7 +217,8 @@ impl Mapping {
         Self::create(len, PAGE_SIZE, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
     }
 
-    /// A private mapping of a file that begins `offset` pages after a multiple of 2 MiB.
+    /// A private mapping of a file that begins `offset` pages after a multiple of
+    /// [`HUGE_SIZE`].
     pub fn file_private_at(file: &File, npages: usize, offset: usize) -> Result<Self, Errno> {
         let len = npages * PAGE_SIZE;
         let fd = file.as_raw_fd();
@@ -225,10 +226,11 @@ impl Mapping {
         Self::create_at(0, len, place, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
     }
 
-    /// `count` hugetlb pages of 2 MiB; fails when none are reserved.
+    /// `count` hugetlb pages of [`HUGE_SIZE`]; fails when none are reserved.
     pub fn hugetlb(count: usize) -> Result<Self, Errno> {
-        let flags =
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+        // The kernel has hugetlb pages of several sizes. The flags have the binary logarithm.
+        let size = (HUGE_SIZE.trailing_zeros() as i32) << libc::MAP_HUGE_SHIFT;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | size;
         Self::create(count * HUGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)
     }
 
@@ -394,7 +396,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Tries to collapse each 2 MiB into a huge page.
+    /// Tries to collapse each [`HUGE_SIZE`] into a huge page.
     pub fn collapse(&self) -> Result<(), Errno> {
         // Not in all versions of the libc crate.
         const MADV_COLLAPSE: i32 = 25;

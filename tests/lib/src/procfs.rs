@@ -44,6 +44,22 @@ pub fn page_size() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
+/// Checks that the program was built for machines like this one.
+///
+/// # Errors
+///
+/// The message names both page sizes.
+pub fn check_page_size() -> Result<(), String> {
+    match page_size() {
+        crate::PAGE_SIZE => Ok(()),
+        other => Err(format!(
+            "built for pages of {} KiB, and this machine has pages of {} KiB: see tools/build --arch",
+            crate::PAGE_SIZE >> 10,
+            other >> 10
+        )),
+    }
+}
+
 /// CPU time of this thread.
 pub fn thread_time() -> Duration {
     // SAFETY: plain numbers.

@@ -102,7 +102,8 @@ VmFlags: rd mr pf io de dd
     fn own_memory_is_counted() {
         let map = Mapping::anon(4).unwrap();
         assert_eq!(field(map.addr(), map.len(), "Anonymous").unwrap(), 0);
+        let kib = crate::PAGE_SIZE as u64 / 1024;
         map.fill_pages(1, 0, 3);
-        assert_eq!(field(map.addr(), map.len(), "Anonymous").unwrap(), 12);
+        assert_eq!(field(map.addr(), map.len(), "Anonymous").unwrap(), 3 * kib);
     }
 }

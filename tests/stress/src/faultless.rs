@@ -33,7 +33,7 @@ pub struct Args {
     /// Number of the device; 0 and 1 have private memory.
     #[arg(long, default_value_t = 0)]
     device: u32,
-    /// Size of the working set in MiB, a multiple of 2.
+    /// Size of the working set in MiB, in whole huge pages.
     #[arg(long, default_value_t = 64)]
     mib: usize,
     /// Minimal number of migrations back and forth.

@@ -24,6 +24,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Err(why) = hmm::procfs::check_page_size() {
+        eprintln!("hmm-stress: {why}");
+        return ExitCode::from(2);
+    }
     let (name, result) = match Command::parse() {
         Command::Torture(args) => ("torture", torture::main(&args)),
         Command::Faultless(args) => ("faultless", faultless::main(&args)),

@@ -30,6 +30,7 @@ use hmm::{
     Errno,
     Mapping,
     Prot,
+    HUGE_PAGES,
     PAGE_SIZE, //
 };
 
@@ -169,7 +170,7 @@ fn errors(ctx: &Ctx) -> Outcome {
     bad(Attributes { what: 32, ..none() }, "an unknown attribute")?;
     bad(Attributes { what: 2, values: 1, ..none() }, "an unknown value")?;
     bad(Attributes { what: 1, preferred: 3, ..none() }, "an unknown place")?;
-    bad(none().order(Some(10)), "an order that is too large")?;
+    bad(none().order(Some(HUGE_PAGES.ilog2() + 1)), "an order that is too large")?;
     fails(device.set_attributes(map.addr() + 1, 1, DEVICE), Errno::EINVAL, "no page")?;
     fails(device.set_attributes(map.addr(), 0, DEVICE), Errno::EINVAL, "no pages")?;
     map.unmap_pages(4, 1)?;
@@ -294,25 +295,28 @@ fn mprotect_migration_and_fork_keep_attributes(ctx: &Ctx) -> Outcome {
 /// Reads a page by an engine. Returns the number of pages of the mapping that are on the device
 /// afterwards.
 pub(super) fn engine_reads(device: &Device, map: &Mapping, page: usize) -> Result<usize, Stop> {
-    let read = Command::new(EngineOp::Read, map.page_addr(page), 4096);
+    let read = Command::new(EngineOp::Read, map.page_addr(page), PAGE_SIZE);
     check_eq!(device.run(read).what("engine")?.error, None, "an engine's read");
     resident(device, map, 0, map.pages())
 }
 
 fn preferred_location(ctx: &Ctx) -> Outcome {
+    const HALF: usize = HUGE_PAGES / 2;
+    /// Pages of 64 KiB, which the policy migrates at least.
+    const LEAF: usize = (64 << 10) / PAGE_SIZE;
     let device = ctx.open()?;
     device.set_policy(Policy::Default)?;
     let map = Mapping::anon_aligned(1)?;
     map.forbid_huge()?;
     map.fill(1);
-    set(&device, &map, 0, 512, none().prefer(Preferred::System))?;
+    set(&device, &map, 0, HUGE_PAGES, none().prefer(Preferred::System))?;
     check_eq!(engine_reads(&device, &map, 5)?, 0, "pages that moved though they should not");
     device_sees(&device, &map, 1, "of memory in the system")?;
     check_eq!(device.placement()?.in_place, 1, "faults that left it where it is");
-    set(&device, &map, 256, 256, none().prefer(Preferred::Device))?;
-    device.discard(map.addr(), 512)?;
-    check!(engine_reads(&device, &map, 300)? >= 16, "what prefers the device did not move");
-    check_eq!(resident(&device, &map, 0, 256)?, 0, "pages of the other half");
+    set(&device, &map, HALF, HALF, none().prefer(Preferred::Device))?;
+    device.discard(map.addr(), HUGE_PAGES)?;
+    check!(engine_reads(&device, &map, HALF + 44)? >= LEAF, "what prefers the device did not move");
+    check_eq!(resident(&device, &map, 0, HALF)?, 0, "pages of the other half");
     cpu_sees(&map, 1, "in both places")
 }
 
@@ -438,7 +442,7 @@ fn read_mostly_write(ctx: &Ctx) -> Outcome {
     map.fill(1);
     set(&device, &map, 0, 64, READ_MOSTLY)?;
     let fill = |page: usize, value: u64| -> Outcome {
-        let fill = Command::new(EngineOp::Fill, map.page_addr(page), 4096).value(value);
+        let fill = Command::new(EngineOp::Fill, map.page_addr(page), PAGE_SIZE).value(value);
         check_eq!(device.run(fill).what("engine")?.error, None, "an engine's write");
         Ok(())
     };
@@ -467,8 +471,8 @@ fn granularity(ctx: &Ctx) -> Outcome {
     map.forbid_huge()?;
     map.fill(1);
     for (order, page) in [(0, 3), (3, 70), (6, 200)] {
-        device.migrate(map.addr(), 512, Way::ToSystem)?;
-        set(&device, &map, 0, 512, none().order(Some(order)))?;
+        device.migrate(map.addr(), HUGE_PAGES, Way::ToSystem)?;
+        set(&device, &map, 0, HUGE_PAGES, none().order(Some(order)))?;
         check_eq!(engine_reads(&device, &map, page)?, 1 << order, "pages of order {order}");
     }
     cpu_sees(&map, 1, "after all")
@@ -486,7 +490,7 @@ fn attributes_apply_without_a_fault_policy(ctx: &Ctx) -> Outcome {
     // A command on the whole range: each part is placed by its attributes.
     device_sees(&device, &map, 1, "of both parts")?;
     check_eq!(resident(&device, &map, 64, 64)?, 64, "pages of that part");
-    check_eq!(resident(&device, &map, 0, 512)?, 64, "pages of all");
+    check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, 64, "pages of all");
     cpu_sees(&map, 1, "after all")
 }
 

@@ -35,7 +35,8 @@ use hmm::{
     EngineOp,
     ManagedFlags,
     Mapping,
-    Prot, //
+    Prot,
+    PAGE_SIZE, //
 };
 use std::sync::Barrier;
 use std::time::Duration;
@@ -67,7 +68,7 @@ fn sees(device: &Device, map: &Mapping, expected: Attributes, who: &str) -> Outc
 
 /// Adds 1 to the first word of each page by an engine.
 fn add(device: &Device, map: &Mapping) -> Outcome {
-    let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).value(1).stride(4096);
+    let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).value(1).stride(PAGE_SIZE);
     check_eq!(device.run(add).what("engine")?.error, None, "an engine's atomic operations");
     Ok(())
 }

@@ -37,7 +37,8 @@ use hmm::{
     Prot,
     Setting,
     State,
-    SyncFile, //
+    SyncFile,
+    HUGE_PAGES, //
 };
 use std::time::{
     Duration,
@@ -160,7 +161,8 @@ fn moves_huge(ctx: &Ctx) -> Outcome {
     let outcome = device.migrate(map.addr(), map.pages(), 0).what("migrate")?;
     check_eq!(outcome.moved, map.pages() as u64, "pages that moved");
     check_eq!(outcome.entries, 2, "huge pages that moved");
-    check_eq!(device.page(map.addr())?.order, 9, "order of the mapping");
+    let order = device.page(map.addr())?.order;
+    check_eq!(u32::from(order), HUGE_PAGES.ilog2(), "order of the mapping");
     device_reads(&device, &map, 3, "on the device")?;
     cpu_sees(&map, 3, "after the move")?;
     unused(&device, "after CPU reads")
@@ -409,7 +411,7 @@ fn misuse(ctx: &Ctx) -> Outcome {
     fails(device.migrate(addr, 4, 4 << 32), Errno::EINVAL, "another flag that is none")?;
     let twice = Said { valid: 1, preferred: 3, ..Said::default() };
     fails(device.say(addr, 4, twice), Errno::EINVAL, "a preference that is none")?;
-    let large = Said { valid: 16, granularity: 10, ..Said::default() };
+    let large = Said { valid: 16, granularity: HUGE_PAGES.ilog2() as i8 + 1, ..Said::default() };
     fails(device.say(addr, 4, large), Errno::EINVAL, "an order that is none")?;
     let unknown = Said { valid: 32, ..Said::default() };
     fails(device.say(addr, 4, unknown), Errno::EINVAL, "an attribute that is none")?;

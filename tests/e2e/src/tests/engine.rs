@@ -31,6 +31,7 @@ use hmm::{
     Mapping,
     Prot,
     Setting,
+    HUGE_PAGES,
     PAGE_SIZE, //
 };
 use std::time::{
@@ -104,28 +105,31 @@ fn every_operation(device: &Device, map: &Mapping) -> Outcome {
         .fold(0u64, u64::wrapping_add);
     check_eq!(ended.status.result, want, "sum of STRIDED");
 
-    run(device, Command::new(EngineOp::Fill, addr + 8, 4096).value(77), "FILL")?;
+    run(device, Command::new(EngineOp::Fill, addr + 8, PAGE_SIZE).value(77), "FILL")?;
     check_eq!(map.get(0, 0), pattern::word(1, 0, 0), "word before FILL");
     check_eq!((map.get(0, 1), map.get(1, 0)), (77, 77), "words of FILL");
     check_eq!(map.get(1, 1), pattern::word(1, 1, 1), "word after FILL");
     run(device, Command::new(EngineOp::Write, addr, len).value(1000), "WRITE")?;
-    check_eq!((map.get(0, 0), map.get(3, 5)), (1000, 1000 + 3 * 512 + 5), "words of WRITE");
+    check_eq!((map.get(0, 0), map.get(3, 5)), (1000, 1000 + 3 * WORDS as u64 + 5), "words of WRITE");
     let add = Command::new(EngineOp::AtomicAdd, addr, len).stride(PAGE_SIZE).value(5).rounds(3);
     run(device, add, "ATOMIC_ADD")?;
-    check_eq!((map.get(2, 0), map.get(2, 1)), (1000 + 1024 + 15, 1000 + 1025), "after ATOMIC_ADD");
+    let third = 1000 + 2 * WORDS as u64;
+    check_eq!((map.get(2, 0), map.get(2, 1)), (third + 15, third + 1), "after ATOMIC_ADD");
     // Source and destination have different offsets in their pages, so each page is copied in two
     // parts.
     map.fill(4);
+    // The last word of a page that is copied from the page of the same number.
+    const LAST: usize = WORDS - 64 - 1;
     let half = len / 2;
     let copy = Command::new(EngineOp::Memcpy, addr, half - 512).from(addr + half + 512);
     run(device, copy, "MEMCPY")?;
-    for (page, word) in [(0, 0), (0, 447), (0, 448), (PAGES / 2 - 1, 447)] {
+    for (page, word) in [(0, 0), (0, LAST), (0, LAST + 1), (PAGES / 2 - 1, LAST)] {
         let at = (PAGES / 2 + page) * WORDS + word + 64;
         let want = pattern::word(4, at / WORDS, at % WORDS);
         check_eq!(map.get(page, word), want, "word {word} of page {page} after MEMCPY");
     }
-    let untouched = pattern::word(4, PAGES / 2 - 1, 448);
-    check_eq!(map.get(PAGES / 2 - 1, 448), untouched, "word after MEMCPY");
+    let untouched = pattern::word(4, PAGES / 2 - 1, LAST + 1);
+    check_eq!(map.get(PAGES / 2 - 1, LAST + 1), untouched, "word after MEMCPY");
     Ok(())
 }
 
@@ -185,12 +189,12 @@ fn unmapped_and_read_only_memory_fail_commands(ctx: &Ctx) -> Outcome {
     ends_with(&device, write, Errno::EFAULT, "FILL of unmapped memory")?;
     map.protect_pages(Prot::Read, 16, 8)?;
     let at = map.page_addr(16);
-    ends_with(&device, Command::new(EngineOp::Fill, at, 4096), Errno::EPERM, "FILL of read-only")?;
+    ends_with(&device, Command::new(EngineOp::Fill, at, PAGE_SIZE), Errno::EPERM, "FILL of read-only")?;
     let add = Command::new(EngineOp::AtomicAdd, at, 8).stride(8).value(1);
     ends_with(&device, add, Errno::EPERM, "ATOMIC_ADD to read-only")?;
-    run(&device, Command::new(EngineOp::Read, at, 4096), "READ of read-only")?;
+    run(&device, Command::new(EngineOp::Read, at, PAGE_SIZE), "READ of read-only")?;
     map.protect_pages(Prot::None, 16, 8)?;
-    ends_with(&device, Command::new(EngineOp::Read, at, 4096), Errno::EFAULT, "READ of no access")?;
+    ends_with(&device, Command::new(EngineOp::Read, at, PAGE_SIZE), Errno::EFAULT, "READ of no access")?;
     map.check_pages(1, 0, 8).what("contents")?;
     map.check_pages(1, 24, 8).what("contents")
 }
@@ -220,7 +224,7 @@ fn another_runs(ctx: &Ctx) -> Outcome {
     run(&device, Command::new(EngineOp::Write, map.addr(), map.len()).value(1), "WRITE")?;
     let reader = Command::new(EngineOp::Read, other.addr(), other.len());
     run(&device, reader, "READ")?;
-    // A step of 512 copies that take 500 us each.
+    // A step with a copy of each page, which takes 500 us.
     device.set(Setting::CopyDelay, 500_000)?;
     let runs = device.submit(reader.rounds(0))?;
     let migration = std::thread::scope(|scope| {
@@ -236,7 +240,7 @@ fn another_runs(ctx: &Ctx) -> Outcome {
     });
     let (first, second, ended, moved) = migration;
     let moved = moved.map_err(|_| crate::harness::Stop::Fail("a thread panicked".into()))?;
-    check_eq!(moved.what("migration")?.moved, 512, "pages moved");
+    check_eq!(moved.what("migration")?.moved, HUGE_PAGES as u64, "pages moved");
     let ended = ended.what("FILL during the migration")?;
     check_eq!(ended.error, None, "end of FILL during the migration");
     check!(ended.status.stalls >= 1, "the write did not wait: {:?}", ended.status);

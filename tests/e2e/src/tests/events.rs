@@ -30,7 +30,8 @@ use hmm::{
     Device,
     Errno,
     Gate,
-    Mapping, //
+    Mapping,
+    PAGE_SIZE, //
 };
 use std::sync::mpsc;
 use std::time::{
@@ -178,7 +179,7 @@ fn failures_are_reported(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon_in_block(PAGES)?;
     map.unmap_pages(4, 1).what("munmap")?;
     listen(&device, all_types())?;
-    let mut data = vec![0; 4096];
+    let mut data = vec![0; PAGE_SIZE];
     check!(device.read(map.page_addr(4), &mut data).is_err(), "a device read of nothing");
     check!(device.migrate(map.page_addr(4), 1, Way::ToDevice).is_err(), "a migration of nothing");
     let all = records(&device)?;
@@ -517,16 +518,16 @@ fn bad_calls(ctx: &Ctx) -> Outcome {
 /// An eviction for space is reported to the processes whose memory was evicted, with the number of
 /// pages.
 fn evictions(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=4")?;
+    let _restore = with(ctx, &vram(2))?;
     let device = ctx.open()?;
     listen(&device, mask(&[Type::Evict]))?;
     let maps = [Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?];
     crowd(&device, &maps)?;
     let evict = one(&records(&device)?, Type::Evict)?;
-    check_eq!((evict.detail, evict.moved), (1, 512), "need and pages of {evict:?}");
+    check_eq!((evict.detail, evict.moved), (1, BLOCK_PAGES), "need and pages of {evict:?}");
     device.release().what("release")?;
     let evict = one(&records(&device)?, Type::Evict)?;
-    check_eq!((evict.detail, evict.moved), (0, 1024), "need and pages of {evict:?}");
+    check_eq!((evict.detail, evict.moved), (0, 2 * BLOCK_PAGES), "need and pages of {evict:?}");
     // A process without memory on the device gets no eviction event.
     let index = ctx.device;
     let child = Child::spawn(|| other(index)).what("fork")?;
@@ -536,7 +537,7 @@ fn evictions(ctx: &Ctx) -> Outcome {
     let map = &maps[0];
     device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
     device.release().what("release")?;
-    check_eq!(one(&records(&device)?, Type::Evict)?.moved, 512, "pages of the one");
+    check_eq!(one(&records(&device)?, Type::Evict)?.moved, BLOCK_PAGES, "pages of the one");
     check_eq!(records(&second)?, [], "events of the other");
     drop((device, second));
     unload(ctx)

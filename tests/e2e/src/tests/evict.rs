@@ -232,7 +232,7 @@ fn munmap_during_rmap_walk(ctx: &Ctx) -> Outcome {
 /// Threads map, migrate and unmap small mappings, while other threads need more device memory than
 /// there is. Runs for `--cycles` times 30 ms.
 fn small_mappings(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=4")?;
+    let _restore = with(ctx, &vram(2))?;
     let device = ctx.open()?;
     let end = Instant::now() + Duration::from_millis(30) * ctx.cycles;
     // Continue until at least one page was evicted.

@@ -80,7 +80,7 @@ fn bad_input(ctx: &Ctx) -> Outcome {
         Command::new(EngineOp::Fill, map.addr(), 64).verify(1),
         "verification of an operation without a result",
     )?;
-    let overlap = Command::new(EngineOp::Memcpy, map.addr(), 4096).from(map.addr() + 8);
+    let overlap = Command::new(EngineOp::Memcpy, map.addr(), PAGE_SIZE).from(map.addr() + 8);
     bad(overlap, "copy onto itself")?;
     fails(device.engine_counters(64).map(|_| ()), Errno::EINVAL, "counters of no engine")?;
     let set = |what: u64, value: u64| {

@@ -14,6 +14,7 @@ use crate::{
     check_eq, //
 };
 use hmm::engine::Way;
+use hmm::pattern::WORDS;
 use hmm::{
     procfs,
     Child,
@@ -101,7 +102,7 @@ fn shared(ctx: &Ctx) -> Outcome {
     check_eq!((found.addr, found.bytes), (map.addr(), map.len()), "the range found");
     check_eq!((found.users, found.fine), (4, true), "its users and grain");
     check_eq!(device.locked(part, 1).what("look")?.users, 4, "users, by the device's address");
-    check_eq!(locked_kib()? - before, 64, "KiB locked: parts count once");
+    check_eq!(locked_kib()? - before, map.len() as u64 / 1024, "KiB locked: parts count once");
     device.unlock(part).what("unlock the part")?;
     fails(device.unlock(part), Errno::ENOENT, "unlock the part twice")?;
     for users in [3, 2, 1] {
@@ -201,7 +202,7 @@ fn migrates_back(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 2, "after the lock")?;
     let words = map.len() / 8;
     let sum = device.run(Command::new(EngineOp::Read, locked, map.len())).what("read")?;
-    let expected = (0..words).fold(0u64, |sum, at| sum.wrapping_add(map.get(at / 512, at % 512)));
+    let expected = (0..words).fold(0u64, |sum, at| sum.wrapping_add(map.get(at / WORDS, at % WORDS)));
     check_eq!((sum.error, sum.status.result), (None, expected), "read by the engine");
     device.unlock(locked).what("unlock")
 }
@@ -287,12 +288,13 @@ fn grain(ctx: &Ctx) -> Outcome {
 }
 
 fn limit(ctx: &Ctx) -> Outcome {
+    const LIMIT: u64 = 16 * PAGE_SIZE as u64;
     // Root is not subject to the limit.
     let child = Child::spawn(|| -> Result<(), Stop> {
         let device = ctx.open()?;
         let map = Mapping::anon(64)?;
         map.fill(1);
-        let limit = libc::rlimit { rlim_cur: 16 << 12, rlim_max: 16 << 12 };
+        let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
         // SAFETY: `setrlimit` reads `limit`, which lives during the call; `setresuid` takes numbers
         // only.
         let ret = unsafe {
@@ -349,7 +351,7 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     fails(try_lock(map.addr(), PAGE_SIZE, 16), Errno(libc::ENODEV), "an agent that is not there")?;
     fails(try_lock(map.guard(), PAGE_SIZE, 1), Errno::EFAULT, "lock an unmapped range")?;
     fails(try_lock(map.addr(), map.len() + PAGE_SIZE, 1), Errno::EFAULT, "beyond the mapping")?;
-    fails(try_lock(usize::MAX - 4095, 8192, 1), Errno::EINVAL, "beyond all addresses")?;
+    fails(try_lock(usize::MAX - (PAGE_SIZE - 1), 2 * PAGE_SIZE, 1), Errno::EINVAL, "beyond all addresses")?;
     let read_only = Mapping::anon_prot(2, Prot::Read)?;
     fails(
         try_lock(read_only.addr(), PAGE_SIZE, 1),

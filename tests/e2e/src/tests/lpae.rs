@@ -51,7 +51,7 @@ const PAGES: usize = 700;
 /// fails.
 const TRIES: usize = 40;
 const PERCENT: u32 = 2;
-/// Number of blocks of 2 MiB, with a page in each.
+/// Number of blocks, with a page in each.
 const BLOCKS: usize = 32;
 
 pub const TESTS: &[Test] = &[
@@ -144,7 +144,7 @@ fn no_memory(ctx: &Ctx) -> Outcome {
 /// The queue's thread allocates further tables. Failures there can only be injected at random.
 fn no_tables() -> Outcome {
     let none: Option<&SyncFile> = None;
-    // One page in each 2 MiB. This needs more tables than are preallocated when the device is
+    // One page in each block. This needs more tables than are preallocated when the device is
     // opened.
     let map = Mapping::anon(BLOCKS * HUGE_PAGES)?;
     map.forbid_huge()?;
@@ -210,7 +210,7 @@ fn follows(ctx: &Ctx) -> Outcome {
         check_eq!(walk(page)?, address, "where the walk of page {page} ends");
     }
     // Entries are removed together with the CPU PTEs. More entries may be removed, because an event
-    // covers the whole 2 MiB if the kernel splits a VMA.
+    // covers the whole block if the kernel splits a VMA.
     map.protect_pages(Prot::None, 100, 50)?;
     for page in 100..150 {
         check_eq!(walk(page)?, 0, "where the walk of page {page} ends, which is not readable");
@@ -233,14 +233,14 @@ fn follows(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Entries of single pages in a leaf of 2 MiB and in its contiguous runs are removed and installed
+/// Entries of single pages in a huge leaf and in its contiguous runs are removed and installed
 /// again. Walks of all other pages must always find their entry.
 fn walks_during_updates(ctx: &Ctx) -> Outcome {
-    const GO: [usize; 3] = [5, 100, 511];
+    const GO: [usize; 3] = [5, 100, HUGE_PAGES - 1];
     let walked = Walked::open(ctx)?;
     let map = huge(1, 5)?;
     // Give these pages VMAs of their own with the same rights. If the kernel had to split a VMA,
-    // the event would cover the whole 2 MiB.
+    // the event would cover the whole block.
     for page in GO {
         map.advise_pages(libc::MADV_DONTDUMP, page, 1)?;
     }

@@ -164,7 +164,7 @@ fn populate(ctx: &Ctx) -> Outcome {
         check_eq!(huge.addr() % HUGE_SIZE, 0, "alignment");
         huge.fill(4);
         let kib = smaps::field(huge.addr(), huge.len(), "AnonHugePages").what("smaps")?;
-        check_eq!(kib, 4096, "KiB in huge pages");
+        check_eq!(kib, 2 * HUGE_KIB, "KiB in huge pages");
     }
     Ok(())
 }

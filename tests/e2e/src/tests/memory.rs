@@ -38,7 +38,9 @@ use hmm::{
     Mapping,
     Prot,
     Setting,
-    HUGE_PAGES, //
+    HUGE_PAGES,
+    HUGE_SIZE,
+    PAGE_SIZE, //
 };
 use std::time::Duration;
 
@@ -104,7 +106,7 @@ pub(super) fn unload_soon(ctx: &Ctx) -> Outcome {
     Err(Stop::Fail("the modules cannot be unloaded".to_string()))
 }
 
-/// Maps 2 MiB of small pages with the pattern `seed`.
+/// Maps a block of device memory, in small pages with the pattern `seed`.
 pub(super) fn block(seed: u64) -> Result<Mapping, Stop> {
     let map = Mapping::anon_aligned(1).what("map")?;
     map.forbid_huge()?;
@@ -128,11 +130,11 @@ pub(super) fn engine_reads(device: &Device, map: &Mapping, seed: u64) -> Outcome
 }
 
 fn least_recently_used_block_is_evicted(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8")?;
+    let _restore = with(ctx, &vram(4))?;
     let device = ctx.open()?;
     let maps = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
     for map in &maps {
-        check_eq!(to_device(&device, map)?.moved, 512, "pages that moved");
+        check_eq!(to_device(&device, map)?.moved, BLOCK_PAGES, "pages that moved");
     }
     // Use the blocks in another order than that of their migration.
     for seed in [0u64, 3, 1] {
@@ -140,20 +142,20 @@ fn least_recently_used_block_is_evicted(ctx: &Ctx) -> Outcome {
     }
     let new = block(7)?;
     let newer = block(8)?;
-    check_eq!(to_device(&device, &new)?.moved, 512, "pages that moved when it was full");
+    check_eq!(to_device(&device, &new)?.moved, BLOCK_PAGES, "pages that moved when it was full");
     let there = |device: &Device| {
         maps.iter().map(|map| on_device(device, map)).collect::<Result<Vec<_>, _>>()
     };
-    check_eq!(there(&device)?, [512, 512, 0, 512], "resident pages: the third was not used");
+    check_eq!(there(&device)?, [HUGE_PAGES, HUGE_PAGES, 0, HUGE_PAGES], "resident pages: the third was not used");
     // Evicted pages are read in place, which does not count as a use of device memory.
     engine_reads(&device, &maps[2], 2)?;
-    check_eq!(to_device(&device, &newer)?.moved, 512, "pages that moved then");
+    check_eq!(to_device(&device, &newer)?.moved, BLOCK_PAGES, "pages that moved then");
     check_eq!(
         there(&device)?,
-        [0, 512, 0, 512],
+        [0, HUGE_PAGES, 0, HUGE_PAGES],
         "resident pages: the first was least recently used"
     );
-    check_eq!(device.placement()?.evicted_for_room, 1024, "pages evicted for room");
+    check_eq!(device.placement()?.evicted_for_room, 2 * BLOCK_PAGES, "pages evicted for room");
     for (seed, map) in maps.iter().enumerate() {
         engine_reads(&device, map, seed as u64)?;
         cpu_sees(map, seed as u64, "after evictions")?;
@@ -167,15 +169,15 @@ fn least_recently_used_block_is_evicted(ctx: &Ctx) -> Outcome {
 fn eightfold_oversubscription_keeps_contents(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     // A smaller device memory if each page migrates by itself, which takes long.
-    for (policy, huge_pages, mib) in
-        [(Policy::Default, false, 4), (Policy::OnePage, false, 2), (Policy::Default, true, 4)]
+    for (policy, huge_pages, size) in
+        [(Policy::Default, false, 2), (Policy::OnePage, false, 1), (Policy::Default, true, 2)]
     {
         load(ctx, "")?;
         unload(ctx)?;
-        load(ctx, &format!("vram_mib={mib}"))?;
+        load(ctx, &vram(size))?;
         let device = ctx.open()?;
         device.set_policy(policy)?;
-        let blocks = 8 * mib / 2;
+        let blocks = 8 * size;
         let map = if huge_pages { huge(blocks, 1)? } else { Mapping::anon_aligned(blocks)? };
         map.fill(1);
         // One page at a time takes long, so a single pass over all pages is enough there.
@@ -191,11 +193,11 @@ fn eightfold_oversubscription_keeps_contents(ctx: &Ctx) -> Outcome {
             check_eq!(device.run(read)?.error, None, "an engine's read of its own words");
         }
         let counters = device.counters()?;
-        let most = mib as u64 * 256;
+        let most = size as u64 * BLOCK_PAGES;
         check!(counters.device_pages_used <= most, "{} pages", counters.device_pages_used);
         check_eq!(counters.stale_hits, 0, "stale hits");
         for page in 0..map.pages() {
-            check_eq!(map.get(page, 3), (page * 512 + 3 + 5) as u64, "CPU read");
+            check_eq!(map.get(page, 3), (page * pattern::WORDS + 3 + 5) as u64, "CPU read");
         }
         if policy == Policy::OnePage {
             check!(device.placement()?.evicted_for_room > 0, "nothing was evicted");
@@ -207,7 +209,7 @@ fn eightfold_oversubscription_keeps_contents(ctx: &Ctx) -> Outcome {
 }
 
 fn memory_of_exited_and_forked_processes_is_evicted(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=4")?;
+    let _restore = with(ctx, &vram(2))?;
     let keep = ctx.open()?;
     let ready = Gate::new()?;
     let go = Gate::new()?;
@@ -218,7 +220,7 @@ fn memory_of_exited_and_forked_processes_is_evicted(ctx: &Ctx) -> Outcome {
         let device = ctx.open()?;
         let maps = [block(1)?, block(2)?];
         for map in &maps {
-            check_eq!(to_device(&device, map)?.moved, 512, "pages that moved");
+            check_eq!(to_device(&device, map)?.moved, BLOCK_PAGES, "pages that moved");
         }
         // SAFETY: This process has one thread, so the child inherits no lock that is held.
         if unsafe { libc::fork() } == 0 {
@@ -232,10 +234,10 @@ fn memory_of_exited_and_forked_processes_is_evicted(ctx: &Ctx) -> Outcome {
     })?;
     child.join().map_err(Stop::Fail)?;
     ready.wait()?;
-    check!(keep.counters()?.device_pages_used >= 1024, "the pages were freed with the process");
+    check!(keep.counters()?.device_pages_used >= 2 * BLOCK_PAGES, "the pages were freed with the process");
     let mine = block(3)?;
-    check_eq!(to_device(&keep, &mine)?.moved, 512, "pages that moved when the dead had all");
-    check_eq!(keep.placement()?.evicted_for_room, 512, "pages evicted for room");
+    check_eq!(to_device(&keep, &mine)?.moved, BLOCK_PAGES, "pages that moved when the dead had all");
+    check_eq!(keep.placement()?.evicted_for_room, BLOCK_PAGES, "pages evicted for room");
     go.open()?;
     check_eq!(done.receive()?, 2, "CPU read by the child of the killed process");
     cpu_sees(&mine, 3, "of the living")?;
@@ -246,7 +248,7 @@ fn memory_of_exited_and_forked_processes_is_evicted(ctx: &Ctx) -> Outcome {
 /// No huge page of system memory can be allocated, so an eviction must split huge device pages.
 /// This includes a page that mremap() has moved to an address that is not aligned.
 fn huge_when_fragmented(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=4")?;
+    let _restore = with(ctx, &vram(2))?;
     let device = ctx.open()?;
     let map = huge(1, 1)?;
     migrate(&device, &map, 1)?;
@@ -277,7 +279,7 @@ fn huge_when_fragmented(ctx: &Ctx) -> Outcome {
 /// pages stay, though they are the least recently used. It holds the lock for writing while its
 /// second device takes seconds for a flush.
 fn stalled(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=4")?;
+    let _restore = with(ctx, &vram(2))?;
     let device = ctx.open()?;
     let other = Device::open(ctx.second).what("open the second device")?;
     let ready = Gate::new()?;
@@ -288,26 +290,26 @@ fn stalled(ctx: &Ctx) -> Outcome {
         let other = Device::open(ctx.second).what("open the second device")?;
         let map = block(1)?;
         let mapped = Mapping::anon(8).what("map")?;
-        check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
+        check_eq!(to_device(&device, &map)?.moved, BLOCK_PAGES, "pages that moved");
         mapped.fill(2);
         device_sees(&other, &mapped, 2, "of memory in place")?;
         ready.open()?;
         go.wait()?;
         mapped.protect(Prot::Read).what("protect")?;
         over.set(0, 0, 1);
-        check_eq!(on_device(&device, &map)?, 512, "pages of the stalled process that stayed");
+        check_eq!(on_device(&device, &map)?, HUGE_PAGES, "pages of the stalled process that stayed");
         cpu_sees(&map, 1, "of pages that stayed")
     })?;
     ready.wait()?;
     let maps = [block(3)?, block(4)?];
-    check_eq!(to_device(&device, &maps[0])?.moved, 512, "pages that moved");
+    check_eq!(to_device(&device, &maps[0])?.moved, BLOCK_PAGES, "pages that moved");
     other.set(Setting::FlushDelay, 5_000_000_000).what("set the delay")?;
     go.open()?;
     procfs::wait_for_call(child.pid(), child.pid(), libc::SYS_mprotect)
         .what("wait for the lock")?;
     let moved = to_device(&device, &maps[1])?.moved;
     check_eq!(over.get(0, 0), 0, "whether the process continued before memory was available");
-    check_eq!(moved, 512, "pages that moved while it was stalled");
+    check_eq!(moved, BLOCK_PAGES, "pages that moved while it was stalled");
     check_eq!(
         on_device(&device, &maps[0])?,
         0,
@@ -324,7 +326,7 @@ fn stalled(ctx: &Ctx) -> Outcome {
 
 /// Pages with the attribute ACCESSED_BY are mapped by the device also after an eviction.
 fn accessed_by(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=4")?;
+    let _restore = with(ctx, &vram(2))?;
     let device = ctx.open()?;
     let map = block(1)?;
     let plain = block(2)?;
@@ -336,12 +338,12 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
         Ok(())
     };
     for round in 0..2u64 {
-        check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
+        check_eq!(to_device(&device, &map)?.moved, BLOCK_PAGES, "pages that moved");
         if round == 0 {
-            check_eq!(to_device(&device, &plain)?.moved, 512, "pages that moved");
+            check_eq!(to_device(&device, &plain)?.moved, BLOCK_PAGES, "pages that moved");
             // Other blocks need the space.
             for seed in 3..5 {
-                check_eq!(to_device(&device, &block(seed)?)?.moved, 512, "pages that moved");
+                check_eq!(to_device(&device, &block(seed)?)?.moved, BLOCK_PAGES, "pages that moved");
             }
         } else {
             device.release().what("release")?;
@@ -359,7 +361,7 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
 /// A huge page that is mapped only by a process without a mirror, while no huge page of system
 /// memory can be allocated.
 fn huge_without_mirror(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=4")?;
+    let _restore = with(ctx, &vram(2))?;
     let keep = ctx.open()?;
     let ready = Gate::new()?;
     let go = Gate::new()?;
@@ -396,28 +398,33 @@ fn huge_without_mirror(ctx: &Ctx) -> Outcome {
 }
 
 fn migration_does_not_evict_its_own_pages(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=4")?;
+    /// Pages of the device, half of those of the mapping.
+    const HALF: u64 = 2 * BLOCK_PAGES;
+    let _restore = with(ctx, &vram(2))?;
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(4)?;
     map.forbid_huge()?;
     map.fill(1);
     let done = to_device(&device, &map)?;
-    check_eq!((done.moved, done.no_memory), (1024, 1024), "moved, no memory");
+    check_eq!((done.moved, done.no_memory), (HALF, HALF), "moved, no memory");
     check_eq!(device.placement()?.evicted_for_room, 0, "pages evicted for room");
-    check_eq!(on_device(&device, &map)?, 1024, "pages on the device");
+    check_eq!(on_device(&device, &map)? as u64, HALF, "pages on the device");
     engine_reads(&device, &map, 1)?;
     // The next call evicts.
-    let rest = device.migrate(map.page_addr(1024), 1024, Way::ToDevice)?;
-    check_eq!((rest.moved, device.placement()?.evicted_for_room), (1024, 1024), "then");
+    let rest = device.migrate(map.page_addr(HALF as usize), HALF as usize, Way::ToDevice)?;
+    check_eq!((rest.moved, device.placement()?.evicted_for_room), (HALF, HALF), "then");
     cpu_sees(&map, 1, "after all")?;
     device.close().what("close")?;
     unload(ctx)
 }
 
 fn cpu_window(ctx: &Ctx) -> Outcome {
+    const SIZE: usize = 32 << 20;
+    /// Pages of the largest window, 2 MiB.
+    const WINDOW: u64 = (2 << 20) / PAGE_SIZE as u64;
     let _restore = with(ctx, "vram_mib=64")?;
     let device = ctx.open()?;
-    let map = Mapping::anon_aligned(16)?;
+    let map = Mapping::anon_aligned(SIZE / HUGE_SIZE)?;
     map.forbid_huge()?;
     map.fill(1);
     let faults = |pages: &mut dyn Iterator<Item = usize>| -> Result<(u64, u64), Stop> {
@@ -436,9 +443,10 @@ fn cpu_window(ctx: &Ctx) -> Outcome {
     // The expected value is 21.
     check!(in_order <= 25, "{in_order} faults for 32 MiB in order");
     // Far jumps shrink the window of pages that a fault migrates.
-    let (jumps, back) = faults(&mut (0..14).map(|jump| jump * 1031 * 3 % pages))?;
-    // The expected value is 515 pages in 13 faults.
-    check!(back <= 618, "{jumps} jumps brought {back} pages");
+    let mut places = (0..14).map(|jump| (jump * 1031 * 3 * 4096) % SIZE / PAGE_SIZE);
+    let (jumps, back) = faults(&mut places)?;
+    // The expected value is a window and a few pages in 13 faults, 515 pages of 4 KiB.
+    check!(back <= (WINDOW + 3) * 6 / 5, "{jumps} jumps brought {back} pages");
     check!(jumps >= 11, "{jumps} faults for 14 jumps");
     cpu_sees(&map, 1, "after all")?;
     device.close().what("close")?;

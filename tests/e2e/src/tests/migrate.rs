@@ -22,6 +22,7 @@ use hmm::{
     Mapping,
     Prot,
     Setting,
+    HUGE_PAGES,
     PAGE_SIZE, //
 };
 use std::time::Duration;
@@ -167,14 +168,15 @@ fn holes_and_zero_pages_migrate_as_zero(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A few pages in an otherwise empty 2 MiB range, followed by an empty range.
+/// A few pages in an otherwise empty range of a huge page, followed by an empty range.
 fn lone_pages(ctx: &Ctx) -> Outcome {
+    const LONE: [usize; 3] = [0, 100, HUGE_PAGES - 1];
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(2)?;
-    for page in [0, 100, 511] {
+    for page in LONE {
         map.fill_pages(1, page, 1);
     }
-    let lone = |page: usize| [0, 100, 511].contains(&page);
+    let lone = |page: usize| LONE.contains(&page);
     let expect =
         |page: usize, word: usize| if lone(page) { pattern::word(1, page, word) } else { 0 };
     let mut data = vec![0xaa; map.len()];

@@ -18,6 +18,7 @@ use crate::{
     check,
     check_eq, //
 };
+use hmm::pattern::WORDS;
 use hmm::{
     module,
     pagemap,
@@ -66,7 +67,7 @@ impl Drop for Loaded {
 }
 
 fn sum_of(map: &Mapping) -> u64 {
-    let words = (0..map.pages()).flat_map(|page| (0..512).map(move |word| (page, word)));
+    let words = (0..map.pages()).flat_map(|page| (0..WORDS).map(move |word| (page, word)));
     words.fold(0u64, |sum, (page, word)| sum.wrapping_add(map.get(page, word)))
 }
 
@@ -130,7 +131,7 @@ pub fn reads(ctx: &Ctx, name: &'static str, node: &str) -> Outcome {
     let from = Locked::new(ctx, &device, 1, 7)?;
     let first = device.lock(map.addr(), PAGE_SIZE, 1 << ctx.device, true).what("lock")?;
     let of_page =
-        |map: &Mapping| (0..512).fold(0u64, |sum, word| sum.wrapping_add(map.get(0, word)));
+        |map: &Mapping| (0..WORDS).fold(0u64, |sum, word| sum.wrapping_add(map.get(0, word)));
     let before = of_page(&map);
     let after = slow_file(&from, first.device_addr, false)?;
     let found = sample.sum(map.addr(), map.pages(), Some(&after)).what("sum")?;

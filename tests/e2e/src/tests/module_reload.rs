@@ -21,6 +21,7 @@ use hmm::{
     Device,
     Errno,
     Mapping,
+    HUGE_PAGES,
     PAGE_SIZE, //
 };
 use std::collections::BTreeMap;
@@ -96,8 +97,8 @@ fn out_of_use(ctx: &Ctx) -> Outcome {
     load(ctx, &as_booted(ctx))?;
     let device = ctx.open()?;
     check_eq!(device.placement()?.pieces, 0, "pieces of memory that nothing has used");
-    check_eq!(device.resize(0, 512, false)?, 0, "pages left");
-    check_eq!(device.resize(0, 512, true)?, 0, "pages left");
+    check_eq!(device.resize(0, HUGE_PAGES, false)?, 0, "pages left");
+    check_eq!(device.resize(0, HUGE_PAGES, true)?, 0, "pages left");
     check_eq!(device.placement()?.pieces, 1, "pieces that were made");
     let begin = Instant::now();
     while device.placement()?.pieces != 0 {
@@ -311,13 +312,13 @@ fn no_memory_left(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     load(ctx, "")?;
     unload(ctx)?;
-    load(ctx, "vram_mib=4")?;
+    load(ctx, &vram(2))?;
     let device = ctx.open()?;
-    let limit = 1024;
+    let limit = 2 * HUGE_PAGES as u64;
     for big in [false, true] {
-        let map = if big { huge(8, 1)? } else { Mapping::anon(4096)? };
+        let map = if big { huge(8, 1)? } else { Mapping::anon(8 * HUGE_PAGES)? };
         map.fill(1);
-        fails(try_migrate(&device, &map), Errno::ENOMEM, "migration of 16 MiB to 4 MiB")?;
+        fails(try_migrate(&device, &map), Errno::ENOMEM, "migration of 8 blocks to 2")?;
         let counters = device.counters().what("counters")?;
         let used = counters.device_pages_used;
         let total = counters.device_pages_total;

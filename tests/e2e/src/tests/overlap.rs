@@ -305,7 +305,7 @@ fn cpu_faults(ctx: &Ctx) -> Outcome {
 
 /// A device is unplugged, which waits for both blocks. Their pages stay in system memory.
 fn unplugged(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=64")?;
+    let _restore = with(ctx, &vram(32))?;
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(3)?;
     let (done, used) = with_two_in_flight(&device, &map, || {

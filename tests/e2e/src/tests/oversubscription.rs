@@ -29,7 +29,9 @@ use hmm::{
     Errno,
     Gate,
     Mapping,
-    HUGE_PAGES, //
+    HUGE_PAGES,
+    HUGE_SIZE,
+    PAGE_SIZE, //
 };
 use std::time::{
     Duration,
@@ -71,30 +73,32 @@ pub const TESTS: &[Test] = &[
 ];
 
 fn offlined_pages_are_not_allocated(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8")?;
+    const HALF: usize = HUGE_PAGES / 2;
+    const LEFT: u64 = 3 * HALF as u64;
+    let _restore = with(ctx, &vram(4))?;
     let device = ctx.open()?;
     let maps = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
     for map in &maps {
         to_device(&device, map)?;
     }
-    check_eq!(device.counters()?.device_pages_used, 2048, "pages in use");
+    check_eq!(device.counters()?.device_pages_used, 4 * BLOCK_PAGES, "pages in use");
     // Half a block and two blocks. Their contents are evicted first.
-    check_eq!(device.resize(256, 1024 + 256, false)?, 0, "pages left");
+    check_eq!(device.resize(HALF, 5 * HALF, false)?, 0, "pages left");
     let counters = device.counters()?;
-    check_eq!(counters.device_pages_total, 2048 - 1280, "pages that there are");
-    check!(counters.device_pages_used <= 768, "{} in use", counters.device_pages_used);
+    check_eq!(counters.device_pages_total, LEFT, "pages that there are");
+    check!(counters.device_pages_used <= LEFT, "{} in use", counters.device_pages_used);
     for (seed, map) in maps.iter().enumerate() {
         let _ = to_device(&device, map)?;
         engine_reads(&device, map, seed as u64)?;
-        check!(device.counters()?.device_pages_used <= 768, "pages out of use are used");
+        check!(device.counters()?.device_pages_used <= LEFT, "pages out of use are used");
     }
-    device.resize(0, 2048, true)?;
-    check_eq!(device.counters()?.device_pages_total, 2048, "pages that there are again");
+    device.resize(0, 4 * HUGE_PAGES, true)?;
+    check_eq!(device.counters()?.device_pages_total, 4 * BLOCK_PAGES, "pages that there are again");
     device.release()?;
     for map in &maps {
-        check_eq!(to_device(&device, map)?.moved, 512, "pages that moved again");
+        check_eq!(to_device(&device, map)?.moved, BLOCK_PAGES, "pages that moved again");
     }
-    fails(device.resize(2000, 49, false), Errno::EINVAL, "pages that there are not")?;
+    fails(device.resize(4 * HUGE_PAGES - 48, 49, false), Errno::EINVAL, "pages that there are not")?;
     fails(device.resize(0, 0, false), Errno::EINVAL, "no pages")?;
     fails(device.resize(usize::MAX, 2, false), Errno::EINVAL, "pages beyond all numbers")?;
     fails(device.resize(usize::MAX, 2, true), Errno::EINVAL, "these, back into use")?;
@@ -106,14 +110,15 @@ fn offlined_pages_are_not_allocated(ctx: &Ctx) -> Outcome {
 }
 
 fn busy_pages_are_offlined_when_freed(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8")?;
+    const HALF: usize = HUGE_PAGES / 2;
+    let _restore = with(ctx, &vram(4))?;
     let device = ctx.open()?;
     let map = block(1)?;
     let moved = device.migrate(map.addr(), 300, Way::ToDevice).what("migrate")?.moved;
     check_eq!(moved, 300, "pages that moved");
     // The eviction cannot allocate system memory.
     inject::set_point("system_folio", "1 every").what("set the point")?;
-    let parts = [(0, 100), (100, 156), (256, 768), (1024, 1024)];
+    let parts = [(0, 100), (100, HALF - 100), (HALF, 3 * HALF), (4 * HALF, 4 * HALF)];
     let left = parts.map(|(first, count)| device.resize(first, count, false));
     inject::clear_points().what("clear the points")?;
     let mut sum = 0;
@@ -130,30 +135,30 @@ fn busy_pages_are_offlined_when_freed(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "when they go")?;
     check_eq!(device.counters()?.device_pages_total, 0, "pages that there are then");
     check_eq!(device.migrate(map.addr(), 1, Way::ToDevice).what("migrate")?.moved, 0, "moved");
-    device.resize(0, 2048, true)?;
-    check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved again");
+    device.resize(0, 4 * HUGE_PAGES, true)?;
+    check_eq!(to_device(&device, &map)?.moved, BLOCK_PAGES, "pages that moved again");
     device.close().what("close")?;
     unload(ctx)
 }
 
 fn driver_allocator_suggests_pages(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8 own_alloc=1")?;
+    let _restore = with(ctx, &format!("{} own_alloc=1", vram(4)))?;
     let device = ctx.open()?;
     for round in 0..6 {
         let map = block(round)?;
-        check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
+        check_eq!(to_device(&device, &map)?.moved, BLOCK_PAGES, "pages that moved");
         engine_reads(&device, &map, round)?;
         device.release()?;
         cpu_sees(&map, round, "after its release")?;
     }
     // Each page was allocated where the device suggested, because that block was empty each time.
-    check_eq!(device.placement()?.chosen, 6 * 512, "pages where the device chose");
+    check_eq!(device.placement()?.chosen, 6 * BLOCK_PAGES, "pages where the device chose");
     device.close().what("close")?;
     unload(ctx)
 }
 
 fn device_pages_are_charged_to_their_owner(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=4")?;
+    let _restore = with(ctx, &vram(2))?;
     let Some(group) = Group::new("hmm-owner")? else {
         return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));
     };
@@ -173,15 +178,15 @@ fn device_pages_are_charged_to_their_owner(ctx: &Ctx) -> Outcome {
     })?;
     ready.wait()?;
     let before = group.bytes()?;
-    check!(before >= 4 << 20, "{before} bytes are charged while they are on the device");
+    check!(before >= 2 * HUGE_SIZE as u64, "{before} bytes are charged while they are on the device");
     // This process belongs to another control group, and causes their eviction.
     let mine = Mapping::anon_aligned(2)?;
     mine.fill(3);
     to_device(&keep, &mine)?;
-    check_eq!(keep.placement()?.evicted_for_room, 1024, "pages evicted for room");
+    check_eq!(keep.placement()?.evicted_for_room, 2 * BLOCK_PAGES, "pages evicted for room");
     let after = group.bytes()?;
     let change = after.abs_diff(before);
-    check!(change < 1 << 20, "{before} bytes were charged, {after} are when the pages came back");
+    check!(change < HUGE_SIZE as u64 / 2, "{before} bytes were charged, {after} are when the pages came back");
     go.open()?;
     child.join().map_err(Stop::Fail)?;
     keep.close().what("close")?;
@@ -211,17 +216,18 @@ fn device_of_16_tib_works(ctx: &Ctx) -> Outcome {
 }
 
 fn idle_chunks_are_removed(ctx: &Ctx) -> Outcome {
+    const TWO_CHUNKS: usize = (512 << 20) / PAGE_SIZE;
     let _restore = with(ctx, "vram_mib=1024")?;
     let device = ctx.open()?;
     check_eq!(device.placement()?.pieces, 0, "pieces before any use");
     let maps = [block(1)?, block(2)?];
     // Taking pages of the first two chunks out of use creates both chunks.
     to_device(&device, &maps[0])?;
-    check_eq!(device.resize(512, 131072 - 512, false)?, 0, "pages left");
+    check_eq!(device.resize(HUGE_PAGES, TWO_CHUNKS - HUGE_PAGES, false)?, 0, "pages left");
     let first = device.placement()?.pieces;
     let second = maps[1].page_addr(0);
     check_eq!(first, 2, "pieces that were made");
-    device.resize(512, 131072 - 512, true)?;
+    device.resize(HUGE_PAGES, TWO_CHUNKS - HUGE_PAGES, true)?;
     // Dropping caches calls all shrinkers. Idle chunks are removed, and chunks in use stay.
     let shrunk = |expected: u64, what: &str| -> Outcome {
         let begin = Instant::now();
@@ -236,7 +242,7 @@ fn idle_chunks_are_removed(ctx: &Ctx) -> Outcome {
     engine_reads(&device, &maps[0], 1)?;
     device.release()?;
     shrunk(0, "nothing is in use")?;
-    check_eq!(device.migrate(second, 512, Way::ToDevice)?.moved, 512, "pages that moved then");
+    check_eq!(device.migrate(second, HUGE_PAGES, Way::ToDevice)?.moved, BLOCK_PAGES, "pages that moved then");
     engine_reads(&device, &maps[1], 2)?;
     cpu_sees(&maps[0], 1, "after all")?;
     device.close().what("close")?;
@@ -257,7 +263,7 @@ fn free_tables(ctx: &Ctx) -> Outcome {
     stays.fill(7);
     device_sees(&device, &stays, 7, "at first")?;
     let before = table_pages()?;
-    // A page in each of 300 blocks of 2 MiB, each of which needs a table.
+    // A page in each of 300 blocks, each of which needs a table.
     let map = Mapping::anon_aligned(300)?;
     for block in 0..300 {
         map.fill_pages(1, block * HUGE_PAGES, 1);
@@ -281,7 +287,7 @@ fn free_tables(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Reads a page in each of 300 blocks of 2 MiB, each of which needs a table. Then unmaps the pages,
+/// Reads a page in each of 300 blocks, each of which needs a table. Then unmaps the pages,
 /// so that the tables become free.
 fn make_free_tables(device: &Device) -> Outcome {
     let map = Mapping::anon_aligned(300)?;
@@ -341,7 +347,7 @@ fn free_tables_of_a_group(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Number of blocks of 2 MiB of which the device reads one page each.
+/// Number of blocks of which the device reads one page each.
 const COLD: usize = 300;
 
 /// Maps [`COLD`] blocks with a page each, and reads the pages by the device. Reclaim cannot unmap

@@ -266,7 +266,7 @@ fn readers(ctx: &Ctx) -> Outcome {
     map.fill(3);
     migrate(&one, &map, 3)?;
     let job = one
-        .submit(Command::new(EngineOp::Read, map.addr(), 4096).rounds(0))
+        .submit(Command::new(EngineOp::Read, map.addr(), PAGE_SIZE).rounds(0))
         .what("submit a reader")?;
     // The source's engine copies for a second, the longest delay, which is far longer than a few
     // rounds of the reader.
@@ -454,7 +454,7 @@ fn fight(ctx: &Ctx) -> Outcome {
             moved += mine.pull(map.addr(), 64, other)?.moved;
             moved += mine.migrate(map.addr(), 64, Way::ToDevice)?.moved;
             let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len());
-            let ended = mine.run(add.value(1).stride(4096))?;
+            let ended = mine.run(add.value(1).stride(PAGE_SIZE))?;
             match ended.error {
                 None => adds += 1,
                 Some(error) => return Err(error),

@@ -30,6 +30,7 @@ use hmm::{
     Mapping,
     Prot,
     Setting,
+    HUGE_PAGES,
     PAGE_SIZE, //
 };
 use std::os::unix::fs::FileExt;
@@ -103,7 +104,7 @@ const MOVE: u64 = 1;
 fn eviction(ctx: &Ctx) -> Outcome {
     /// Longer than a phase.
     const STALL: u64 = 6_000_000_000;
-    let _restore = with(ctx, "vram_mib=4")?;
+    let _restore = with(ctx, &vram(2))?;
     let device = ctx.open()?;
     let other = Device::open(ctx.second).what("open the second device")?;
     let order = Gate::new()?;
@@ -118,7 +119,7 @@ fn eviction(ctx: &Ctx) -> Outcome {
         let mapped = Mapping::anon(8).what("map")?;
         mapped.fill(2);
         while order.receive()? != END {
-            check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
+            check_eq!(to_device(&device, &map)?.moved, BLOCK_PAGES, "pages that moved");
             device_sees(&other, &mapped, 2, "of memory in place")?;
             ready.open()?;
             go.wait()?;
@@ -128,7 +129,7 @@ fn eviction(ctx: &Ctx) -> Outcome {
             mapped.protect(Prot::ReadWrite).what("protect back")?;
             let after = on_device(&device, &map)?;
             cpu_sees(&map, 1, "of the stalled process")?;
-            done.send((before * 1024 + after) as u64)?;
+            done.send((before * 2 * HUGE_PAGES + after) as u64)?;
         }
         Ok(())
     })?;
@@ -136,7 +137,7 @@ fn eviction(ctx: &Ctx) -> Outcome {
     let mut next = (0..maps.len()).cycle();
     let mut move_one = || -> Outcome {
         let map = &maps[next.next().unwrap_or(0)];
-        check_eq!(to_device(&device, map)?.moved, 512, "pages that moved");
+        check_eq!(to_device(&device, map)?.moved, BLOCK_PAGES, "pages that moved");
         Ok(())
     };
     compare(|stall| {
@@ -165,7 +166,7 @@ fn eviction(ctx: &Ctx) -> Outcome {
             go.open()?;
         }
         // The block must be evicted if and only if the process is not stalled.
-        let expected = if stall { 512 * 1024 + 512 } else { 0 };
+        let expected = if stall { BLOCK_PAGES * 2 * BLOCK_PAGES + BLOCK_PAGES } else { 0 };
         check_eq!(done.receive()?, expected, "pages of the other process (stall: {stall})");
         Ok(took)
     })?;

@@ -21,7 +21,8 @@ use hmm::{
     Device,
     Errno,
     Mapping,
-    Setting, //
+    Setting,
+    PAGE_SIZE, //
 };
 use std::sync::atomic::{
     AtomicBool,
@@ -351,11 +352,11 @@ fn first_uses(ctx: &Ctx) -> Outcome {
         std::thread::spawn(move || {
             let (device, begin, done) = first;
             begin.wait();
-            let _killed = device.migrate_to_device(addr, &mut [0; 4096]);
+            let _killed = device.migrate_to_device(addr, &mut [0; PAGE_SIZE]);
             done.store(true, Ordering::Release);
         });
         begin.wait();
-        let mut word = [0; 4096];
+        let mut word = [0; PAGE_SIZE];
         device.read(last, &mut word).what("read")?;
         check!(!done.load(Ordering::Acquire), "the read waited for the copies of the other window");
         check_eq!(word[0], 2, "words read");

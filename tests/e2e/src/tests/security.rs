@@ -33,6 +33,8 @@ use hmm::{
     Op,
     Prot,
     Ptr,
+    HUGE_PAGES,
+    HUGE_SIZE,
     PAGE_SIZE, //
 };
 use std::collections::BTreeMap;
@@ -227,10 +229,11 @@ fn setuid_keeps_the_mirror(ctx: &Ctx) -> Outcome {
 
 /// Device and system memory of an exited process: the next user must not see their contents.
 fn memory_of_exited_processes_is_cleared(ctx: &Ctx) -> Outcome {
-    const MANY: usize = 1024;
+    const BLOCKS: usize = 2;
+    const MANY: usize = BLOCKS * HUGE_PAGES;
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
-        let map = Mapping::anon_aligned((MANY * PAGE_SIZE) >> 21)?;
+        let map = Mapping::anon_aligned(BLOCKS)?;
         map.fill(0x5ec2e7);
         try_migrate(&device, &map).what("migration of secrets")?;
         std::mem::forget((device, map));
@@ -239,7 +242,7 @@ fn memory_of_exited_processes_is_cleared(ctx: &Ctx) -> Outcome {
     child.join().map_err(Stop::Fail)?;
     let device = ctx.open()?;
     // Holes are migrated to device memory that was used before.
-    let map = Mapping::anon_aligned((MANY * PAGE_SIZE) >> 21)?;
+    let map = Mapping::anon_aligned(BLOCKS)?;
     let done = try_migrate(&device, &map).what("migration of holes")?;
     check_eq!(done.cpages, MANY as u64, "cpages of the migration");
     check!(resident(&device, &map, 0, MANY)? > 0, "nothing has moved");
@@ -299,7 +302,7 @@ fn everything(ctx: &Ctx) -> Outcome {
     map.fill(1);
     device_sees(&device, &map, 1, "before")?;
     let start = PAGE_SIZE as u64;
-    let all = (1u64 << 52) - 2;
+    let all = u64::MAX / PAGE_SIZE as u64 - 1;
     device
         .probe(Op::CheckExclusive, start, all, Ptr::Null)
         .what("CHECK_EXCLUSIVE of everything")?;
@@ -389,7 +392,8 @@ fn accesses_and_migrations_pin_no_pages(ctx: &Ctx) -> Outcome {
 /// Page tables of a mirror are charged to the memory control group of the process, also if the
 /// fault of an engine has allocated them.
 fn page_tables_are_charged_to_the_cgroup(ctx: &Ctx) -> Outcome {
-    const GIB: usize = 2;
+    /// Number of ranges of the size of a huge page, with a table for each.
+    const TABLES: usize = 1024;
     let group = hostile::Group::new("hmm-e2e").what("a control group")?;
     let Some(group) = group else {
         return Err(Stop::Skip("this kernel has no memory control groups".to_string()));
@@ -397,12 +401,11 @@ fn page_tables_are_charged_to_the_cgroup(ctx: &Ctx) -> Outcome {
     let child = Child::spawn(|| -> Outcome {
         group.enter().what("enter the group")?;
         let device = ctx.open()?;
-        let map = Mapping::reserve(GIB << 30, Prot::Read).what("map much")?;
+        let map = Mapping::reserve(TABLES * HUGE_SIZE, Prot::Read).what("map much")?;
         let before = group.kernel_bytes().what("charge")?;
-        // One table of 4 KiB for each 2 MiB.
-        let strided = Command::new(EngineOp::Strided, map.addr(), map.len()).stride(2 << 20);
+        let strided = Command::new(EngineOp::Strided, map.addr(), map.len()).stride(HUGE_SIZE);
         check_eq!(device.run(strided)?.error, None, "accesses");
-        let tables = (map.len() >> 21) as u64 * PAGE_SIZE as u64;
+        let tables = (TABLES * PAGE_SIZE) as u64;
         let grown = group.kernel_bytes().what("charge")?.saturating_sub(before);
         check!(grown >= tables, "{grown} bytes are charged for tables of {tables}");
         Ok(())
@@ -465,8 +468,8 @@ fn dies(child: Child, gate: &Gate, what: &str) -> Outcome {
     Ok(())
 }
 
-/// Copies take a second each, and a step has 512 of them. A task that waits for them can be killed,
-/// and pages that were not copied stay in place.
+/// Copies take a second each, and a step has a block of them. A task that waits for them can be
+/// killed, and pages that were not copied stay in place.
 fn kill_interrupts_copies(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     // The child maps the same memory and migrates its own view of it.
@@ -502,7 +505,7 @@ fn kill_interrupts_population(ctx: &Ctx) -> Outcome {
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
         gate.open()?;
-        device.map_file(4 << 18).what("mmap of 4 GiB")?;
+        device.map_file((4 << 30) / PAGE_SIZE).what("mmap of 4 GiB")?;
         Ok(())
     })?;
     gate.wait().what("begin")?;
@@ -566,7 +569,9 @@ fn lock_everything(ctx: &Ctx) -> Outcome {
                 Ok(())
             },
         )?;
-        no_longer(&[1 << 40, 1 << 46, 1 << 52], "locks of a hole", |bytes| {
+        // More pages than the library can allocate a list for.
+        let sizes = [28, 34, 40].map(|order| PAGE_SIZE << order);
+        no_longer(&sizes, "locks of a hole", |bytes| {
             let result = device.lock(hole, bytes, 1, false).map(|_| ());
             check_eq!(result, Err(Errno::ENOMEM), "a lock of {bytes:#x} bytes");
             Ok(())

@@ -41,6 +41,7 @@ use hmm::{
     Setting,
     Settings,
     HUGE_PAGES,
+    HUGE_SIZE,
     PAGE_SIZE, //
 };
 use std::fs::File;
@@ -82,7 +83,7 @@ pub const WITH_LITTLE_MEMORY: &[Test] = &[
         .seconds(180),
 ];
 
-/// Number of 2 MiB blocks of each kind of memory that cannot migrate.
+/// Number of blocks of each kind of memory that cannot migrate.
 const BLOCKS: usize = 2;
 
 const PAGES: usize = BLOCKS * HUGE_PAGES;
@@ -132,12 +133,12 @@ fn costs_nothing(device: &Device, map: &Mapping, seed: u64, what: &str) -> Outco
 fn immovable_memory(ctx: &Ctx) -> Outcome {
     let mut settings = Settings::new();
     let hugetlb = settings.set("/proc/sys/vm/nr_hugepages", "8")?;
-    let _restore = with(ctx, "vram_mib=8")?;
+    let _restore = with(ctx, &vram(4))?;
     let device = ctx.open()?;
     // The device memory is full of memory that could be evicted.
     let full = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
     for map in &full {
-        check_eq!(to_device(&device, map)?.moved, 512, "pages that moved");
+        check_eq!(to_device(&device, map)?.moved, BLOCK_PAGES, "pages that moved");
     }
 
     let map = Mapping::shared(PAGES)?;
@@ -186,7 +187,7 @@ fn immovable_memory(ctx: &Ctx) -> Outcome {
         costs_nothing(&device, &map, 7, "memory that may be merged")?;
     }
 
-    check_eq!(device.counters()?.device_pages_used, 4 * 512, "pages on the device");
+    check_eq!(device.counters()?.device_pages_used, 4 * BLOCK_PAGES, "pages on the device");
     for (seed, map) in full.iter().enumerate() {
         cpu_sees(map, seed as u64, "after all")?;
     }
@@ -298,7 +299,7 @@ impl Stays {
 fn time_of_a_pass(ctx: &Ctx) -> Outcome {
     let mut settings = Settings::new();
     let hugetlb = settings.set("/proc/sys/vm/nr_hugepages", "8")?;
-    let _restore = with(ctx, "vram_mib=8")?;
+    let _restore = with(ctx, &vram(4))?;
     let device = ctx.open()?;
     let owner = ctx.open()?;
     let file = files::memfd(1, TIMED)?;
@@ -352,15 +353,23 @@ fn time_of_a_pass(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
+/// Pages of the policy's smallest and largest windows, of 64 KiB and 2 MiB.
+const LEAF: usize = (64 << 10) / PAGE_SIZE;
+const WINDOW: usize = (2 << 20) / PAGE_SIZE;
+
 /// A private mapping of a file has file pages and anonymous copies, alternating by 64 KiB and page
 /// by page. The copies must migrate wherever the boundaries of the policy's windows of 64 KiB and 2
 /// MiB are.
 fn private_copies(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8")?;
+    let _restore = with(ctx, &vram(4))?;
     let file = files::temp_file("/tmp", 1, PAGES)?;
     // Offsets at the boundaries of a window, beside them and between them, and the same elsewhere
     // in a block.
-    for offset in [0, 1, 7, 15, 16, 17, 24, 31, 255, 256, 257, 481, 511] {
+    let small = [0, 1, LEAF / 2 - 1, LEAF - 1, LEAF, LEAF + 1, LEAF * 3 / 2, 2 * LEAF - 1];
+    let large = [WINDOW / 2 - 1, WINDOW / 2, WINDOW / 2 + 1, WINDOW - 31, WINDOW - 1];
+    let mut offsets: Vec<usize> = small.into_iter().chain(large).chain([HUGE_PAGES - 1]).collect();
+    offsets.dedup();
+    for offset in offsets {
         private_copies_at(ctx, &file, offset)?;
     }
     unload(ctx)
@@ -371,11 +380,11 @@ fn private_copies_at(ctx: &Ctx, file: &File, offset: usize) -> Outcome {
     device.set_policy(Policy::Default)?;
     let map = Mapping::file_private_at(file, PAGES, offset)?;
     let mut copies = 0;
-    for part in 0..PAGES / 32 {
-        map.fill_pages(1, part * 32, 16);
-        copies += 16;
+    for part in 0..PAGES / (2 * LEAF) {
+        map.fill_pages(1, part * 2 * LEAF, LEAF);
+        copies += LEAF as u64;
     }
-    for page in (17..32).step_by(2) {
+    for page in (LEAF + 1..2 * LEAF).step_by(2) {
         map.fill_pages(1, page, 1);
         copies += 1;
     }
@@ -385,7 +394,7 @@ fn private_copies_at(ctx: &Ctx, file: &File, offset: usize) -> Outcome {
         let (after, _) = all(&device)?;
         let bytes = after.bytes_copied - before.bytes_copied;
         let expected = if round == 0 { copies * PAGE_SIZE as u64 } else { 0 };
-        check_eq!(bytes, expected, "bytes copied in round {round}, {offset} pages behind 2 MiB");
+        check_eq!(bytes, expected, "bytes copied in round {round}, {offset} pages behind a block");
         check_eq!(resident(&device, &map, 0, PAGES)? as u64, copies, "pages on the device");
     }
     cpu_sees(&map, 1, "after all")?;
@@ -394,6 +403,7 @@ fn private_copies_at(ctx: &Ctx, file: &File, offset: usize) -> Outcome {
 
 fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
     const PAGE: usize = 77;
+    const OTHERS: u64 = BLOCK_PAGES - 1;
     let owner = ctx.open()?;
     for pinned in [true, false] {
         let device = ctx.open()?;
@@ -406,15 +416,15 @@ fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
         let _pipe = files::Pin::of(map.page_addr(PAGE)).what("give the page to a pipe")?;
         let before = device.counters()?;
         let (done, outcomes) =
-            device.migrate_pages(map.addr(), 512, Way::ToDevice).what("migrate")?;
-        check_eq!((done.moved, done.skipped), (511, 1), "moved and skipped (pinned: {pinned})");
+            device.migrate_pages(map.addr(), HUGE_PAGES, Way::ToDevice).what("migrate")?;
+        check_eq!((done.moved, done.skipped), (OTHERS, 1), "moved and skipped (pinned: {pinned})");
         check_eq!(outcomes[PAGE], PageOutcome::Skipped, "outcome of the page");
         let first = device.counters()?;
         let copied = first.bytes_copied - before.bytes_copied;
-        check_eq!(copied, 511 * PAGE_SIZE as u64, "bytes copied (pinned: {pinned})");
+        check_eq!(copied, OTHERS * PAGE_SIZE as u64, "bytes copied (pinned: {pinned})");
         // From now on there is no work to do.
         for _ in 0..10 {
-            let done = device.migrate(map.addr(), 512, Way::ToDevice).what("migrate again")?;
+            let done = device.migrate(map.addr(), HUGE_PAGES, Way::ToDevice).what("migrate again")?;
             check_eq!((done.moved, done.skipped), (0, 1), "moved and skipped again");
         }
         device.set_policy(Policy::Default)?;
@@ -422,7 +432,7 @@ fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
         let last = device.counters()?;
         check_eq!(last.bytes_copied, first.bytes_copied, "bytes copied again");
         few_events(&first, &last, "of tries for one page")?;
-        check_eq!(resident(&device, &map, 0, 512)?, 511, "pages on the device");
+        check_eq!(resident(&device, &map, 0, HUGE_PAGES)? as u64, OTHERS, "pages on the device");
         if let Some(locked) = locked {
             owner.unlock(locked.device_addr).what("unlock")?;
         }
@@ -440,7 +450,7 @@ fn resident_memory(ctx: &Ctx) -> Outcome {
     let other = ctx.open()?;
     for map in [block(1)?, huge(1, 1)?] {
         to_device(&device, &map)?;
-        check_eq!(resident(&device, &map, 0, 512)?, 512, "pages on the device");
+        check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, HUGE_PAGES, "pages on the device");
         device_fills(&device, &map, 2, "of device memory")?;
         device_sees(&other, &map, 2, "of the same memory")?;
         let before = device.counters()?;
@@ -458,11 +468,11 @@ fn resident_memory(ctx: &Ctx) -> Outcome {
         check_eq!(after.bytes_copied, before.bytes_copied, "bytes copied");
         // A request to migrate back does not affect pages in system memory either.
         cpu_sees(&map, 2, "on its way back")?;
-        device.migrate(map.addr(), 512, Way::ToSystem).what("migrate back")?;
+        device.migrate(map.addr(), HUGE_PAGES, Way::ToSystem).what("migrate back")?;
         device_fills(&device, &map, 3, "of system memory")?;
         let before = device.counters()?;
         for _ in 0..20 {
-            let done = device.migrate(map.addr(), 512, Way::ToSystem).what("migrate back")?;
+            let done = device.migrate(map.addr(), HUGE_PAGES, Way::ToSystem).what("migrate back")?;
             check_eq!((done.moved, done.skipped), (0, 0), "pages moved back, and skipped");
         }
         let after = device.counters()?;
@@ -568,7 +578,7 @@ fn write_access(ctx: &Ctx) -> Outcome {
             let after = device.counters()?;
             check_eq!(after.cpu_faults, before.cpu_faults, "pages that came back for a write");
             check_eq!(after.bytes_copied, before.bytes_copied, "bytes copied for a write");
-            check_eq!(resident(&device, &map, 0, 512)?, 512, "pages on the device");
+            check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, HUGE_PAGES, "pages on the device");
         }
         // A write must not succeed where the process may not write, nor change pages that a child
         // shares.
@@ -612,7 +622,7 @@ fn broken_run(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_huge(1)?;
     map.fill(1);
-    check!(small.made()? >= 32, "{} folios of 64 KiB were made", small.made()?);
+    check!(small.made()? >= (HUGE_SIZE >> 16) as u64, "{} folios of 64 KiB were made", small.made()?);
     engine_reads(&device, &map, 1)?;
     let before = device.counters()?.engine_faults_read;
     engine_reads(&device, &map, 1)?;
@@ -637,7 +647,7 @@ fn split_leaf(ctx: &Ctx) -> Outcome {
         to_device(&device, &map)?;
         engine_reads(&device, &map, round)?;
         check_eq!(map.get(100, 0), hmm::pattern::word(round, 100, 0), "CPU read");
-        check_eq!(resident(&device, &map, 0, 512)?, 0, "pages on the device");
+        check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, 0, "pages on the device");
         make_huge(&map)?;
         let before = device.counters()?;
         let write = Command::new(EngineOp::AtomicAdd, map.page_addr(300), 8).stride(8).value(0);

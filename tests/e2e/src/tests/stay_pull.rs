@@ -159,15 +159,15 @@ fn through(ctx: &Ctx) -> Outcome {
 /// The device memory is full of memory that could be evicted, except for some free pages.
 fn cannot_move(ctx: &Ctx) -> Outcome {
     const PAGES: usize = 2 * HUGE_PAGES;
-    let _restore = with(ctx, "vram_mib=8")?;
+    let _restore = with(ctx, &vram(4))?;
     let pair = pair(ctx, Connection::Migratable)?;
     let Pair { one, two } = &pair;
     let full = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
     for map in &full {
-        check_eq!(to_device(two, map)?.moved, 512, "pages that moved");
+        check_eq!(to_device(two, map)?.moved, BLOCK_PAGES, "pages that moved");
     }
     check_eq!(full[0].get(0, 0), hmm::pattern::word(0, 0, 0), "CPU read");
-    let free = 4 * 512 - two.counters()?.device_pages_used;
+    let free = 4 * BLOCK_PAGES - two.counters()?.device_pages_used;
     check!(free > 0 && free < 64, "{free} pages are free");
     let memfd = files::memfd(2, PAGES)?;
     let shared = Mapping::file_shared(&memfd, PAGES)?;
@@ -194,7 +194,7 @@ fn cannot_move(ctx: &Ctx) -> Outcome {
         let pages = if seed == 6 { free as usize } else { 16 };
         let done = one.migrate(map.addr(), pages, Way::ToDevice).what("migrate")?;
         check_eq!(done.moved, pages as u64, "pages on the source");
-        let pulled = two.pull(map.addr(), 512, one).what("pull")?;
+        let pulled = two.pull(map.addr(), HUGE_PAGES, one).what("pull")?;
         check_eq!((pulled.moved, pulled.no_memory), (pages as u64, 0), "moved, or had no room");
         let evicted = two.counters()?.evicted_pages - before.evicted_pages;
         check_eq!(evicted != 0, seed == 7, "whether pages were evicted for {pages}: {evicted}");

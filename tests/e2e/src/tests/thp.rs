@@ -103,7 +103,7 @@ fn migrates_back_on_cpu_access(ctx: &Ctx) -> Outcome {
     delta.exactly("device_pages_used", 0, "after one CPU read")?;
     cpu_sees(&map, 1, "afterwards")?;
     let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages")?;
-    check_eq!(huge, 2048, "KiB in huge pages after the way back");
+    check_eq!(huge, HUGE_KIB, "KiB in huge pages after the way back");
     Ok(())
 }
 
@@ -172,10 +172,11 @@ fn parts_of_huge_pages_migrate(ctx: &Ctx) -> Outcome {
 /// A fault that begins within a huge device page. The kernel's hmm_range_fault() (7.2, 7.3) returns
 /// entries as if the range began at the first page of the huge page.
 fn read_from_the_middle_of_a_huge_page(ctx: &Ctx) -> Outcome {
+    const HALF: usize = HUGE_PAGES / 2;
     let owner = ctx.open()?;
     let map = huge(1, 1)?;
     migrate(&owner, &map, 1)?;
-    for (first, npages) in [(100, 10), (511, 1), (1, 1), (256, 256)] {
+    for (first, npages) in [(100, 10), (HUGE_PAGES - 1, 1), (1, 1), (HALF, HALF)] {
         let other = ctx.open()?;
         device_sees_pages(&other, &map, 1, first, npages, "from the middle")?;
         if !ctx.coherent() {
@@ -189,7 +190,7 @@ fn read_from_the_middle_of_a_huge_page(ctx: &Ctx) -> Outcome {
     device_sees_pages(&other, &map, 1, 0, 300, "in front")?;
     map.check_pages(1, 0, 300).what("CPU read in front")?;
     map.check_pages(2, 300, 100).what("CPU read of words that the device wrote")?;
-    map.check_pages(1, 400, 112).what("CPU read behind")
+    map.check_pages(1, 400, HUGE_PAGES - 400).what("CPU read behind")
 }
 
 /// Keeps the file open until the end of the process, because a close would evict the huge page.
@@ -369,7 +370,9 @@ fn dontneed_of_a_part_reads_zero(ctx: &Ctx) -> Outcome {
 /// first page for the one that the fault holds locked. If the first page is not migrated, it must
 /// not stay locked.
 fn cpu_fault_on_a_pte_mapped_huge_page(ctx: &Ctx) -> Outcome {
-    for touched in [1, 5, 15, 16, 511, 0] {
+    /// Pages of the smallest window, 64 KiB.
+    const WINDOW: usize = (64 << 10) / PAGE_SIZE;
+    for touched in [1, 5, WINDOW - 1, WINDOW, HUGE_PAGES - 1, 0] {
         let device = ctx.open()?;
         let map = huge(1, 1)?;
         migrate(&device, &map, 1)?;
@@ -383,8 +386,8 @@ fn cpu_fault_on_a_pte_mapped_huge_page(ctx: &Ctx) -> Outcome {
         cpu_sees(&elsewhere, 2, "elsewhere")?;
         device.set(Setting::CopyFail, 0)?;
         let delta = Delta::start(ctx, &device)?;
-        let first = touched / 16 * 16;
-        if touched % 16 != 0 {
+        let first = touched / WINDOW * WINDOW;
+        if touched % WINDOW != 0 {
             // The copy of the first page in its window fails.
             check_eq!(map.get(touched, 3), pattern::word(1, touched, 3), "page {touched}");
             delta.exactly("copy_failures", 1, "after the touch")?;
@@ -426,8 +429,9 @@ fn unaccounted() -> Result<(i64, i64), Stop> {
         let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
         kib.ok_or_else(|| Stop::Fail(format!("no {name} in smaps_rollup")))
     };
-    let pages = vmstat("nr_anon_pages")? - kib("Anonymous:")? / 4;
-    Ok((pages, vmstat("nr_anon_transparent_hugepages")? - kib("AnonHugePages:")? / 2048))
+    let pages = vmstat("nr_anon_pages")? - kib("Anonymous:")? / (PAGE_SIZE as i64 / 1024);
+    let own_huge = kib("AnonHugePages:")? / HUGE_KIB as i64;
+    Ok((pages, vmstat("nr_anon_transparent_hugepages")? - own_huge))
 }
 
 /// Calls `meanwhile` while the huge page `map` is copied to system memory, in `copies` parts.
@@ -499,7 +503,7 @@ fn dontneed_during_a_migration_back(ctx: &Ctx) -> Outcome {
         cpu_sees(&map, 2, "after another way there")?;
         let after = unaccounted()?;
         println!("# {way:?}: shared anonymous and huge pages {before:?}, {after:?}");
-        // A loss would be 512 pages or one huge page. Other processes hardly change meanwhile.
+        // A loss would be all pages or one huge page. Other processes hardly change meanwhile.
         let lost = before.0 - after.0;
         check!(lost.abs() < HUGE_PAGES as i64 / 4, "{way:?}: {lost} anonymous pages lost");
         check_eq!(after.1, before.1, "{way:?}: shared huge pages");

@@ -76,10 +76,15 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "coherent_tiles_are_used_in_place", coherent).only_rust(OURS).private(),
 ];
 
+/// Parameters of the module for two tiles with memory for four blocks each.
+fn two_tiles() -> String {
+    format!("{} tiles=2", vram(4))
+}
+
 /// Maps a block with the pattern `seed` and migrates it to the second tile.
 fn on_two(pair: &Pair, seed: u64) -> Result<Mapping, Stop> {
     let map = block(seed)?;
-    check_eq!(to_device(&pair.two, &map)?.moved, 512, "pages that moved to the second tile");
+    check_eq!(to_device(&pair.two, &map)?.moved, BLOCK_PAGES, "pages that moved to the second tile");
     Ok(map)
 }
 
@@ -94,7 +99,7 @@ fn closed(Pair { one, two }: Pair) -> Outcome {
 }
 
 fn in_place(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+    let _restore = with(ctx, &two_tiles())?;
     let pair = pair(ctx, Connection::Unified)?;
     let connection = pair.one.connection(&pair.two).what("connection")?;
     check_eq!(connection, Connection::Unified, "of private memories of one owner");
@@ -104,7 +109,7 @@ fn in_place(ctx: &Ctx) -> Outcome {
     engine_reads(&pair.one, &map, 5)?;
     device_fills_pages(&pair.one, &map, 6, 0, map.pages(), "by the first tile")?;
     engine_reads(&pair.two, &map, 6)?;
-    check_eq!(used(&pair)?, [0, 512], "pages of each tile");
+    check_eq!(used(&pair)?, [0, BLOCK_PAGES], "pages of each tile");
     for (name, delta) in [("first", &one), ("second", &two)] {
         delta.exactly("cpu_faults", 0, name)?;
         delta.exactly("migrated_to_system", 0, name)?;
@@ -121,26 +126,26 @@ fn in_place(ctx: &Ctx) -> Outcome {
 }
 
 fn moved(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+    let _restore = with(ctx, &two_tiles())?;
     let pair = pair(ctx, Connection::Migratable)?;
     let map = on_two(&pair, 5)?;
     let one = Delta::start(ctx, &pair.one)?;
     let two = Delta::start(ctx, &pair.two)?;
     engine_reads(&pair.one, &map, 5)?;
-    check_eq!(used(&pair)?, [512, 0], "pages of each tile");
+    check_eq!(used(&pair)?, [BLOCK_PAGES, 0], "pages of each tile");
     for (name, delta) in [("first", &one), ("second", &two)] {
         delta.exactly("cpu_faults", 0, name)?;
         delta.exactly("migrated_to_system", 0, name)?;
     }
     engine_reads(&pair.two, &map, 5)?;
-    check_eq!(used(&pair)?, [0, 512], "pages of each tile, back");
+    check_eq!(used(&pair)?, [0, BLOCK_PAGES], "pages of each tile, back");
     cpu_sees(&map, 5, "at the end")?;
     drop(map);
     closed(pair)
 }
 
 fn through(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+    let _restore = with(ctx, &two_tiles())?;
     let pair = pair(ctx, Connection::None)?;
     let map = on_two(&pair, 5)?;
     engine_reads(&pair.one, &map, 5)?;
@@ -152,36 +157,36 @@ fn through(ctx: &Ctx) -> Outcome {
 }
 
 fn evicted(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+    let _restore = with(ctx, &two_tiles())?;
     let pair = pair(ctx, Connection::Unified)?;
     let mine = block(1)?;
-    check_eq!(to_device(&pair.one, &mine)?.moved, 512, "pages that moved to the first tile");
+    check_eq!(to_device(&pair.one, &mine)?.moved, BLOCK_PAGES, "pages that moved to the first tile");
     // The memory of the second tile holds four blocks.
     let maps = (2..8).map(|seed| on_two(&pair, seed)).collect::<Result<Vec<_>, _>>()?;
-    check_eq!(used(&pair)?, [512, 2048], "pages of each tile");
+    check_eq!(used(&pair)?, [BLOCK_PAGES, 4 * BLOCK_PAGES], "pages of each tile");
     check_eq!(pair.one.counters()?.evicted_pages, 0, "pages evicted from the first tile");
     for (seed, map) in (2..8).zip(&maps) {
         engine_reads(&pair.one, map, seed)?;
     }
-    check_eq!(used(&pair)?, [512, 2048], "pages of each tile, as reading moves nothing");
+    check_eq!(used(&pair)?, [BLOCK_PAGES, 4 * BLOCK_PAGES], "pages of each tile, as reading moves nothing");
     cpu_sees(&mine, 1, "of the first tile")?;
     drop((mine, maps));
     closed(pair)
 }
 
 fn unplugged(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+    let _restore = with(ctx, &two_tiles())?;
     let pair = pair(ctx, Connection::Unified)?;
     let mine = block(1)?;
-    check_eq!(to_device(&pair.one, &mine)?.moved, 512, "pages that moved to the first tile");
+    check_eq!(to_device(&pair.one, &mine)?.moved, BLOCK_PAGES, "pages that moved to the first tile");
     let map = on_two(&pair, 5)?;
     engine_reads(&pair.one, &map, 5)?;
     pair.two.unplug(0, 0).what("unplug the second tile")?;
-    check_eq!(used(&pair)?, [512, 0], "pages of each tile");
+    check_eq!(used(&pair)?, [BLOCK_PAGES, 0], "pages of each tile");
     // The first tile still works, and reads the pages that were saved.
     engine_reads(&pair.one, &map, 5)?;
     engine_reads(&pair.one, &mine, 1)?;
-    check_eq!(to_device(&pair.one, &map)?.moved, 512, "pages that moved to the first tile");
+    check_eq!(to_device(&pair.one, &map)?.moved, BLOCK_PAGES, "pages that moved to the first tile");
     cpu_sees(&map, 5, "after all")?;
     cpu_sees(&mine, 1, "after all")?;
     drop((mine, map));
@@ -189,7 +194,7 @@ fn unplugged(ctx: &Ctx) -> Outcome {
 }
 
 fn huge_pages(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+    let _restore = with(ctx, &two_tiles())?;
     for connection in [Connection::Unified, Connection::Migratable] {
         let pair = pair(ctx, connection)?;
         let map = huge(1, 5)?;
@@ -206,7 +211,7 @@ fn huge_pages(ctx: &Ctx) -> Outcome {
         cpu_sees(&map, 5, "at the end")?;
         // The huge page was never split, so it has migrated back as a whole.
         let kib = smaps::field(map.addr(), map.len(), "AnonHugePages").what("smaps")?;
-        check_eq!(kib, 2048, "KiB in huge pages at the end, {connection:?}");
+        check_eq!(kib, HUGE_KIB, "KiB in huge pages at the end, {connection:?}");
         drop(map);
         closed(pair)?;
     }
@@ -234,7 +239,7 @@ fn keep_reading(
 }
 
 fn fight(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+    let _restore = with(ctx, &two_tiles())?;
     let pair = pair(ctx, Connection::Migratable)?;
     let map = on_two(&pair, 5)?;
     let stop = AtomicBool::new(false);
@@ -259,7 +264,7 @@ fn fight(ctx: &Ctx) -> Outcome {
 
 fn thrashing(ctx: &Ctx) -> Outcome {
     let thrash = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
-    let _restore = with(ctx, &format!("vram_mib=8 tiles=2 {thrash}"))?;
+    let _restore = with(ctx, &format!("{} {thrash}", two_tiles()))?;
     let pair = pair(ctx, Connection::Migratable)?;
     let devices = [&pair.one, &pair.two];
     for device in devices {
@@ -289,7 +294,7 @@ fn thrashing(ctx: &Ctx) -> Outcome {
 
 fn unplug_during_faults(ctx: &Ctx) -> Outcome {
     for connection in [Connection::Unified, Connection::Migratable] {
-        let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+        let _restore = with(ctx, &two_tiles())?;
         let pair = pair(ctx, connection)?;
         let map = on_two(&pair, 5)?;
         let stop = AtomicBool::new(false);
@@ -334,7 +339,7 @@ fn coherent(ctx: &Ctx) -> Outcome {
         device_fills_pages(&pair.one, &map, 6, 0, map.pages(), "by the first tile")?;
         engine_reads(&pair.two, &map, 6)?;
         cpu_sees(&map, 6, "where it is")?;
-        check_eq!(used(&pair)?, [0, 512], "pages of each tile, {connection:?}");
+        check_eq!(used(&pair)?, [0, BLOCK_PAGES], "pages of each tile, {connection:?}");
         // A migration back removes the entries of both tiles.
         pair.two.migrate(map.addr(), map.pages(), Way::ToSystem).what("migrate back")?;
         check_eq!(used(&pair)?, [0, 0], "pages that are left");

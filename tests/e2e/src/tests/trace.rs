@@ -27,6 +27,7 @@ use hmm::{
     Device,
     Mapping,
     Setting,
+    HUGE_PAGES,
     PAGE_SIZE, //
 };
 
@@ -180,15 +181,15 @@ fn evictions(ctx: &Ctx) -> Outcome {
 /// An eviction for space is reported with its reason, and a fault that migrates memory is its
 /// trigger.
 fn for_space(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=4")?;
+    let _restore = with(ctx, &vram(2))?;
     let device = ctx.open()?;
     let maps = [Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?];
     let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
     crowd(&device, &maps)?;
     let event = one(&tracing, "evict")?;
     check_eq!(event.text("need"), "room", "need of {event:?}");
-    field(&event, "moved", 512)?;
-    field(&event, "left", 512)?;
+    field(&event, "moved", HUGE_PAGES)?;
+    field(&event, "left", HUGE_PAGES)?;
     drop(tracing);
     drop(device);
     unload(ctx)

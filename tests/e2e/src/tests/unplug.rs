@@ -34,7 +34,8 @@ use hmm::{
     EngineOp,
     Errno,
     Mapping,
-    Setting, //
+    Setting,
+    PAGE_SIZE, //
 };
 use std::sync::atomic::{
     AtomicBool,
@@ -83,7 +84,7 @@ pub const TESTS: &[Test] = &[
 fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
     const PAGES: usize = 8;
     for pulled in [false, true] {
-        let _restore = with(ctx, "vram_mib=64")?;
+        let _restore = with(ctx, &vram(32))?;
         let (device, other) =
             (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
         for device in [&device, &other] {
@@ -150,7 +151,7 @@ enum Departure {
 fn unplug_waits_for_copies_back(ctx: &Ctx) -> Outcome {
     const PAGES: usize = 8;
     for departure in [Departure::Request, Departure::CpuFault, Departure::Pull] {
-        let _restore = with(ctx, "vram_mib=64")?;
+        let _restore = with(ctx, &vram(32))?;
         let (device, other) =
             (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
         for device in [&device, &other] {
@@ -198,12 +199,12 @@ fn unplug_waits_for_copies_back(ctx: &Ctx) -> Outcome {
 }
 
 fn unplug_during_accesses_keeps_contents(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=64 policy=1")?;
+    let _restore = with(ctx, &format!("{} policy=1", vram(32)))?;
     let device = ctx.open()?;
     let maps = [Mapping::anon_aligned(4)?, Mapping::anon_aligned(4)?];
     for (map, seed) in maps.iter().zip(1..) {
         map.fill(seed);
-        check_eq!(to_device(&device, map)?.moved, 2048, "pages that moved");
+        check_eq!(to_device(&device, map)?.moved, map.pages() as u64, "pages that moved");
     }
     let lost = 100..103;
     let stop = AtomicBool::new(false);
@@ -236,10 +237,10 @@ fn unplug_during_accesses_keeps_contents(ctx: &Ctx) -> Outcome {
     check_eq!(unplugged.1, lost.len() as u64, "pages lost");
     let again = device.migrate(maps[0].addr(), 1, Way::ToDevice);
     fails(again, Errno::ENODEV, "migrate")?;
-    let mut data = vec![0; 4096];
+    let mut data = vec![0; PAGE_SIZE];
     fails(device.read(maps[0].addr(), &mut data), Errno::ENODEV, "device read")?;
     fails(device.write(maps[0].addr(), &data), Errno::ENODEV, "device write")?;
-    let read = Command::new(EngineOp::Read, maps[0].addr(), 4096);
+    let read = Command::new(EngineOp::Read, maps[0].addr(), PAGE_SIZE);
     fails(device.submit(read).map(|_| ()), Errno::ENODEV, "submit")?;
     fails(device.release(), Errno::ENODEV, "release")?;
     fails(device.unplug(0, 0), Errno::ENODEV, "a second unplug")?;
@@ -268,7 +269,7 @@ fn unplug_during_accesses_keeps_contents(ctx: &Ctx) -> Outcome {
 /// The device is unplugged while pages migrate back and forth. Every page must keep its contents.
 fn unplug_during_migrations_keeps_contents(ctx: &Ctx) -> Outcome {
     races(3, |round| {
-        let _restore = with(ctx, "vram_mib=64")?;
+        let _restore = with(ctx, &vram(32))?;
         let device = ctx.open()?;
         device.set(Setting::CopyDelay, 100_000)?;
         let map = Mapping::anon_aligned(1)?;
@@ -289,7 +290,7 @@ fn unplug_during_migrations_keeps_contents(ctx: &Ctx) -> Outcome {
 /// One of two devices is unplugged while pages migrate from one to the other.
 fn unplug_during_a_pull_keeps_contents(ctx: &Ctx) -> Outcome {
     for (is_source, copies) in [(true, 1), (true, 12), (false, 1), (false, 12)] {
-        let _restore = with(ctx, "vram_mib=64")?;
+        let _restore = with(ctx, &vram(32))?;
         let one = ctx.open()?;
         let two = Device::open(ctx.second).what("open the second")?;
         for device in [&one, &two] {

@@ -228,7 +228,9 @@ fn stack(ctx: &Ctx) -> Outcome {
 }
 
 fn heap(ctx: &Ctx) -> Outcome {
-    // Smaller than the size for which malloc() maps memory of its own.
+    // SAFETY: `mallopt` takes numbers. From this size on, malloc() maps memory of its own.
+    let set = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, (2 * PAGES * PAGE_SIZE) as i32) };
+    check_eq!(set, 1, "mallopt");
     let mut memory = vec![0u8; (PAGES + 1) * PAGE_SIZE];
     let heap = hmm::smaps::read()?.into_iter().find(|vma| vma.name == "[heap]");
     let heap = heap.ok_or_else(|| Stop::Fail("there is no heap".to_string()))?;
@@ -238,10 +240,11 @@ fn heap(ctx: &Ctx) -> Outcome {
     in_place(ctx, &view, Migration::Moves)
 }
 
-#[repr(align(4096))]
+#[repr(align(16384))]
 struct Aligned([u8; PAGES * PAGE_SIZE]);
 
-/// Not zero, so that it is placed in .data and not in .bss.
+/// Aligned to the largest pages of a guest. Not zero, so that it is placed in .data and not in
+/// .bss.
 static DATA: Mutex<Aligned> = Mutex::new(Aligned([1; PAGES * PAGE_SIZE]));
 
 fn data_segment(ctx: &Ctx) -> Outcome {

@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(map.check_zero(0, 3), Ok(()));
         map.fill(7);
         assert_eq!(map.check(7), Ok(()));
-        map.set(2, 511, 1);
+        map.set(2, crate::PAGE_WORDS - 1, 1);
         assert_eq!(map.check(7).unwrap_err().page, 2);
         let huge = Mapping::anon_aligned(1).unwrap();
         assert_eq!(huge.addr() % HUGE_SIZE, 0);

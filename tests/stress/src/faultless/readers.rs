@@ -17,7 +17,9 @@ use hmm::{
     Device,
     EngineOp,
     Job,
-    Mapping, //
+    Mapping,
+    HUGE_SIZE,
+    PAGE_SIZE, //
 };
 use serde::Serialize;
 use std::time::{
@@ -38,7 +40,7 @@ pub struct Run {
 /// Figures of a measurement, from the engine's first round to its end.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// "4 KiB" or "2 MiB".
+    /// Size of a page, see [`size_name`].
     pub pages: &'static str,
     pub faultless: bool,
     pub trips: u64,
@@ -61,6 +63,16 @@ pub struct Row {
 /// Maximal time to wait for the engine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Returns the size of a base page, or of a huge page.
+fn size_name(huge: bool) -> &'static str {
+    match (huge, PAGE_SIZE) {
+        (false, 4096) => "4 KiB",
+        (true, 4096) => "2 MiB",
+        (false, _) => "16 KiB",
+        (true, _) => "32 MiB",
+    }
+}
+
 fn rounds(job: &Job<'_>) -> Result<u64> {
     let (ended, status) = job.poll(Duration::ZERO).context("state of the reader")?;
     if let Some(ended) = ended {
@@ -72,7 +84,7 @@ fn rounds(job: &Job<'_>) -> Result<u64> {
 impl Run {
     /// Describes the parameters in one line.
     pub fn name(&self) -> String {
-        let size = if self.huge { "2 MiB" } else { "4 KiB" };
+        let size = size_name(self.huge);
         let way = if self.faultless { "faultless" } else { "ordinary" };
         format!("{} MiB of {size} pages, {way}", self.mib)
     }
@@ -80,10 +92,11 @@ impl Run {
     /// Migrates the working set back and forth until the minimal number of trips and rounds and the
     /// minimal time are reached.
     pub fn measure(&self, device: &Device) -> Result<Row> {
+        let blocks = ((self.mib << 20) / HUGE_SIZE).max(1);
         let map = if self.huge {
-            Mapping::anon_huge(self.mib / 2)?
+            Mapping::anon_huge(blocks)?
         } else {
-            Mapping::anon_aligned(self.mib / 2)?
+            Mapping::anon_aligned(blocks)?
         };
         map.fill(7);
         let sum = checksum_of_pattern(7, map.pages());
@@ -95,7 +108,7 @@ impl Run {
         let job = device.submit(read.rounds(0)).context("reader")?;
         let begin = Instant::now();
         let mut row = Row {
-            pages: if self.huge { "2 MiB" } else { "4 KiB" },
+            pages: size_name(self.huge),
             faultless: self.faultless,
             trips: 0,
             rounds: 0,
@@ -135,7 +148,7 @@ impl Run {
         row.stale_hits = after.stale_hits - before.stale_hits;
         let mib = (after.bytes_read - before.bytes_read) as f64 / f64::from(1 << 20);
         row.read_mib_s = mib / seconds;
-        row.moved_mib_s = row.moved as f64 / 256.0 / (moving as f64 / 1e9);
+        row.moved_mib_s = (row.moved * PAGE_SIZE as u64) as f64 / f64::from(1 << 20) / (moving as f64 / 1e9);
         Ok(row)
     }
 }

@@ -21,7 +21,7 @@ use std::sync::atomic::{
     Ordering::Relaxed, //
 };
 
-/// Size of the memory, in aligned blocks of 2 MiB.
+/// Size of the memory, in aligned blocks of a huge page.
 const BLOCKS: usize = 2;
 
 /// Counts of the measurement.

@@ -18,7 +18,8 @@ use hmm::{
     module,
     Device,
     Errno,
-    Mapping, //
+    Mapping,
+    HUGE_PAGES, //
 };
 use std::path::Path;
 
@@ -181,8 +182,8 @@ fn migrated(device: &Device, map: &Mapping) -> Result<bool, Errno> {
 }
 
 fn resized(device: &Device, _: &Mapping) -> Result<bool, Errno> {
-    let left = device.resize(0, 512, false)?;
-    device.resize(0, 512, true)?;
+    let left = device.resize(0, HUGE_PAGES, false)?;
+    device.resize(0, HUGE_PAGES, true)?;
     Ok(left == 0)
 }
 

@@ -36,6 +36,7 @@ use hmm::{
     QueueOp,
     Setting,
     State,
+    HUGE_PAGES,
     PAGE_SIZE, //
 };
 use std::io::Read;
@@ -385,9 +386,8 @@ fn events(world: &mut World) -> Result<(), Errno> {
 
 /// Takes pages of the device out of use, which evicts their contents, and back into use.
 fn resize(world: &mut World) -> Result<(), Errno> {
-    const BLOCK: usize = 512;
-    let left = world.device.resize(0, BLOCK, false)?;
-    world.device.resize(0, BLOCK, true)?;
+    let left = world.device.resize(0, HUGE_PAGES, false)?;
+    world.device.resize(0, HUGE_PAGES, true)?;
     // Pages that could not be evicted.
     match left {
         0 => Ok(()),

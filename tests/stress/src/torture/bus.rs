@@ -137,7 +137,7 @@ mod tests {
         let moves = Mapping::anon(4).unwrap();
         let stays = Mapping::anon(4).unwrap();
         let known = (Known::mapping(&moves, true).unwrap(), Known::mapping(&stays, false).unwrap());
-        assert!(can_move(moves.addr()) && can_move(moves.page_addr(3) + 4095));
+        assert!(can_move(moves.addr()) && can_move(moves.page_addr(4) - 1));
         assert!(!can_move(moves.addr() - 1) && !can_move(stays.addr()));
         assert!(is_known(stays.addr() - 1, 2) && !is_known(stays.addr() + stays.len(), 1));
         drop(known);

@@ -13,6 +13,10 @@ use crate::torture::op::{
     REGIONS, //
 };
 use hmm::rng::Rng;
+use hmm::{
+    HUGE_PAGES,
+    PAGE_WORDS, //
+};
 
 fn span_in(rng: &mut Rng, r: usize) -> Span {
     let total = REGIONS[r].1;
@@ -28,7 +32,7 @@ fn span_in(rng: &mut Rng, r: usize) -> Span {
         }
         38 => {
             // A range that one huge page can back, or the whole region.
-            let n = total.min(512);
+            let n = total.min(HUGE_PAGES);
             Span { r, page: rng.below(total / n) * n, n }
         }
         _ => {
@@ -64,9 +68,10 @@ fn engine(rng: &mut Rng, dev: usize, at: Span) -> Op {
     let total = REGIONS[r].1;
     let n = at.n.min(total);
     let from = Span { r, page: rng.below(total - n + 1), n };
-    let skip = if rng.one_in(2) { 0 } else { rng.below(512) };
+    let skip = if rng.one_in(2) { 0 } else { rng.below(PAGE_WORDS) };
     let value = rng.bits() >> 20;
-    let stride = 8 << rng.below(11);
+    // At most two pages.
+    let stride = 8 << rng.below(PAGE_WORDS.ilog2() as usize + 2);
     Op::Engine {
         dev,
         engine: rng.below(3) as u32,
@@ -209,9 +214,9 @@ fn draw(rng: &mut Rng, devices: usize) -> Op {
             at,
             preferred: rng.below(3),
             values: rng.bits() as u32 & if rng.one_in(4) { 0xe } else { 0x6 },
-            order: rng.one_in(3).then(|| rng.below(10) as u32),
+            order: rng.one_in(3).then(|| rng.below(HUGE_PAGES.ilog2() as usize + 1) as u32),
         },
-        200..230 => Op::CpuAdd { at, word: rng.below(512), value },
+        200..230 => Op::CpuAdd { at, word: rng.below(PAGE_WORDS), value },
         230..270 => Op::DevWrite { dev, at, seed },
         270..320 => Op::DevRead { dev, at, unlocked: rng.one_in(3) },
         320..330 => Op::Exclusive { dev, at },

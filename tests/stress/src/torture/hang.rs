@@ -77,7 +77,7 @@ const EVENTS: usize = 150;
 const MIGRATION: Range<u64> = 25..28;
 
 /// Size of a page, and of its entry in `/proc/PID/pagemap`.
-const PAGE: u64 = 4096;
+const PAGE: u64 = hmm::PAGE_SIZE as u64;
 const WORD: u64 = 8;
 
 /// Lists pages of a process that have a migration entry, with their flags from `/proc/kpageflags`.

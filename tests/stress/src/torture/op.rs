@@ -5,6 +5,7 @@
 //! A new operation needs a variant of [`Op`], a line in `draw.rs`, and an arm in `Lane::dispatch`
 //! that also updates the model.
 
+use hmm::HUGE_PAGES;
 use serde::{
     Deserialize,
     Serialize, //
@@ -48,10 +49,10 @@ pub enum Kind {
 /// The regions of each lane, with their size in pages.
 pub const REGIONS: [(Kind, usize); 6] = [
     (Kind::Anon, 256),
-    (Kind::Huge, 1024),
+    (Kind::Huge, 2 * HUGE_PAGES),
     (Kind::Shared, 64),
     (Kind::File, 64),
-    (Kind::Hugetlb, 512),
+    (Kind::Hugetlb, HUGE_PAGES),
     (Kind::Uffd, 32),
 ];
 

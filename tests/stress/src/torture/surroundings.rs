@@ -7,12 +7,16 @@ use anyhow::{
     Context,
     Result, //
 };
-use hmm::Settings;
+use hmm::{
+    Settings,
+    HUGE_SIZE, //
+};
 use std::path::Path;
 
 const GROUP: &str = "/tmp/hmm-stress-cgroup";
-/// Memory that a lane uses without ballast.
-const LANE_MIB: usize = 40;
+/// Memory that a lane uses without ballast, part of which is regions of the size of huge pages and
+/// their model.
+const LANE_MIB: usize = 24 + 8 * (HUGE_SIZE >> 20);
 /// Memory of the program itself.
 const BASE_MIB: usize = 64;
 

@@ -55,7 +55,7 @@ pub fn open(ctx: &Ctx) -> Result<Device, Stop> {
     Ok(device)
 }
 
-/// Opens the device with a copy delay, and starts a mover on 2 MiB with the pattern 1.
+/// Opens the device with a copy delay, and starts a mover on a block with the pattern 1.
 pub fn moving(ctx: &Ctx) -> Result<(Device, Mapping, Mover), Stop> {
     let device = open(ctx)?;
     let map = Mapping::anon_aligned(1)?;

@@ -32,7 +32,8 @@ use hmm::{
     EngineOp,
     Errno,
     Mapping,
-    Prot, //
+    Prot,
+    HUGE_PAGES, //
 };
 use std::sync::atomic::{
     AtomicBool,
@@ -115,7 +116,7 @@ fn h11_mprotect(ctx: &Ctx) -> Outcome {
         mover.during(|| map.protect_pages(Prot::ReadWrite, 64, 4))?;
         check_eq!(device.run(fill)?.error, None, "write with access");
         check_eq!(
-            (map.get(64, 0), map.get(67, 511)),
+            (map.get(64, 0), map.get(67, WORDS - 1)),
             (round, round),
             "words written by the engine"
         );
@@ -230,7 +231,7 @@ fn thp_split(ctx: &Ctx) -> Outcome {
         let mover = Mover::start(&device, &map)?;
         map.fill(1);
         let job = watch(&device, &map, 1)?;
-        for page in [17, 300, 511] {
+        for page in [17, 300, HUGE_PAGES - 1] {
             mover.during(|| map.protect_pages(Prot::Read, page, 1))?;
             map.protect_pages(Prot::ReadWrite, page, 1)?;
         }

@@ -66,7 +66,7 @@ pub(super) fn large_map(ctx: &Ctx) -> Outcome {
     let lines = map_file()?;
     let own = format!(" {} ", std::process::id());
     let lines = lines.lines().filter(|line| line.contains(&own));
-    // Parts of the table end at multiples of 2 MiB.
+    // Parts of the table end at multiples of a huge page.
     let count = lines.clone().count();
     check!((EACH + 1..EACH + 32).contains(&count), "{count} lines for {EACH} runs and a huge page");
     check_eq!(lines.filter(|line| line.ends_with("huge")).count(), 1, "huge lines");

@@ -62,7 +62,10 @@ pub(super) fn top(ctx: &Ctx) -> Outcome {
     let (text, _) = says(&mut hmmctl(&["top", "--once", "--interval", "0.1", "--pid", &own()]), 0)?;
     let row = text.lines().nth(1).unwrap_or_default();
     check!(row.starts_with(&own()) && row.contains("hmm-e2e") && row.contains("[#"), "row '{row}'");
-    check!(row.contains("64.0KiB") && row.contains("160.0KiB"), "sizes in '{row}'");
+    for pages in [16, ON_DEVICE] {
+        let size = format!("{}.0KiB", pages * PAGE_SIZE / 1024);
+        check!(row.contains(&size), "no {size} in '{row}'");
+    }
     if !ctx.coherent() {
         map.check_pages(1, 0, 1).what("CPU read")?;
         let shown = object(&mut hmmctl(&[
@@ -106,7 +109,8 @@ pub(super) fn terminal(ctx: &Ctx) -> Outcome {
     let mut terminal = start()?;
     check!(terminal.wait_for("quit", TIMEOUT), "no screen: {:?}", terminal.text());
     let text = terminal.text().to_string();
-    for word in ["hmmctl top:", "hmm-e2e", "RESIDENCY", "CPU FAULT/s", "160.0", "\x1b[?1049h"] {
+    let size = format!("{}.0", ON_DEVICE * PAGE_SIZE / 1024);
+    for word in ["hmmctl top:", "hmm-e2e", "RESIDENCY", "CPU FAULT/s", &size, "\x1b[?1049h"] {
         check!(text.contains(word), "no {word:?} on the screen: {text:?}");
     }
     terminal.type_text("q").what("type")?;

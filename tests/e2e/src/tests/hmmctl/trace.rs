@@ -100,7 +100,7 @@ pub(super) fn trace(ctx: &Ctx) -> Outcome {
     check_eq!(event["reason"], "protection-vma", "the reason of {out}");
 
     // Filters leave out other events, and the text format is meant for people.
-    let part = format!("{:#x}+4096", map.page_addr(ON_DEVICE + 1));
+    let part = format!("{:#x}+{PAGE_SIZE}", map.page_addr(ON_DEVICE + 1));
     let tracer = Tracer::start(&[
         "trace",
         "--event",

@@ -23,6 +23,7 @@ use hmm::{
     Done,
     Errno,
     Mapping,
+    HUGE_PAGES,
     PAGE_SIZE, //
 };
 use std::fs::{
@@ -146,7 +147,7 @@ fn hole(ctx: &Ctx) -> Outcome {
     map.check_zero(0, 2).what("CPU read of pages migrated back")
 }
 
-/// 2 MiB are mapped in one piece, and in parts after a part was unmapped.
+/// A block is mapped in one piece, and in parts after a part was unmapped.
 fn huge_pages(ctx: &Ctx) -> Outcome {
     let before = live()?;
     let device = ctx.open()?;
@@ -155,10 +156,10 @@ fn huge_pages(ctx: &Ctx) -> Outcome {
     device_sees_pages(&device, &map, 4, 7, 2, "of a huge page")?;
     check_eq!(live()? - before, 2, "pages mapped of a huge page");
     device_sees(&device, &map, 4, "of all of it")?;
-    check_eq!(live()? - before, 512, "pages mapped of all of it");
+    check_eq!(live()? - before, HUGE_PAGES as u64, "pages mapped of all of it");
     map.unmap_pages(100, 1)?;
     // The kernel splits the huge page and invalidates all of it for that.
-    check!(live()? - before < 512, "all is mapped after a part was unmapped");
+    check!(live()? - before < HUGE_PAGES as u64, "all is mapped after a part was unmapped");
     device_sees_pages(&device, &map, 4, 101, 2, "beside the unmapped range")?;
     device.close()?;
     check_eq!(live()?, before, "pages mapped when the file is closed");
@@ -296,7 +297,7 @@ fn eviction(ctx: &Ctx) -> Outcome {
         pages <= 1024,
         "{pages} pages of memory would take hours: set HMM_VRAM_MIB=4 for the machine"
     );
-    let maps = [Mapping::anon_aligned(pages / 512)?, Mapping::anon_aligned(pages / 512)?];
+    let maps = [Mapping::anon_aligned(pages / HUGE_PAGES)?, Mapping::anon_aligned(pages / HUGE_PAGES)?];
     for (map, seed) in maps.iter().zip(6..) {
         map.fill(seed);
         try_migrate(&device, map).what("migrate more than there is room for")?;

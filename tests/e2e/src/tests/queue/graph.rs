@@ -12,6 +12,7 @@ use crate::{
     check,
     check_eq, //
 };
+use hmm::pattern::WORDS;
 use hmm::{
     Device,
     EngineOp,
@@ -30,7 +31,6 @@ const QUEUES: usize = 4;
 const MOST: usize = 4;
 /// Maximal distance of a dependency in the list of nodes.
 const REACH: usize = 60;
-const WORDS: usize = 512;
 const TOKEN: u64 = 0x5eed_0000_0000_0001;
 
 /// SplitMix64.

@@ -20,7 +20,8 @@ use hmm::{
     Mapping,
     QueueOp,
     Setting,
-    State, //
+    State,
+    HUGE_PAGES, //
 };
 use std::time::{
     Duration,
@@ -210,12 +211,12 @@ pub fn closing(ctx: &Ctx) -> Outcome {
 
 pub fn killed(ctx: &Ctx) -> Outcome {
     let watch = ctx.open()?;
-    // 512 copies of a second each.
+    // A block of copies of a second each.
     let before = watch.set(Setting::CopyDelay, 1_000_000_000).what("set the delay")?;
     let begun = Gate::new()?;
     let mut child = Child::spawn(|| -> Result<(), Stop> {
         let device = ctx.open()?;
-        let map = Mapping::anon(512)?;
+        let map = Mapping::anon(HUGE_PAGES)?;
         map.fill(1);
         let queue = device.queue().what("a queue")?;
         let fence = queue.submit(QueueOp::migrate(map.addr(), map.len()), &[]).what("migrate")?;

@@ -24,8 +24,8 @@ use hmm::{
     PAGE_SIZE, //
 };
 
-/// Sizes in blocks of 2 MiB: device memory, the memory that the engine reads, the memory of each
-/// thread, and the memory that a thread migrates in one call.
+/// Sizes in blocks of a huge page: device memory, the memory that the engine reads, the memory of
+/// each thread, and the memory that a thread migrates in one call.
 const ALL: usize = 8;
 const STEADY: usize = 2;
 const MOVING: usize = 8;

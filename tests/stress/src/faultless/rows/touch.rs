@@ -22,7 +22,7 @@ use hmm::{
     HUGE_PAGES, //
 };
 
-/// Size of the window of one thread, in aligned blocks of 2 MiB.
+/// Size of the window of one thread, in aligned blocks of a huge page.
 const BLOCKS: usize = 2;
 
 /// Measures with `threads` CPU threads and `mirrors` mirrors. The first mirror migrates; the others

@@ -26,7 +26,7 @@ use hmm::{
 /// Blocks that one call migrates. With the copy delay each block takes at least 10 ms.
 const MANY: usize = 16;
 
-/// Pages of a 2 MiB block that do not migrate.
+/// Pages of a block that do not migrate.
 const STAY: usize = HUGE_PAGES / 2;
 
 /// Returns memory whose first `pages` pages are 0 and mapped writable by the device.

@@ -75,7 +75,7 @@ impl Lane<'_> {
             result => (at, result.is_ok()),
         };
         // Start at word `skip`, so that ranges begin and end at any word.
-        let skip = if at.n > 1 { skip } else { skip % 256 };
+        let skip = if at.n > 1 { skip } else { skip % (WORDS / 2) };
         let count = at.n * WORDS - skip - skip % 7;
         // A stride may skip whole pages.
         let step = if work == Work::Strided { stride / 8 } else { 1 };

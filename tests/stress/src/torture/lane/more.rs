@@ -15,13 +15,12 @@ use hmm::{
     QueueOp,
     Setting,
     State,
+    HUGE_PAGES,
     PAGE_SIZE, //
 };
 
 /// Maximum number of pages of a queued copy or fill.
 const QUEUED: usize = 32;
-/// Number of device pages that are taken out of use at once.
-const TAKEN: usize = 512;
 
 impl Lane<'_> {
     pub(super) fn connect(&mut self, dev: usize, which: usize) -> Result<(), Fail> {
@@ -50,8 +49,8 @@ impl Lane<'_> {
         if restore {
             return self.restore_memory(dev);
         }
-        let first = block * TAKEN % total.max(1);
-        let count = TAKEN.min(total - first);
+        let first = block * HUGE_PAGES % total.max(1);
+        let count = HUGE_PAGES.min(total - first);
         match self.devices[dev].resize(first, count, false) {
             Ok(left) => {
                 *self.counts.entry("  pages that stayed in use".into()).or_default() += left;

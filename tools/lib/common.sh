@@ -41,6 +41,14 @@ elapsed() {
 	if ((s < 60)); then printf '%ds' "$s"; else printf '%dm%02ds' $((s / 60)) $((s % 60)); fi
 }
 
+# programs_of ARCH: prints the directory of the programs for guests of an architecture.
+programs_of() {
+	case $1 in
+	amd64) printf '%s\n' "$HMM_BUILD/user/bin" ;;
+	*) printf '%s\n' "$HMM_BUILD/user-$1/bin" ;;
+	esac
+}
+
 # step LABEL COMMAND...: runs COMMAND with a progress line and with its output in a log. Prints the
 # end of the log on a failure. With V=1 prints the output while COMMAND runs.
 step() {

@@ -29,6 +29,7 @@ use hmm::{
     Errno,
     Gate,
     Mapping,
+    Prot,
     HUGE_PAGES,
     HUGE_SIZE,
     PAGE_SIZE, //
@@ -264,7 +265,7 @@ fn free_tables(ctx: &Ctx) -> Outcome {
     device_sees(&device, &stays, 7, "at first")?;
     let before = table_pages()?;
     // A page in each of 300 blocks, each of which needs a table.
-    let map = Mapping::anon_aligned(300)?;
+    let map = Mapping::reserve(300 * HUGE_SIZE, Prot::ReadWrite)?;
     for block in 0..300 {
         map.fill_pages(1, block * HUGE_PAGES, 1);
         device_sees_pages(&device, &map, 1, block * HUGE_PAGES, 1, "of a block")?;
@@ -290,7 +291,7 @@ fn free_tables(ctx: &Ctx) -> Outcome {
 /// Reads a page in each of 300 blocks, each of which needs a table. Then unmaps the pages,
 /// so that the tables become free.
 fn make_free_tables(device: &Device) -> Outcome {
-    let map = Mapping::anon_aligned(300)?;
+    let map = Mapping::reserve(300 * HUGE_SIZE, Prot::ReadWrite)?;
     for block in 0..300 {
         map.fill_pages(1, block * HUGE_PAGES, 1);
         device_sees_pages(device, &map, 1, block * HUGE_PAGES, 1, "of a block")?;
@@ -353,8 +354,7 @@ const COLD: usize = 300;
 /// Maps [`COLD`] blocks with a page each, and reads the pages by the device. Reclaim cannot unmap
 /// these pages.
 fn sparse(device: &Device, seed: u64) -> Result<Mapping, Stop> {
-    let map = Mapping::anon_aligned(COLD)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    let map = Mapping::reserve(COLD * HUGE_SIZE, Prot::ReadWrite)?;
     for block in 0..COLD {
         map.fill_pages(seed, block * HUGE_PAGES, 1);
         map.lock_pages(true, block * HUGE_PAGES, 1)?;

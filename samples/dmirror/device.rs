@@ -59,7 +59,7 @@ use rust_hmm::{
     queue::WorkerPool, //
 };
 
-const MIB_PAGES: u64 = 256;
+const MIB_PAGES: u64 = (1 << 20) / PAGE_SIZE as u64;
 
 /// Worker threads that execute parts of queue operations in parallel.
 const POOL_THREADS: usize = 3;

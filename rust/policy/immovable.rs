@@ -131,20 +131,27 @@ impl Immovable {
         }
     }
 
-    /// Returns the contiguous immovable parts around `range`, which lies within a block. Returns
-    /// `None` if a page of `range` may be movable, according to the entries that are valid at time
-    /// `now`.
+    /// Returns the contiguous immovable parts around `range`, of the blocks that it overlaps.
+    /// Returns `None` if a page of `range` may be movable, according to the entries that are valid
+    /// at time `now`.
     pub(crate) fn around(&mut self, range: PageRange, now: u64) -> Option<PageRange> {
         if !self.any {
             return None;
         }
+        let mut all = range;
+        for piece in range.pieces(BLOCK_SIZE) {
+            all = all.union(&self.around_piece(piece, now)?);
+        }
+        Some(all)
+    }
+
+    /// As [`Self::around`], for a range within a block.
+    fn around_piece(&mut self, range: PageRange, now: u64) -> Option<PageRange> {
         let block = block_start(range.start());
         let place = self.place(block)?;
         let known = |part: usize| place.parts & parts(part, part + 1) != 0;
         let mut first = (range.start() - block) / PART_SIZE;
-        let mut end = (range.end() - block)
-            .div_ceil(PART_SIZE)
-            .min(PARTS_PER_BLOCK);
+        let mut end = (range.end() - block).div_ceil(PART_SIZE);
         if place.block != block || place.until <= now || !(first..end).all(known) {
             return None;
         }
@@ -181,9 +188,14 @@ impl Immovable {
 #[kunit_tests(rust_hmm_immovable)]
 mod tests {
     use super::*;
+    use kernel::page::PAGE_MASK;
+
+    /// Pages of a part and of a block.
+    const P: usize = PART_SIZE / PAGE_SIZE;
+    const B: usize = BLOCK_SIZE / PAGE_SIZE;
 
     fn pages(first: usize, count: usize) -> Result<PageRange> {
-        PageRange::from_pages(0x4000_0000 + first * 4096, count)
+        PageRange::from_pages(0x4000_0000 + first * PAGE_SIZE, count)
     }
 
     impl Immovable {
@@ -197,38 +209,41 @@ mod tests {
         let mut known = Immovable::new();
         assert!(!known.has(pages(0, 1)?, 0));
         // Half of a part, a whole part, and half of another.
-        known.add(pages(8, 32)?, 100);
-        assert!(known.has(pages(16, 16)?, 100) && known.has(pages(31, 1)?, 599));
-        assert!(known.has_block(pages(500, 1)?.start(), 599));
-        assert!(!known.has_block(pages(512, 1)?.start(), 100));
-        assert!(!known.has_block(pages(16, 1)?.start(), 600));
-        assert!(!known.has(pages(15, 1)?, 100) && !known.has(pages(32, 1)?, 100));
-        assert!(!known.has(pages(31, 2)?, 100));
-        assert_eq!(known.around(pages(20, 1)?, 100), Some(pages(16, 16)?));
-        assert!(!known.has(pages(16, 1)?, 600));
+        known.add(pages(P / 2, 2 * P)?, 100);
+        assert!(known.has(pages(P, P)?, 100) && known.has(pages(2 * P - 1, 1)?, 599));
+        assert!(known.has_block(pages(B - 1, 1)?.start(), 599));
+        assert!(!known.has_block(pages(B, 1)?.start(), 100));
+        assert!(!known.has_block(pages(P, 1)?.start(), 600));
+        assert!(!known.has(pages(P - 1, 1)?, 100) && !known.has(pages(2 * P, 1)?, 100));
+        assert!(!known.has(pages(2 * P - 1, 2)?, 100));
+        assert_eq!(known.around(pages(P + 1, 1)?, 100), Some(pages(P, P)?));
+        assert!(!known.has(pages(P, 1)?, 600));
         // Adding to the same block does not extend the lifetime of its entry.
-        known.add(pages(48, 16)?, 400);
-        assert!(known.has(pages(48, 1)?, 599) && !known.has(pages(48, 1)?, 600));
-        assert!(!known.has(pages(16, 1)?, 600));
+        known.add(pages(3 * P, P)?, 400);
+        assert!(known.has(pages(3 * P, 1)?, 599) && !known.has(pages(3 * P, 1)?, 600));
+        assert!(!known.has(pages(P, 1)?, 600));
         // An expired entry is replaced as a whole.
-        known.add(pages(64, 16)?, 600);
-        assert!(known.has(pages(64, 1)?, 700) && !known.has(pages(16, 1)?, 700));
+        known.add(pages(4 * P, P)?, 600);
+        assert!(known.has(pages(4 * P, 1)?, 700) && !known.has(pages(P, 1)?, 700));
         // A range of two whole blocks.
-        known.add(pages(0, 1024)?, 700);
-        assert!(known.has(pages(0, 512)?, 700) && known.has(pages(512, 512)?, 700));
-        assert!(!known.has(pages(1024, 1)?, 700));
-        assert_eq!(known.around(pages(511, 1)?, 700), Some(pages(0, 512)?));
+        known.add(pages(0, 2 * B)?, 700);
+        assert!(known.has(pages(0, B)?, 700) && known.has(pages(B, B)?, 700));
+        assert!(!known.has(pages(2 * B, 1)?, 700));
+        assert_eq!(known.around(pages(B - 1, 1)?, 700), Some(pages(0, B)?));
+        assert_eq!(known.around(pages(B - 1, 2)?, 700), Some(pages(0, 2 * B)?));
+        // The second block may be movable.
+        assert!(!known.has(pages(2 * B - 1, 2)?, 700));
         Ok(())
     }
 
     #[test]
     fn changed_blocks_are_removed() -> Result {
         let mut known = Immovable::new();
-        known.add(pages(0, 2048)?, 0);
-        known.remove(pages(512 + 511, 2)?);
-        assert!(known.has(pages(0, 1)?, 0) && known.has(pages(3 * 512, 1)?, 0));
-        assert!(!known.has(pages(512, 1)?, 0) && !known.has(pages(1024, 1)?, 0));
-        known.remove(PageRange::new(0, usize::MAX & !0xfff)?);
+        known.add(pages(0, 4 * B)?, 0);
+        known.remove(pages(2 * B - 1, 2)?);
+        assert!(known.has(pages(0, 1)?, 0) && known.has(pages(3 * B, 1)?, 0));
+        assert!(!known.has(pages(B, 1)?, 0) && !known.has(pages(2 * B, 1)?, 0));
+        known.remove(PageRange::new(0, usize::MAX & PAGE_MASK)?);
         assert!(!known.has(pages(0, 1)?, 0) && !known.any);
         Ok(())
     }
@@ -236,10 +251,10 @@ mod tests {
     #[test]
     fn blocks_in_one_slot_replace_each_other() -> Result {
         let mut known = Immovable::new();
-        known.add(pages(0, 512)?, 0);
-        known.add(pages(CACHE_SLOTS * 512, 16)?, 0);
-        assert!(!known.has(pages(0, 1)?, 0) && known.has(pages(CACHE_SLOTS * 512, 1)?, 0));
-        assert!(!known.has(pages(CACHE_SLOTS * 512 + 16, 1)?, 0));
+        known.add(pages(0, B)?, 0);
+        known.add(pages(CACHE_SLOTS * B, P)?, 0);
+        assert!(!known.has(pages(0, 1)?, 0) && known.has(pages(CACHE_SLOTS * B, 1)?, 0));
+        assert!(!known.has(pages(CACHE_SLOTS * B + P, 1)?, 0));
         Ok(())
     }
 }

@@ -96,14 +96,16 @@ impl<F: Format> Table<F> {
         if !batch.is_of(&self.pool) || !prealloc.is_of(&self.pool) {
             return Err(EINVAL);
         }
+        let mut result = Ok(());
         let mut next = Some(range);
         while let Some(rest) = next {
             let (_, end) = span_of::<F>(1, rest.start());
             let part = PageRange::new(rest.start(), rest.end().min(end.saturating_add(1)))?;
-            self.install_in_table(part, prealloc, batch, &mut f)?;
+            // An error of one table does not keep the pages of the others from being installed.
+            result = result.and(self.install_in_table(part, prealloc, batch, &mut f));
             next = rest.from_address(part.end());
         }
-        Ok(())
+        result
     }
 
     /// As [`Self::install`], within one table of level 0.

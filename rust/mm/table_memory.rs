@@ -243,8 +243,8 @@ impl TableMemory {
         self
     }
 
-    /// Sets the address at which the walker finds the device's own memory, a multiple of 2 MiB. The
-    /// default is 0: entries then contain device page numbers.
+    /// Sets the address at which the walker finds the device's own memory, a multiple of 2 MiB and
+    /// of the size of a leaf. The default is 0: entries then contain device page numbers.
     ///
     /// # Context
     ///

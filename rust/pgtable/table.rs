@@ -11,6 +11,7 @@ use super::{
     flush::FlushBatch,
     format::{
         check,
+        has_leaves,
         last_address,
         order,
         shift,
@@ -223,6 +224,19 @@ impl<F: Format> Drop for Prealloc<F> {
     }
 }
 
+/// Returns the required alignment of the address of the device's own memory in bytes: leaves whose
+/// device page numbers are aligned must have aligned addresses.
+const fn memory_align<F: Format>() -> usize {
+    const MINIMUM: usize = 2 << 20;
+    let leaf = 1 << shift::<F>(1);
+    // A leaf that is larger than a block is never installed.
+    if has_leaves::<F>(1) && leaf > MINIMUM && leaf <= PMD_SIZE {
+        leaf
+    } else {
+        MINIMUM
+    }
+}
+
 /// A device page table. Updates need exclusive access, usually by the table lock.
 ///
 /// # Examples
@@ -280,14 +294,16 @@ impl<F: Format> Table<F> {
     /// - `ENODEV`: the device of `memory` is closed.
     /// - `EINVAL`: the format holds DMA addresses and there are no windows, or vice versa; or it
     ///   cannot encode the addresses of tables; or the device's own memory does not begin at a
-    ///   multiple of 2 MiB.
+    ///   multiple of 2 MiB and of the size of a leaf.
     ///
     /// # Context
     ///
     /// May sleep.
     pub(crate) fn with(windows: Option<Arc<DmaWindows>>, memory: TableMemory) -> Result<Self> {
         let dma = windows.map(OwnedWindows);
-        if dma.is_some() != F::DMA || memory.device_pages() % PMD_SIZE as u64 != 0 {
+        // CAST: Both have 64 bits.
+        let aligned = memory.device_pages() % memory_align::<F>() as u64 == 0;
+        if dma.is_some() != F::DMA || !aligned {
             return Err(EINVAL);
         }
         const { check::<F>() };

@@ -104,7 +104,7 @@ pub struct device {
 
 /// The page frames mapped in a window, by slot; 0: none.
 pub struct rust_hmm_dma_window {
-    places: [usize; 512],
+    places: [usize; 1 << RUST_HMM_PMD_ORDER],
 }
 
 /// The DMA address of page frame `n` is that of page `n + OFFSET`.
@@ -135,7 +135,7 @@ pub unsafe fn rust_hmm_dma_window_alloc(
     error: &mut ffi::c_int,
 ) -> *mut rust_hmm_dma_window {
     *error = 0;
-    Box::leak(Box::new(rust_hmm_dma_window { places: [0; 512] }))
+    Box::leak(Box::new(rust_hmm_dma_window { places: [0; 1 << RUST_HMM_PMD_ORDER] }))
 }
 
 pub unsafe fn rust_hmm_dma_window_free(_device: *mut device, window: *mut rust_hmm_dma_window) {
@@ -165,7 +165,7 @@ pub unsafe fn rust_hmm_dma_window_map(
     let expected = if fresh { 0 } else { pfn + 1 };
     assert_eq!(*place, expected, "a place is mapped twice");
     *place = pfn + 1;
-    *address = ((pfn + OFFSET) as u64) << 12;
+    *address = ((pfn + OFFSET) as u64) << kernel::page::PAGE_SHIFT;
     0
 }
 

@@ -32,9 +32,9 @@ macro_rules! pr_info {
     ($($format:tt)*) => { { let _ = ::core::format_args!($($format)*); } };
 }
 
-/// Stand-in for `kernel::page`.
+/// Stand-in for `kernel::page`, with pages of 4 KiB, or of 16 KiB with `--cfg hmm_pages_16k`.
 pub mod page {
-    pub const PAGE_SHIFT: usize = 12;
+    pub const PAGE_SHIFT: usize = if cfg!(hmm_pages_16k) { 14 } else { 12 };
     pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
     pub const PAGE_MASK: usize = !(PAGE_SIZE - 1);
 }

@@ -82,7 +82,7 @@ struct rust_hmm_place {
 /**
  * struct rust_hmm_copy_job - one copy of a migration, carried out by the driver
  * @source: pages to read; with %RUST_HMM_NOWHERE the destination is filled with zeros
- * @destination: pages to write, as many as in @source: 1 or 512
+ * @destination: pages to write, as many as in @source: 1, or what one PMD maps
  *
  * A driver that completes the job asynchronously keeps it by assigning the structure. It passes
  * either the original or the assigned structure to rust_hmm_copy_done(), exactly once.
@@ -137,13 +137,14 @@ struct rust_hmm_usage {
  * rust_hmm_memory_create() - create device memory that the CPU cannot address
  * @ops: driver callbacks for the memory
  * @data: passed to the callbacks
- * @pages: maximum number of 4 KiB pages, a multiple of 512; device page numbers are below it
+ * @pages: maximum number of pages, a multiple of what one PMD maps (512 with pages of 4 KiB);
+ *         device page numbers are below it
  *
  * The struct pages (MEMORY_DEVICE_PRIVATE) are allocated on demand.
  *
  * Return: the memory, or ERR_PTR():
  *
- * * -EINVAL: @pages is 0, not a multiple of 512, or larger than the physical address space;
+ * * -EINVAL: @pages is 0, not such a multiple, or larger than the physical address space;
  *   @ops->size is wrong; or @ops->copy is NULL
  * * -ENOMEM
  */
@@ -477,7 +478,7 @@ int rust_hmm_snapshot(struct rust_hmm_mirror *mirror, unsigned long start, unsig
 		      struct rust_hmm_residency *pages);
 
 /**
- * enum rust_hmm_counter - statistics counters; pages are 4 KiB
+ * enum rust_hmm_counter - statistics counters; in pages of the CPU
  * @RUST_HMM_MAPPED_PAGES: entries that device faults installed or changed
  * @RUST_HMM_INVALIDATIONS: invalidation callbacks
  * @RUST_HMM_INVALIDATED_PAGES: entries that were removed or write-protected
@@ -586,7 +587,7 @@ struct rust_hmm_migration {
 };
 
 /**
- * struct rust_hmm_outcome - summary of a migration, in pages of 4 KiB
+ * struct rust_hmm_outcome - summary of a migration, in pages of the CPU
  * @moved: pages that were migrated
  * @switched: those of @moved whose device entry was replaced without a fault
  * @entries: CPU PTEs and PMDs that were migrated and had contents; a huge page counts once

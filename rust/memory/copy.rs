@@ -74,7 +74,7 @@ static LATE_COPY_REPORTS: RateLimit = RateLimit::new(1);
 /// Interval between two checks while a pending signal makes an interruptible wait return at once.
 const COPY_POLL_INTERVAL: Delta = Delta::from_micros(200);
 
-/// Source and destination of a copy of 1 or 512 pages.
+/// Source and destination of a copy of 1 page, or of [`PMD_PAGES`].
 pub struct CopyDesc<'a> {
     /// Source of the contents. If `None`, the destination is filled with zeros.
     pub source: Option<PageMemory<'a>>,
@@ -83,7 +83,7 @@ pub struct CopyDesc<'a> {
 }
 
 impl CopyDesc<'_> {
-    /// Returns the number of bytes to copy: 4 KiB or 2 MiB.
+    /// Returns the number of bytes to copy: those of a page, or of what one PMD maps.
     ///
     /// # Context
     ///
@@ -461,7 +461,7 @@ impl CopyJob {
         unsafe { copy_of(self.pages, self.source, self.destination) }
     }
 
-    /// Returns the number of bytes to copy: 4 KiB or 2 MiB.
+    /// Returns the number of bytes to copy: those of a page, or of what one PMD maps.
     ///
     /// # Context
     ///

@@ -98,8 +98,8 @@ impl<M: MemoryOps> Memory<M> {
         self.has_room(1)
     }
 
-    /// Makes room for `pages` pages, at most 512, by evicting blocks that were not used after
-    /// `before`. Returns whether there is room. A concurrent allocation may take it.
+    /// Makes room for `pages` pages, at most [`PMD_PAGES`], by evicting blocks that were not used
+    /// after `before`. Returns whether there is room. A concurrent allocation may take it.
     ///
     /// # Errors
     ///

@@ -550,7 +550,7 @@ impl<D: Device> MirrorShared<D> {
                 };
                 if *entry != new {
                     *entry = new;
-                    // OVERFLOW: The range has at most 512 pages.
+                    // OVERFLOW: The range has at most `PMD_PAGES`.
                     installed = installed.wrapping_add(1);
                     if let (Some(memory), Some(local)) = (memory, local) {
                         out_of_line(|| memory.touch_page(local));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Page allocator of one piece of device memory: a lock-free bitmap from which folios of order 0 to
-//! 9 are allocated, in blocks of 512 pages.
+//! [`PMD_ORDER`] are allocated, in blocks of [`PMD_PAGES`].
 //!
 //! Pages are freed in any context: under page-table locks, and from interrupts, when the last
 //! reference to a coherent page is dropped at the end of an I/O. A bitmap of atomics needs no lock
@@ -94,7 +94,7 @@ pub(in crate::mm) struct FreeMap {
 }
 
 impl FreeMap {
-    /// Creates a map of `pages` pages, a multiple of 512. All pages are withdrawn until
+    /// Creates a map of `pages` pages, a multiple of [`PMD_PAGES`]. All pages are withdrawn until
     /// [`Self::online`].
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl FreeMap {
         self.words.get(first..first.checked_add(BLOCK_WORDS)?)
     }
 
-    /// Returns the number of pages in use of `first..first + 512`.
+    /// Returns the number of pages in use of `first..first + PMD_PAGES`.
     pub(in crate::mm) fn used_in_block(&self, first: usize) -> usize {
         let pairs = self.words.iter().zip(&self.hidden);
         pairs
@@ -326,7 +326,7 @@ impl FreeMap {
         larger.unwrap_or(WORD_ORDER)
     }
 
-    /// Returns whether any block of 512 pages is free.
+    /// Returns whether any block of [`PMD_PAGES`] is free.
     #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(in crate::mm) fn has_block(&self) -> bool {
         self.words

@@ -95,9 +95,9 @@ pub enum MemoryKind {
     Private,
     /// `MEMORY_DEVICE_COHERENT`: the CPU addresses it like its own memory.
     Coherent {
-        /// Physical address of the memory in bytes, a multiple of 2 MiB. The address range has the
-        /// size of the memory's limit, rounded up to 256 MiB. The driver must not request the
-        /// region, because the library does.
+        /// Physical address of the memory in bytes, a multiple of [`PMD_SIZE`]. The address range
+        /// has the size of the memory's limit, rounded up to 256 MiB. The driver must not request
+        /// the region, because the library does.
         start: u64,
     },
 }
@@ -235,14 +235,14 @@ unsafe impl<T: DevicePageOps> Send for DevicePages<T> {}
 unsafe impl<T: DevicePageOps> Sync for DevicePages<T> {}
 
 impl<T: DevicePageOps> DevicePages<T> {
-    /// Creates memory of at most `max_pages` pages, rounded up to 2 MiB. No pages are added yet,
-    /// see [`Self::add_chunks`].
+    /// Creates memory of at most `max_pages` pages, rounded up to [`PMD_PAGES`]. No pages are added
+    /// yet, see [`Self::add_chunks`].
     ///
     /// # Errors
     ///
     /// - `ENOMEM`: no memory is available.
-    /// - `EINVAL`: the start of coherent memory is not a multiple of 2 MiB, or `max_pages` is
-    ///   larger than [`MAX_PAGES`].
+    /// - `EINVAL`: the start of coherent memory is not a multiple of [`PMD_SIZE`], or `max_pages`
+    ///   is larger than [`MAX_PAGES`].
     ///
     /// # Context
     ///
@@ -430,7 +430,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.chunk(number)?.frame_guard()
     }
 
-    /// Returns the number of pages in use in the block of 512 pages that begins at `number`.
+    /// Returns the number of pages in use in the block of [`PMD_PAGES`] that begins at `number`.
     ///
     /// # Context
     ///
@@ -500,7 +500,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         Some(self.chunk(number)?.base()? + number % CHUNK_PAGES)
     }
 
-    /// Returns the blocks of 512 device pages that have pages in use.
+    /// Returns the blocks of [`PMD_PAGES`] device pages that have pages in use.
     ///
     /// # Context
     ///

@@ -125,7 +125,8 @@ impl<T: DevicePageOps> Chunk<T> {
         folio_split: None,
     };
 
-    /// Creates chunk `index` without page frames. `pages` of its pages are used, a multiple of 512.
+    /// Creates chunk `index` without page frames. `pages` of its pages are used, a multiple of
+    /// [`PMD_PAGES`](crate::mm::addr::PMD_PAGES).
     pub(super) fn new(
         back: &DevicePages<T>,
         index: usize,

@@ -169,8 +169,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// Isolates the small folios of the block of 512 pages that contains device page `first`, and
-    /// calls `take` with each run of pages that one VMA maps contiguously.
+    /// Isolates the small folios of the block of [`PMD_PAGES`] that contains device page `first`,
+    /// and calls `take` with each run of pages that one VMA maps contiguously.
     ///
     /// Best effort. A folio is left out if it is locked or has extra references, if only an exiting
     /// process maps it, or if its mmap lock could not be taken. In the last case the following
@@ -383,7 +383,7 @@ impl FolioMapping {
 }
 
 impl Vma<'_> {
-    /// Returns the range around `addr`, at most 512 pages, whose pages all map page frames of
+    /// Returns the range around `addr`, at most [`PMD_PAGES`], whose pages all map page frames of
     /// `frames`; `None` if `addr` maps none of them. Sets the bits of these page frames in `seen`.
     fn mapped_run(
         &self,
@@ -395,7 +395,7 @@ impl Vma<'_> {
         let mut end = 0;
         let last = frames.end.min(frames.start + PMD_PAGES);
         // SAFETY: The VMA is valid and contains `addr`, the mmap lock is held, and `seen` has one
-        // bit for each of the at most 512 page frames.
+        // bit for each of the page frames, at most `PMD_PAGES`.
         let found = unsafe {
             bindings::rust_hmm_vma_run(
                 self.as_ptr(),

@@ -4,12 +4,13 @@
 //!
 //! C header: [`include/linux/hmm-dma.h`](srctree/include/linux/hmm-dma.h)
 //!
-//! For each 2 MiB block of the address space that is in use there is a *window*. Behind an IOMMU it
-//! is one range of IOVA, in which each page is linked at its offset in the block. Otherwise it is
-//! an array of 512 DMA addresses. A window is created before the table lock is taken, where
-//! sleeping is allowed. Pages are mapped under the table lock, which does not wait for memory.
+//! For each block of the address space that is in use, which one PMD maps, there is a *window*.
+//! Behind an IOMMU it is one range of IOVA, in which each page is linked at its offset in the
+//! block. Otherwise it is an array of DMA addresses. A window is created before the table lock is
+//! taken, where sleeping is allowed. Pages are mapped under the table lock, which does not wait for
+//! memory.
 //!
-//! A window has 512 *places*, one for each page. Installing an entry makes a free place live.
+//! A window has a *place* for each page of its block. Installing an entry makes a free place live.
 //! Removing the entry makes it dying. The end of the next device flush unmaps the page and makes
 //! the place free. A dying place holds the number of the flush that it waits for (a *tick*), so
 //! that each flush unmaps exactly the pages that were removed before it. A dying place cannot be
@@ -77,7 +78,7 @@ const SLOT_NUMBER_SHIFT: u32 = 2;
 /// Interval at which [`DmaUser::close`] polls the users of a window.
 const WINDOW_POLL_INTERVAL: Delta = Delta::from_millis(1);
 
-/// DMA mappings of one block of 2 MiB.
+/// DMA mappings of one block of [`PMD_SIZE`].
 ///
 /// # Invariants
 ///
@@ -180,7 +181,7 @@ impl DmaWindow {
     /// The places must be mapped, and must not be unmapped again.
     unsafe fn unlink(&self, start: usize, count: usize) {
         if let Some(raw) = self.raw() {
-            // CAST: A window has 512 places.
+            // CAST: A window has `PMD_PAGES` places.
             // SAFETY: The places are mapped by the function's requirements, and the device is bound
             // by the type invariant.
             unsafe {
@@ -548,7 +549,7 @@ impl WindowCursor<'_> {
         }
         let mut address = 0;
         let fresh = now == SLOT_FREE;
-        // CAST: The index is below 512.
+        // CAST: The index is below `PMD_PAGES`.
         // SAFETY: The window belongs to the device, which is bound because `used.open` is true. The
         // place is free, or mapped for this frame. The caller installs the frame in the table, and
         // keeps it allocated until the entry is flushed.

@@ -45,7 +45,10 @@ use crate::{
 };
 use core::ops::ControlFlow;
 use kernel::{
-    page::PAGE_SIZE,
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
     sync::{
         atomic::{
             ordering::{

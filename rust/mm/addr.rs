@@ -230,12 +230,16 @@ mod tests {
 
     #[test]
     fn bad_ranges_are_refused() {
-        assert_eq!(PageRange::new(0x1000, 0x1000), Err(EINVAL));
-        assert_eq!(PageRange::new(0x2000, 0x1000), Err(EINVAL));
-        assert_eq!(PageRange::new(0x1001, 0x3000), Err(EINVAL));
-        assert_eq!(PageRange::new(0x1000, 0x3001), Err(EINVAL));
-        assert_eq!(PageRange::from_pages(0x1000, 0), Err(EINVAL));
-        assert_eq!(PageRange::from_pages(0x1000, usize::MAX), Err(EINVAL));
+        const P: usize = PAGE_SIZE;
+        assert!(PageRange::new(P, 3 * P).is_ok());
+        assert_eq!(PageRange::new(P, P), Err(EINVAL));
+        assert_eq!(PageRange::new(2 * P, P), Err(EINVAL));
+        for bit in 0..PAGE_SHIFT {
+            assert_eq!(PageRange::new(P | 1 << bit, 3 * P), Err(EINVAL));
+            assert_eq!(PageRange::new(P, 3 * P | 1 << bit), Err(EINVAL));
+        }
+        assert_eq!(PageRange::from_pages(P, 0), Err(EINVAL));
+        assert_eq!(PageRange::from_pages(P, usize::MAX), Err(EINVAL));
         assert_eq!(
             PageRange::from_pages(usize::MAX & PAGE_MASK, 2),
             Err(EINVAL)
@@ -244,17 +248,17 @@ mod tests {
 
     #[test]
     fn pieces_end_at_block_boundaries() -> Result {
-        let range = PageRange::new(PMD_SIZE - 0x1000, 2 * PMD_SIZE + 0x2000)?;
+        let range = PageRange::new(PMD_SIZE - PAGE_SIZE, 2 * PMD_SIZE + 2 * PAGE_SIZE)?;
         let mut pieces = range.pmd_pieces();
         assert_eq!(
             pieces.next(),
-            PageRange::new(PMD_SIZE - 0x1000, PMD_SIZE).ok()
+            PageRange::new(PMD_SIZE - PAGE_SIZE, PMD_SIZE).ok()
         );
         let middle = pieces.next();
         assert!(middle.is_some_and(|piece| piece.is_pmd()));
         assert_eq!(
             pieces.next(),
-            PageRange::new(2 * PMD_SIZE, 2 * PMD_SIZE + 0x2000).ok()
+            PageRange::new(2 * PMD_SIZE, 2 * PMD_SIZE + 2 * PAGE_SIZE).ok()
         );
         assert_eq!(pieces.next(), None);
         // The last pages of the address space, after which there is no boundary.
@@ -265,19 +269,23 @@ mod tests {
 
     #[test]
     fn intersections_and_indices_stay_in_range() -> Result {
-        let range = PageRange::from_pages(0x10000, 16)?;
-        assert_eq!(range.index_of(0x12000), Some(2));
-        assert!(range.contains(0x12fff) && !range.contains(0x20000) && !range.contains(0));
-        assert_eq!(range.index_of(0x20000), None);
-        assert_eq!(range.address(3), 0x13000);
-        assert_eq!(range.intersect(&PageRange::from_pages(0x20000, 1)?), None);
-        let both = range.intersect(&PageRange::new(0, 0x11000)?);
-        assert_eq!(both, PageRange::from_pages(0x10000, 1).ok());
-        assert_eq!(range.from_address(0x20000), None);
+        let at = |page: usize| page << PAGE_SHIFT;
+        let range = PageRange::from_pages(at(16), 16)?;
+        assert_eq!(range.index_of(at(18)), Some(2));
+        assert!(range.contains(at(19) - 1) && !range.contains(at(32)) && !range.contains(0));
+        assert_eq!(
+            (range.index_of(at(19) - 1), range.index_of(at(32))),
+            (Some(2), None)
+        );
+        assert_eq!(range.address(3), at(19));
+        assert_eq!(range.intersect(&PageRange::from_pages(at(32), 1)?), None);
+        let both = range.intersect(&PageRange::new(0, at(17))?);
+        assert_eq!(both, PageRange::from_pages(at(16), 1).ok());
+        assert_eq!(range.from_address(at(32)), None);
         // The ranges that the kernel reports need not be page-aligned.
         assert_eq!(
-            PageRange::covering(0x10010, 0x10020),
-            PageRange::from_pages(0x10000, 1).ok()
+            PageRange::covering(at(16) + 0x10, at(16) + 0x20),
+            PageRange::from_pages(at(16), 1).ok()
         );
         assert!(PageRange::covering(0, usize::MAX).is_some());
         Ok(())

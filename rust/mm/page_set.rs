@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Sets of pages of a 2 MiB block.
+//! Sets of the pages that one PMD maps.
 
 use super::addr::PMD_PAGES;
 use core::ops::Range;
@@ -10,7 +10,7 @@ use kernel::prelude::*;
 const WORD_BITS: usize = u64::BITS as usize;
 const SET_WORDS: usize = PMD_PAGES / WORD_BITS;
 
-/// A set of pages of a block of 512.
+/// A set of pages of a block of [`PMD_PAGES`].
 ///
 /// # Examples
 ///
@@ -172,15 +172,15 @@ mod tests {
     #[test]
     fn runs_are_found() {
         let mut mask = PageSet::EMPTY;
-        for pages in [3..4, 60..70, 511..512] {
+        for pages in [3..4, 60..70, PMD_PAGES - 1..PMD_PAGES] {
             mask.add(pages);
         }
-        assert_eq!(mask.run(0, 512), Some(3..4));
-        assert_eq!(mask.run(4, 512), Some(60..70));
+        assert_eq!(mask.run(0, PMD_PAGES), Some(3..4));
+        assert_eq!(mask.run(4, PMD_PAGES), Some(60..70));
         assert_eq!(mask.run(65, 68), Some(65..68));
-        assert_eq!(mask.run(70, 512), Some(511..512));
-        assert_eq!(mask.run(70, 511), None);
-        assert_eq!(PageSet::EMPTY.run(0, 512), None);
+        assert_eq!(mask.run(70, PMD_PAGES), Some(PMD_PAGES - 1..PMD_PAGES));
+        assert_eq!(mask.run(70, PMD_PAGES - 1), None);
+        assert_eq!(PageSet::EMPTY.run(0, PMD_PAGES), None);
     }
 
     #[test]
@@ -190,12 +190,12 @@ mod tests {
         mask.add(0..PMD_PAGES);
         assert!(mask.missing(PMD_PAGES).next().is_none());
         mask.remove(63..66);
-        mask.remove(511..512);
-        assert!(mask.missing(PMD_PAGES).eq([63, 64, 65, 511]));
+        mask.remove(PMD_PAGES - 1..PMD_PAGES);
+        assert!(mask.missing(PMD_PAGES).eq([63, 64, 65, PMD_PAGES - 1]));
         assert!(mask.missing(65).eq([63, 64]));
         mask.insert(64);
         mask.insert(PMD_PAGES);
-        assert!(mask.missing(PMD_PAGES).eq([63, 65, 511]));
+        assert!(mask.missing(PMD_PAGES).eq([63, 65, PMD_PAGES - 1]));
         let mut other = PageSet::EMPTY;
         other.insert_words(mask.words());
         assert!(other == mask && !other.is_empty());

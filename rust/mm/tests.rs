@@ -54,11 +54,18 @@ mod suite {
     #[test]
     fn busy_coherent_memory_is_refused() -> Result {
         // System memory. Without the check, the core warns and the whole test run fails.
-        let ram = device(MemoryKind::Coherent { start: 32 << 20 })?;
+        let base = if cfg!(CONFIG_ARM64) { 1 << 30 } else { 0 };
+        let start = base + (32 << 20);
+        let ram = device(MemoryKind::Coherent { start })?;
         assert_eq!(ram.add_chunks(1), Err(EBUSY));
         assert_eq!((ram.total(), ram.alloc(0).is_none()), (0, true));
         // Beyond the physical address space, where additions overflow.
-        for start in [0, 4096, 1 << 52, u64::MAX & !(PMD_SIZE as u64 - 1)] {
+        for start in [
+            0,
+            PAGE_SIZE as u64,
+            1 << 52,
+            u64::MAX & !(PMD_SIZE as u64 - 1),
+        ] {
             assert!(device(MemoryKind::Coherent { start }).is_err());
         }
         // The VM runner reserves this region. On other machines it does not exist, or is in use.

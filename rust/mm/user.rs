@@ -215,6 +215,7 @@ impl SharedBytes {
 #[kunit_tests(rust_hmm_user)]
 mod tests {
     use super::*;
+    use kernel::page::PAGE_SIZE;
 
     #[test]
     fn parts_stay_within_bounds() -> Result {
@@ -227,19 +228,20 @@ mod tests {
 
     #[test]
     fn copies_stop_at_the_end_of_memory() -> Result {
+        const BYTES: usize = 3 * PAGE_SIZE;
         // SAFETY: Makes an address space for the test, if need be.
-        let addr = unsafe { bindings::rust_hmm_kunit_mmap(0x3000) };
+        let addr = unsafe { bindings::rust_hmm_kunit_mmap(BYTES) };
         assert_ne!(addr, 0);
-        let user = UserSpan::new(addr, 0x3000);
-        let block = SharedBytes::new(0x3000)?;
-        let back = SharedBytes::new(0x3000)?;
-        for at in 0..0x300 {
+        let user = UserSpan::new(addr, BYTES);
+        let block = SharedBytes::new(BYTES)?;
+        let back = SharedBytes::new(BYTES)?;
+        for at in 0..BYTES / 16 {
             block.write(at * 16, &(at as u64).to_ne_bytes())?;
         }
         // No page is present yet, and the copy faults none in.
         assert_eq!(block.read_to_user(0, user)?, 0);
-        user.part(0, 0x1000)?.fault_in(true)?;
-        assert_eq!(block.read_to_user(0, user)?, 0x1000);
+        user.part(0, PAGE_SIZE)?.fault_in(true)?;
+        assert_eq!(block.read_to_user(0, user)?, PAGE_SIZE);
         // Not aligned, and no whole words.
         assert_eq!(block.read_to_user(3, user.part(5, 0x801)?)?, 0x801);
         assert_eq!(back.write_from_user(0, user.part(5, 0x801)?)?, 0x801);
@@ -262,7 +264,7 @@ mod tests {
         assert_eq!(block.read_to_user(1, user), Err(EINVAL));
         assert_eq!(back.write_from_user(1, user), Err(EINVAL));
         // SAFETY: Made above.
-        unsafe { bindings::rust_hmm_kunit_munmap(addr, 0x3000) };
+        unsafe { bindings::rust_hmm_kunit_munmap(addr, BYTES) };
         Ok(())
     }
 }

@@ -22,6 +22,7 @@ use core::cell::Cell;
 use kernel::{
     page::{
         PAGE_MASK,
+        PAGE_SHIFT,
         PAGE_SIZE, //
     },
     prelude::*, //
@@ -125,8 +126,23 @@ impl Random {
     }
 }
 
-/// Pages of the model's address space, from 0 on: four tables of 512, or more smaller ones.
-const PAGES: usize = 4 * PMD_PAGES;
+/// Number of pages that a leaf of level 1 maps, which are those of a table of level 0.
+const fn leaf_pages<F: Format>() -> usize {
+    format::slots::<F>(0)
+}
+
+/// Pages of a leaf of [`Radix4`] and [`Radix5`].
+const LEAF_PAGES: usize = leaf_pages::<Radix4>();
+
+/// Size of such a leaf in bytes, 2 MiB.
+const LEAF_SIZE: usize = LEAF_PAGES * PAGE_SIZE;
+
+/// Log2 of the number of pages of such a leaf.
+const LEAF_ORDER: u32 = LEAF_PAGES.ilog2();
+
+/// Pages of the model's address space, from 0 on: at least four tables of [`Radix4`], and two
+/// blocks that are installed at once.
+const PAGES: usize = if PMD_PAGES < 2048 { 4 } else { 2 } * PMD_PAGES;
 
 /// Random updates of a table and of a model array. After each update both must be equal, and all
 /// removed translations must have been flushed.
@@ -233,13 +249,14 @@ fn both_ends<F: Format>(bits: u32) -> Result {
     let beyond = PageRange::from_pages(1 << bits, 1)?;
     let refused = fill(&mut table, beyond, 0, true);
     let found = [0, top.end() - 1].map(|addr| table.get(addr).is_valid());
-    let none = (21..usize::BITS)
+    let none = (PMD_SIZE.ilog2()..usize::BITS)
         .map(|bit| (top.end() - 1) ^ (1 << bit))
         .all(|addr| !table.get(addr).is_valid());
     let (removed, _) = clear(&mut table, PageRange::new(0, usize::MAX & PAGE_MASK)?);
     let none = none && !table.get(usize::MAX).is_valid();
+    const REMOVED: usize = PMD_PAGES + 1;
     match (refused, found, none, removed, table.live()) {
-        (Err(EINVAL), [true, true], true, 513, 0) => Ok(()),
+        (Err(EINVAL), [true, true], true, REMOVED, 0) => Ok(()),
         what => {
             pr_err!("{bits} bits: {what:?}\n");
             Err(EINVAL)
@@ -254,7 +271,7 @@ fn scan_sees_all<F: Format>() -> Result {
     let small = PageRange::from_pages(PMD_SIZE + 3 * PAGE_SIZE, 100)?;
     let huge = PageRange::from_pages(2 * PMD_SIZE, PMD_PAGES)?;
     let last = PageRange::from_pages(4 * PMD_SIZE - PAGE_SIZE, 1)?;
-    for (number, range) in [(5, small), (512, huge), (7, last)] {
+    for (number, range) in [(5, small), (PMD_PAGES, huge), (7, last)] {
         fill(&mut table, range, number, true)?;
     }
     // Parts at a time, and translations that are taken at once.
@@ -294,7 +311,7 @@ fn scan_sees_all<F: Format>() -> Result {
     });
     assert_eq!(
         first,
-        Some((huge.address(9), DevicePte::system(512 + 9, true)))
+        Some((huge.address(9), DevicePte::system(PMD_PAGES + 9, true)))
     );
     let (_, _) = clear(&mut table, all()?);
     let mut any = false;

@@ -271,9 +271,19 @@ impl Policy for Density {
 mod tests {
     use super::*;
     use crate::{
-        mm::addr::PMD_SIZE,
+        mm::addr::{
+            PMD_ORDER,
+            PMD_SIZE, //
+        },
         policy::Bounces, //
     };
+
+    /// A multiple of [`PMD_SIZE`].
+    const BASE: usize = 0x4000_0000;
+
+    fn pages(first: usize, count: usize) -> Result<PageRange> {
+        PageRange::from_pages(BASE + first * PAGE_SIZE, count)
+    }
 
     fn bounces() -> Result<Pin<KBox<Bounces>>> {
         KBox::pin_init(Bounces::new(), GFP_KERNEL)
@@ -285,30 +295,43 @@ mod tests {
         mask
     }
 
+    /// Pages of a leaf and of a tree.
+    const L: usize = LEAF_PAGES;
+    const T: usize = TREE_PAGES;
+
     #[test]
     fn fault_expands_to_its_leaf() {
-        assert_eq!(region(&PageSet::EMPTY, 0..1, 51), 0..16);
-        assert_eq!(region(&PageSet::EMPTY, 100..101, 51), 96..112);
-        assert_eq!(region(&PageSet::EMPTY, 511..512, 51), 496..512);
+        assert_eq!(region(&PageSet::EMPTY, 0..1, 51), 0..L);
+        assert_eq!(region(&PageSet::EMPTY, 7 * L - 1..7 * L, 51), 6 * L..7 * L);
+        assert_eq!(region(&PageSet::EMPTY, T - 1..T, 51), T - L..T);
+        assert_eq!(
+            region(&PageSet::EMPTY, PMD_PAGES - 1..PMD_PAGES, 51),
+            PMD_PAGES - L..PMD_PAGES
+        );
         // A range that crosses the border of two leaves.
-        assert_eq!(region(&PageSet::EMPTY, 10..20, 51), 0..32);
+        assert_eq!(region(&PageSet::EMPTY, L / 2..L + 1, 51), 0..2 * L);
     }
 
     #[test]
     fn dense_subtree_migrates_whole() {
         // Two leaves of two are dense enough for the next level, then three of four, and so on.
-        assert_eq!(region(&mask(0..16), 16..17, 51), 0..32);
-        assert_eq!(region(&mask(0..32), 32..33, 51), 0..64);
-        assert_eq!(region(&mask(0..64), 64..65, 51), 0..128);
-        assert_eq!(region(&mask(0..256), 256..257, 51), 0..512);
+        assert_eq!(region(&mask(0..L), L..L + 1, 51), 0..2 * L);
+        assert_eq!(region(&mask(0..2 * L), 2 * L..2 * L + 1, 51), 0..4 * L);
+        assert_eq!(region(&mask(0..4 * L), 4 * L..4 * L + 1, 51), 0..8 * L);
+        assert_eq!(region(&mask(0..T / 2), T / 2..T / 2 + 1, 51), 0..T);
         // Exactly the threshold is not above it.
-        assert_eq!(region(&mask(0..16), 32..33, 50), 32..48);
-        assert_eq!(region(&mask(0..16), 32..33, 49), 0..64);
+        assert_eq!(region(&mask(0..L), 2 * L..2 * L + 1, 50), 2 * L..3 * L);
+        assert_eq!(region(&mask(0..L), 2 * L..2 * L + 1, 49), 0..4 * L);
         // Distant pages do not matter.
-        assert_eq!(region(&mask(256..384), 0..1, 51), 0..16);
+        assert_eq!(region(&mask(T / 2..T / 4 * 3), 0..1, 51), 0..L);
         // Thresholds for always and for never.
-        assert_eq!(region(&PageSet::EMPTY, 77..78, 1), 0..512);
-        assert_eq!(region(&mask(0..511), 511..512, 101), 496..512);
+        assert_eq!(region(&PageSet::EMPTY, 4 * L + 1..4 * L + 2, 1), 0..T);
+        assert_eq!(region(&mask(0..T - 1), T - 1..T, 101), T - L..T);
+        // A tree is not larger, although a PMD may map more.
+        assert_eq!(
+            region(&mask(0..PMD_PAGES), PMD_PAGES - 1..PMD_PAGES, 51),
+            PMD_PAGES - T..PMD_PAGES
+        );
     }
 
     #[test]
@@ -336,7 +359,7 @@ mod tests {
                 .skip(expected.start)
                 .take(LEAF_PAGES)
                 .for_each(|page| *page = true);
-            for size in [16, 32, 64, 128, 256, 512] {
+            for size in [1, 2, 4, 8, 16, 32].map(|leaves| leaves * LEAF_PAGES) {
                 let start = touched / size * size;
                 let count = plain
                     .iter()
@@ -363,7 +386,7 @@ mod tests {
             limits: range,
             attributes: crate::attributes::Attributes::DEFAULT,
             free: 4 * PMD_PAGES,
-            total: 64 * PMD_PAGES,
+            total: 64 * TREE_PAGES,
             now: 0,
             resident,
             bounces,
@@ -375,7 +398,7 @@ mod tests {
         const BLOCKS: usize = 64;
         let policy = Density::new(Parameters::DEFAULT)?;
         let bounces = bounces()?;
-        let all = PageRange::from_pages(0x4000_0000, BLOCKS * PMD_PAGES)?;
+        let all = PageRange::from_pages(BASE, BLOCKS * TREE_PAGES)?;
         let mut faults = 0;
         let mut next = all.start();
         let none = |_| PageSet::EMPTY;
@@ -394,12 +417,12 @@ mod tests {
         assert!(faults <= BLOCKS);
         // The amount ahead is limited to a share of the memory.
         let mut last = wanted(PageRange::from_pages(all.end(), 1)?, &none, &bounces);
-        last.limits = PageRange::from_pages(all.end(), BLOCKS * PMD_PAGES)?;
-        last.total = 8 * PMD_PAGES;
+        last.limits = PageRange::from_pages(all.end(), BLOCKS * TREE_PAGES)?;
+        last.total = 8 * TREE_PAGES;
         let Decision::Move { range, .. } = policy.place(&last) else {
             return Err(EINVAL);
         };
-        assert!(range.pages() <= 2 * PMD_PAGES);
+        assert!(range.pages() <= 2 * TREE_PAGES);
         Ok(())
     }
 
@@ -428,13 +451,14 @@ mod tests {
 
     #[test]
     fn prefetched_pages_do_not_move_more_often() -> Result {
+        const P: usize = PMD_PAGES;
         let policy = Density::new(Parameters {
             thrash_nap: 0,
             ..Parameters::DEFAULT
         })?;
-        let all = PageRange::from_pages(0x4000_0000, 4 * PMD_PAGES)?;
-        let moves = moves((&policy, &*bounces()?), all, &[511, 512, 528, 512, 512])?;
-        let times = moves.iter().filter(|pages| pages.contains(&512)).count();
+        let all = PageRange::from_pages(BASE, 4 * PMD_PAGES)?;
+        let moves = moves((&policy, &*bounces()?), all, &[P - 1, P, P + L, P, P])?;
+        let times = moves.iter().filter(|pages| pages.contains(&P)).count();
         assert_eq!(times, 3);
         Ok(())
     }
@@ -445,13 +469,16 @@ mod tests {
             thrash_nap: 0,
             ..Parameters::DEFAULT
         })?;
-        let all = PageRange::from_pages(0x4000_0000, 8 * PMD_PAGES)?;
+        let all = PageRange::from_pages(BASE, 8 * PMD_PAGES)?;
         // Block 2 thrashes until it is pinned. Then a stream reaches it.
         let bounces = bounces()?;
-        let bounced = moves((&policy, &bounces), all, &[1030; 4])?;
+        let bounced = moves((&policy, &bounces), all, &[2 * PMD_PAGES + 6; 4])?;
         assert_eq!(bounced.len(), 3);
-        let stream = moves((&policy, &bounces), all, &[0, 16, 32, 512, 1024])?;
-        let ends = [16, 32, 512, 1024];
+        // Two trees before the block.
+        let first = 2 * PMD_PAGES - 2 * T;
+        let faults = [0, L, 2 * L, T, 2 * T].map(|page| first + page);
+        let stream = moves((&policy, &bounces), all, &faults)?;
+        let ends = [L, 2 * L, T, 2 * T].map(|page| first + page);
         assert!(stream.iter().map(|pages| pages.end).eq(ends));
         Ok(())
     }
@@ -461,22 +488,21 @@ mod tests {
         let policy = Density::new(Parameters::DEFAULT)?;
         let bounces = bounces()?;
         let none = |_| PageSet::EMPTY;
-        let mut fault = wanted(PageRange::from_pages(0x4000_5000, 1)?, &none, &bounces);
-        fault.limits = PageRange::from_pages(0x4000_3000, 4)?;
+        let mut fault = wanted(pages(2, 1)?, &none, &bounces);
+        fault.limits = pages(1, 2)?;
         let placed = |fault: &FaultInfo<'_>| match policy.place(fault) {
             Decision::Move { range, .. } => Ok(range),
             _ => Err(EINVAL),
         };
-        assert_eq!(placed(&fault)?, PageRange::from_pages(0x4000_3000, 4)?);
-        fault.limits = PageRange::from_pages(0x4000_0000, 2 * PMD_PAGES)?;
+        // Both ends of the leaf are beyond the limits.
+        assert_eq!(placed(&fault)?, pages(1, 2)?);
+        fault.range = pages(5, 1)?;
+        fault.limits = pages(0, 2 * PMD_PAGES)?;
         fault.attributes.set_granularity(Some(2))?;
-        assert_eq!(placed(&fault)?, PageRange::from_pages(0x4000_4000, 4)?);
-        fault.attributes.set_granularity(Some(9))?;
-        assert_eq!(
-            placed(&fault)?,
-            PageRange::from_pages(0x4000_0000, PMD_PAGES)?
-        );
-        assert_eq!(block_start(0x4000_0000 + PMD_SIZE - 1), 0x4000_0000);
+        assert_eq!(placed(&fault)?, pages(4, 4)?);
+        fault.attributes.set_granularity(Some(PMD_ORDER))?;
+        assert_eq!(placed(&fault)?, pages(0, PMD_PAGES)?);
+        assert_eq!(block_start(BASE + PMD_SIZE - 1), BASE);
         Ok(())
     }
 }

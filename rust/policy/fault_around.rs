@@ -143,13 +143,14 @@ mod tests {
             assert_eq!(size, expected << 10);
             at = (at & !(size - 1)) + size;
         }
-        for expected in [1024, 512, 256, 128, 64, 32, 16, 8, 4, 4] {
+        for expected in [1024usize, 512, 256, 128, 64, 32, 16, 8, 4, 4] {
             at += 1 << 30;
-            assert_eq!(windows.record_fault(1, at), expected << 10);
+            let expected = (expected << 10).max(PAGE_SIZE);
+            assert_eq!(windows.record_fault(1, at), expected);
         }
         // A near fault lets the window grow again.
-        at += 4096;
-        assert_eq!(windows.record_fault(1, at), 8 << 10);
+        at += PAGE_SIZE;
+        assert_eq!(windows.record_fault(1, at), 2 * PAGE_SIZE);
         windows.reset(1);
         assert_eq!(windows.record_fault(1, at), 64 << 10);
         Ok(())

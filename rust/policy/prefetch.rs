@@ -99,10 +99,15 @@ impl Streams {
 #[kunit_tests(rust_hmm_stream)]
 mod tests {
     use super::*;
-    use crate::mm::addr::PMD_PAGES;
+    use kernel::page::PAGE_SIZE;
+
+    /// Pages of a block.
+    const BLOCK: usize = (2 << 20) / PAGE_SIZE;
+    /// Pages that a fault migrates outside of a stream.
+    const PART: usize = (64 << 10) / PAGE_SIZE;
 
     fn page(number: usize) -> Result<PageRange> {
-        PageRange::from_pages(0x10_0000_0000 + number * 4096, 1)
+        PageRange::from_pages(0x10_0000_0000 + number * PAGE_SIZE, 1)
     }
 
     #[test]
@@ -113,7 +118,7 @@ mod tests {
         for _ in 0..8 {
             let blocks = stream.fault(page(next)?, 8);
             brought.push(blocks, GFP_KERNEL)?;
-            let pages = if blocks == 0 { 16 } else { blocks * PMD_PAGES };
+            let pages = if blocks == 0 { PART } else { blocks * BLOCK };
             stream.moved(PageRange::from_pages(page(next)?.start(), pages)?);
             next += pages;
         }
@@ -125,7 +130,7 @@ mod tests {
         assert_eq!(stream.fault(page(next)?, 8), 8);
         // Descending accesses are no stream.
         for number in (1000..1010).rev() {
-            assert_eq!(stream.fault(page(number * 512)?, 8), 0);
+            assert_eq!(stream.fault(page(number * BLOCK)?, 8), 0);
         }
         Ok(())
     }
@@ -135,10 +140,10 @@ mod tests {
         let mut stream = Streams::new();
         for step in 0..4 {
             for number in 0..4 {
-                let start = page(number * 1_000_000 + step * 512)?;
+                let start = page(number * 1_000_000 + step * BLOCK)?;
                 let blocks = stream.fault(start, 1);
                 assert_eq!(blocks, usize::from(step >= 2));
-                stream.moved(PageRange::from_pages(start.start(), 512)?);
+                stream.moved(PageRange::from_pages(start.start(), BLOCK)?);
             }
         }
         Ok(())

@@ -483,7 +483,7 @@ mod tests {
     #[test]
     fn moves_of_other_pages_are_not_thrashing() -> Result {
         let mut detector = ThrashDetector::new();
-        for number in 0..512 {
+        for number in 0..PMD_PAGES {
             assert_eq!(
                 detector.fault(page(number)?, &PageSet::EMPTY, true, 0, &PARAMETERS),
                 ThrashHint::Move
@@ -496,7 +496,7 @@ mod tests {
     #[test]
     fn pages_evicted_from_full_memory_stay_at_once() -> Result {
         let mut detector = ThrashDetector::new();
-        detector.moved(PageRange::from_pages(0x4000_0000, 512)?, 0);
+        detector.moved(PageRange::from_pages(0x4000_0000, PMD_PAGES)?, 0);
         assert_eq!(
             detector.fault(page(7)?, &PageSet::EMPTY, true, 50, &PARAMETERS),
             ThrashHint::Stay
@@ -523,7 +523,7 @@ mod tests {
     fn each_block_has_its_own_history() -> Result {
         const BLOCKS: usize = 3 * MIN_KEPT_HISTORIES;
         let mut detector = ThrashDetector::new();
-        // The blocks are 2 GiB apart.
+        // The blocks are 1024 blocks apart, 2 GiB with pages of 4 KiB.
         let far = |block| page(block * 1024 * PMD_PAGES + 5);
         for now in [0, 1] {
             for block in 0..BLOCKS {

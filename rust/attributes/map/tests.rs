@@ -3,7 +3,10 @@
 //! KUnit tests: the attributes of an address space, compared with a simple model.
 
 use super::*;
-use crate::attributes::PreferredLocation as To;
+use crate::{
+    attributes::PreferredLocation as To,
+    mm::addr::PMD_ORDER, //
+};
 use core::cell::Cell;
 
 /// Returns the identity of a device.
@@ -264,7 +267,7 @@ mod suite {
     fn bad_orders_are_refused_without_effect() -> Result {
         let map = new()?;
         let bad = AttributeUpdate {
-            granularity: Some(Some(10)),
+            granularity: Some(Some(PMD_ORDER + 1)),
             ..AttributeUpdate::default()
         };
         assert_eq!(

@@ -259,8 +259,8 @@ mod tests {
                 );
             };
             memory(MEMORY_OPS, 0);
-            memory(MEMORY_OPS, 511);
-            memory(MEMORY_OPS, (1 << 40) + 512);
+            memory(MEMORY_OPS, PMD_PAGES - 1);
+            memory(MEMORY_OPS, (1 << 40) + PMD_PAGES);
             let mut ops = MEMORY_OPS;
             ops.size = 32;
             memory(ops, PAGES);

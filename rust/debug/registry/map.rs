@@ -186,6 +186,10 @@ impl BinaryWriter for MapFile {
 #[kunit_tests(rust_hmm_watch)]
 mod tests {
     use super::*;
+    use crate::mm::addr::{
+        PMD_PAGES,
+        PMD_SIZE, //
+    };
     use kernel::page::PAGE_SIZE;
 
     fn lines(room: usize) -> Result<MapLines> {
@@ -199,6 +203,7 @@ mod tests {
 
     #[test]
     fn equal_neighbours_share_a_line() -> Result {
+        let mut expected = lines(1024)?;
         let mut lines = lines(1024)?;
         let page = |index: usize| PageRange::from_pages(index * PAGE_SIZE, 1);
         for index in 1..=3 {
@@ -209,15 +214,23 @@ mod tests {
         assert!(lines.add(page(5)?, DevicePte::device(9, false), false));
         assert!(lines.add(page(7)?, DevicePte::device(10, false), false));
         assert!(lines.add(
-            PageRange::from_pages(512 * PAGE_SIZE, 512)?,
+            PageRange::from_pages(PMD_SIZE, PMD_PAGES)?,
             DevicePte::exclusive(3),
             true
         ));
         lines.end_run();
-        let expected = "7 42 0x1000 3 system rw small\n7 42 0x4000 1 system r small\n\
-                        7 42 0x5000 1 device r small\n7 42 0x7000 1 device r small\n\
-                        7 42 0x200000 512 exclusive r huge\n";
-        assert_eq!(core::str::from_utf8(&lines.text), Ok(expected));
+        write!(
+            expected,
+            "7 42 {:#x} 3 system rw small\n7 42 {:#x} 1 system r small\n\
+             7 42 {:#x} 1 device r small\n7 42 {:#x} 1 device r small\n\
+             7 42 {PMD_SIZE:#x} {PMD_PAGES} exclusive r huge\n",
+            PAGE_SIZE,
+            4 * PAGE_SIZE,
+            5 * PAGE_SIZE,
+            7 * PAGE_SIZE
+        )
+        .map_err(|_| EINVAL)?;
+        assert_eq!(&lines.text[..], &expected.text[..]);
         Ok(())
     }
 

@@ -8,9 +8,16 @@ use crate::{
         EventOwner,
         PgmapOwner, //
     },
-    mm::notifier::NotifierEvent, //
+    mm::{
+        addr::PMD_SIZE,
+        notifier::NotifierEvent, //
+    }, //
 };
-use kernel::page::PAGE_SHIFT;
+use kernel::page::{
+    PAGE_MASK,
+    PAGE_SHIFT,
+    PAGE_SIZE, //
+};
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_transaction)]
@@ -24,7 +31,7 @@ mod suite {
         let mine = MigrationId::of(&mine);
         let other = MigrationId::of(&other);
         let mut running = InFlightMigrations::new();
-        let range = PageRange::from_pages(0x20_0000, 512)?;
+        let range = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
         let request = |name, range| MigrationDesc {
             name,
             identity: EventMatch::Name,
@@ -33,8 +40,8 @@ mod suite {
             destination: Destination::Any,
         };
         running.begin(request(mine, range), InFlightNode::new()?)?;
-        assert!(running.owns(mine, 0x20_0000) && running.owns(mine, 0x3f_f000));
-        assert!(!running.owns(other, 0x20_0000) && !running.owns(mine, 0x40_0000));
+        assert!(running.owns(mine, PMD_SIZE) && running.owns(mine, 2 * PMD_SIZE - PAGE_SIZE));
+        assert!(!running.owns(other, PMD_SIZE) && !running.owns(mine, 2 * PMD_SIZE));
 
         assert_eq!(
             running.handle_event(&NotifierRange::for_test(
@@ -44,10 +51,10 @@ mod suite {
             )),
             Some(mine)
         );
-        assert!(running.owns(mine, 0x20_0000));
+        assert!(running.owns(mine, PMD_SIZE));
 
         // Events with another originator, without one, or of another kind.
-        let page = PageRange::from_pages(0x20_3000, 1)?;
+        let page = PageRange::from_pages(PMD_SIZE + 3 * PAGE_SIZE, 1)?;
         assert_eq!(
             running.handle_event(&NotifierRange::for_test(
                 NotifierEvent::Migrate,
@@ -56,14 +63,20 @@ mod suite {
             )),
             None
         );
-        assert!(!running.owns(mine, 0x20_3000) && running.owns(mine, 0x20_2000));
-        let page = PageRange::from_pages(0x20_4000, 1)?;
+        assert!(
+            !running.owns(mine, PMD_SIZE + 3 * PAGE_SIZE)
+                && running.owns(mine, PMD_SIZE + 2 * PAGE_SIZE)
+        );
+        let page = PageRange::from_pages(PMD_SIZE + 4 * PAGE_SIZE, 1)?;
         assert_eq!(
             running.handle_event(&NotifierRange::for_test(NotifierEvent::Clear, page, mine)),
             None
         );
-        assert!(!running.owns(mine, 0x20_4000) && running.owns(mine, 0x20_5000));
-        let all = PageRange::new(0, usize::MAX & !0xfff)?;
+        assert!(
+            !running.owns(mine, PMD_SIZE + 4 * PAGE_SIZE)
+                && running.owns(mine, PMD_SIZE + 5 * PAGE_SIZE)
+        );
+        let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;
         assert_eq!(
             running.handle_event(&NotifierRange::for_test(
                 NotifierEvent::Release,
@@ -72,7 +85,7 @@ mod suite {
             )),
             None
         );
-        assert!(!running.owns(mine, 0x20_5000));
+        assert!(!running.owns(mine, PMD_SIZE + 5 * PAGE_SIZE));
 
         let start = range.start();
         assert!(running.end(mine, start) && !running.end(mine, start));
@@ -83,7 +96,7 @@ mod suite {
     fn owned_pages_of_a_part_are_reported() -> Result {
         let name = MigrationId::of(&0u8);
         let mut running = InFlightMigrations::new();
-        let range = PageRange::from_pages(0x20_0000, 300)?;
+        let range = PageRange::from_pages(PMD_SIZE, 300)?;
         let request = MigrationDesc {
             name,
             identity: EventMatch::Name,
@@ -156,7 +169,7 @@ mod suite {
         assert!(running.0.is_empty());
         let name = &names[0];
         assert_eq!(
-            running.begin(request(name, 0, 513)?, InFlightNode::new()?),
+            running.begin(request(name, 0, PMD_PAGES + 1)?, InFlightNode::new()?),
             Err(EINVAL)
         );
         Ok(())
@@ -177,30 +190,37 @@ mod suite {
                 destination: Destination::Any,
             })
         };
-        running.begin(request(first, 0x1000, 4)?, InFlightNode::new()?)?;
-        running.begin(request(second, 0x3000, 4)?, InFlightNode::new()?)?;
-        assert!(running.owns(first, 0x4000) && !running.owns(second, 0x4000));
-        assert!(!running.owns(first, 0x5000) && running.owns(second, 0x5000));
+        running.begin(request(first, PAGE_SIZE, 4)?, InFlightNode::new()?)?;
+        running.begin(request(second, 3 * PAGE_SIZE, 4)?, InFlightNode::new()?)?;
+        assert!(running.owns(first, 4 * PAGE_SIZE) && !running.owns(second, 4 * PAGE_SIZE));
+        assert!(!running.owns(first, 5 * PAGE_SIZE) && running.owns(second, 5 * PAGE_SIZE));
         // The event of the second migration clears the mark of the first one, and removes the
         // entry.
-        let range = PageRange::from_pages(0x3000, 4)?;
+        let range = PageRange::from_pages(3 * PAGE_SIZE, 4)?;
         let event = NotifierRange::for_test(NotifierEvent::Migrate, range, second);
         assert_eq!(running.handle_event(&event), Some(second));
-        assert!(!running.owns(first, 0x4000) && running.owns(first, 0x2000));
+        assert!(!running.owns(first, 4 * PAGE_SIZE) && running.owns(first, 2 * PAGE_SIZE));
         let entry = DevicePte::system(1, false);
         let page = |addr| PageRange::from_pages(addr, 1);
-        assert!(!running.keeps(second, page(0x4000)?, entry));
-        assert!(running.keeps(second, page(0x5000)?, entry));
+        assert!(!running.keeps(second, page(4 * PAGE_SIZE)?, entry));
+        assert!(running.keeps(second, page(5 * PAGE_SIZE)?, entry));
         // A huge leaf with pages of both migrations begins with one of the second migration. It is
         // not kept as a whole.
         let both = |start| PageRange::from_pages(start, 2);
-        assert!(running.divides(second, both(0x4000)?) && !running.divides(second, both(0x5000)?));
-        assert!(!running.keeps(second, both(0x4000)?, entry));
-        assert!(running.keeps(second, both(0x5000)?, entry));
         assert!(
-            running.owns_any(second, both(0x4000)?) && !running.owns_all(second, both(0x4000)?)
+            running.divides(second, both(4 * PAGE_SIZE)?)
+                && !running.divides(second, both(5 * PAGE_SIZE)?)
         );
-        assert!(running.owns_all(second, both(0x5000)?) && !running.owns_any(first, both(0x4000)?));
+        assert!(!running.keeps(second, both(4 * PAGE_SIZE)?, entry));
+        assert!(running.keeps(second, both(5 * PAGE_SIZE)?, entry));
+        assert!(
+            running.owns_any(second, both(4 * PAGE_SIZE)?)
+                && !running.owns_all(second, both(4 * PAGE_SIZE)?)
+        );
+        assert!(
+            running.owns_all(second, both(5 * PAGE_SIZE)?)
+                && !running.owns_any(first, both(4 * PAGE_SIZE)?)
+        );
         Ok(())
     }
 
@@ -217,13 +237,13 @@ mod suite {
             MigrationDesc {
                 name: back,
                 identity: EventMatch::current(owner),
-                range: PageRange::from_pages(0x1000, 2)?,
+                range: PageRange::from_pages(PAGE_SIZE, 2)?,
                 faultless: true,
                 destination: Destination::Any,
             },
             InFlightNode::new()?,
         )?;
-        let range = PageRange::from_pages(0x1000, 4)?;
+        let range = PageRange::from_pages(PAGE_SIZE, 4)?;
         running.begin(
             MigrationDesc {
                 name: there,
@@ -239,9 +259,9 @@ mod suite {
         let page = |addr| PageRange::from_pages(addr, 1);
         let device = DevicePte::device(1, false);
         let system = DevicePte::system(1, false);
-        assert!(!running.owns(back, 0x1000) && !running.keeps(there, page(0x1000)?, device));
-        assert!(running.keeps(there, page(0x3000)?, device));
-        assert!(!running.keeps(there, page(0x3000)?, system));
+        assert!(!running.owns(back, PAGE_SIZE) && !running.keeps(there, page(PAGE_SIZE)?, device));
+        assert!(running.keeps(there, page(3 * PAGE_SIZE)?, device));
+        assert!(!running.keeps(there, page(3 * PAGE_SIZE)?, system));
         Ok(())
     }
 
@@ -252,7 +272,7 @@ mod suite {
         let name = 0u8;
         let name = MigrationId::of(&name);
         let mut running = InFlightMigrations::new();
-        let range = PageRange::from_pages(0x20_0000, 16)?;
+        let range = PageRange::from_pages(PMD_SIZE, 16)?;
         let mut request = MigrationDesc {
             name,
             identity: EventMatch::current(owner),
@@ -265,23 +285,23 @@ mod suite {
         let event = |range, owner| NotifierRange::for_test(NotifierEvent::Migrate, range, owner);
         assert_eq!(running.handle_event(&event(range, owner)), Some(name));
         let page = |addr| PageRange::from_pages(addr, 1);
-        assert!(running.keeps(name, page(0x20_0000)?, entry));
+        assert!(running.keeps(name, page(PMD_SIZE)?, entry));
         // An event beyond the range is foreign, although it has the same owner: a CPU fault of this
         // task.
-        let more = PageRange::from_pages(0x20_f000, 2)?;
+        let more = PageRange::from_pages(range.address(15), 2)?;
         assert_eq!(running.handle_event(&event(more, owner)), None);
-        assert!(!running.owns(name, 0x20_f000));
-        assert!(!running.keeps(name, page(0x20_f000)?, entry));
+        assert!(!running.owns(name, range.address(15)));
+        assert!(!running.keeps(name, page(range.address(15))?, entry));
         assert_eq!(running.handle_event(&event(range, other)), None);
-        assert!(!running.owns(name, 0x20_0000));
+        assert!(!running.owns(name, PMD_SIZE));
         assert!(running.end(name, range.start()));
 
         // The same event from another task.
         request.identity = EventMatch::Task { pid: -1, owner };
         running.begin(request, InFlightNode::new()?)?;
-        assert!(running.holds(0x20_0000) && running.overlap(range));
+        assert!(running.holds(PMD_SIZE) && running.overlap(range));
         assert_eq!(running.handle_event(&event(range, owner)), None);
-        assert!(!running.holds(0x20_0000));
+        assert!(!running.holds(PMD_SIZE));
         Ok(())
     }
 }

@@ -8,17 +8,19 @@ use crate::{
     kernel::shrinker::Shrink, //
 };
 
-/// Number of 2 MiB blocks, each with a page-table page of its own. Some chunks have no other table
-/// pages.
+/// Number of blocks, each with a page-table page of its own. Some chunks have no other table pages.
 const BLOCKS: usize = 96;
+
+/// Size of a block in bytes: the range of a table of level 0 of [`Radix4`].
+const BLOCK_SIZE: usize = 2 << 20;
 
 /// Returns the first page of each block, with contents and an entry, a device, and its mirror.
 fn sparse() -> Result<(KVec<PageRange>, Arc<Shared>, Arc<Mirror<TestDevice>>)> {
-    let (all, shared, mirror) = attached((BLOCKS + 1) * PMD_PAGES)?;
-    let start = all.start().next_multiple_of(PMD_SIZE);
+    let (all, shared, mirror) = attached((BLOCKS + 1) * BLOCK_SIZE / PAGE_SIZE)?;
+    let start = all.start().next_multiple_of(BLOCK_SIZE);
     let mut pages = KVec::new();
     for block in 0..BLOCKS {
-        let page = PageRange::from_pages(start + block * PMD_SIZE, 1)?;
+        let page = PageRange::from_pages(start + block * BLOCK_SIZE, 1)?;
         store(page.start(), value(block))?;
         mirror.fault(page, Access::Write)?;
         pages.push(page, GFP_KERNEL)?;

@@ -233,9 +233,9 @@ mod suite {
         let mut rounds = 0;
         while rounds < 10 || concurrent <= 20 && rounds < 500 {
             rounds += 1;
-            let (range, dma, mirror) = addressed(512)?;
+            let (range, dma, mirror) = addressed(PMD_PAGES)?;
             mirror.fault(range, Access::Write)?;
-            assert_eq!(dma.live(), 512);
+            assert_eq!(dma.live(), PMD_PAGES as u64);
             let closing = Arc::new(Atomic::new(false), GFP_KERNEL)?;
             let mut thread = None;
             // Remove pages from the end, while the close begins at the start.
@@ -253,7 +253,7 @@ mod suite {
                 }
             }
             drop(thread);
-            assert_eq!((dma.live(), dma.unmapped()), (0, 512));
+            assert_eq!((dma.live(), dma.unmapped()), (0, PMD_PAGES as u64));
         }
         assert!(concurrent > 20);
         Ok(())

@@ -318,7 +318,7 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
     )?;
     let card = Arc::pin_init(
         try_pin_init!(Card {
-            memory <- Memory::new(NosyMemory(probe.clone()), MemoryKind::Private, 512),
+            memory <- Memory::new(NosyMemory(probe.clone()), MemoryKind::Private, PMD_PAGES),
             probe,
         }? Error),
         GFP_KERNEL,

@@ -223,6 +223,9 @@ fn readable(mirror: &Mirror<TestDevice>, range: PageRange) -> Result<usize> {
 mod suite {
     use super::*;
 
+    /// Pages of a block.
+    const P: usize = PMD_PAGES;
+
     #[test]
     fn next_block_is_isolated_during_the_copy() -> Result {
         const ALL: usize = BLOCKS * PMD_PAGES;
@@ -230,7 +233,7 @@ mod suite {
         mirror.fault(range, Access::Read)?;
         let before = now();
         // A block completes when the next one is in flight.
-        engine.set(&[1024, 1536, 2048, 2048], 0..0)?;
+        engine.set(&[2 * P, 3 * P, 4 * P, 4 * P], 0..0)?;
         // The device can read all blocks at all times. No window is removed, not even of blocks
         // that have completed.
         let lost = Arc::new(Atomic::<usize>::new(0), GFP_KERNEL)?;
@@ -294,7 +297,7 @@ mod suite {
             let (range, _shared, mirror, engine) = blocks(3, None)?;
             mirror.fault(range, Access::Read)?;
             let before = now();
-            engine.set(&[1024, 1536, 1536], first..first + FAILED)?;
+            engine.set(&[2 * P, 3 * P, 3 * P], first..first + FAILED)?;
             let mut pages = KVec::from_elem(PageOutcome::None, range.pages(), GFP_KERNEL)?;
             let outcome = mirror.migrate(range).outcomes(&mut pages).to_device()?;
             let moved = range.pages() - FAILED;
@@ -344,8 +347,8 @@ mod suite {
         mirror.fault(range, Access::Read)?;
         let before = now();
         // A page of the second block. It is copied after the others have completed.
-        engine.set(&[1023, 1535, 1535, 1536], 0..0)?;
-        let armed = ArmedPoint::new(FailPoint::DevicePage, 700, false)?;
+        engine.set(&[2 * P - 1, 3 * P - 1, 3 * P - 1, 3 * P], 0..0)?;
+        let armed = ArmedPoint::new(FailPoint::DevicePage, P as u64 + 188, false)?;
         let outcome = mirror.migrate(range).to_device()?;
         assert!(!armed.is_left());
         drop(armed);
@@ -363,12 +366,12 @@ mod suite {
             let (range, _shared, mirror, engine) = blocks(3, None)?;
             mirror.fault(range, Access::Read)?;
             let before = now();
-            engine.set(&[1024, 1536, 1536], 0..0)?;
+            engine.set(&[2 * P, 3 * P, 3 * P], 0..0)?;
             let armed = ArmedPoint::new(FailPoint::Install, lost, false)?;
             let outcome = mirror.migrate(range).to_device()?;
             assert!(!armed.is_left());
             drop(armed);
-            assert_eq!((outcome.moved, outcome.switched), (range.pages(), 1024));
+            assert_eq!((outcome.moved, outcome.switched), (range.pages(), 2 * P));
             assert_eq!((since(&before), engine.late()), (ends(2, None), 0));
             assert_eq!(readable(&mirror, range)?, range.pages());
         }
@@ -399,7 +402,7 @@ mod suite {
         let (range, shared, mirror, engine) = blocks(BLOCKS, None)?;
         // There is room for two blocks.
         let used = PageRange::from_pages(range.address(2 * PMD_PAGES), 2 * PMD_PAGES)?;
-        engine.set(&[1024, 1024], 0..0)?;
+        engine.set(&[2 * P, 2 * P], 0..0)?;
         assert_eq!(mirror.migrate(used).to_device()?.moved, used.pages());
         let other = map(4 * PMD_PAGES)?;
         let start = other.start().next_multiple_of(PMD_SIZE);
@@ -410,9 +413,9 @@ mod suite {
         engine.set(&[], 0..0)?;
         settle(&mirror)?;
         let before = now();
-        engine.set(&[1024], 0..0)?;
+        engine.set(&[2 * P], 0..0)?;
         let outcome = mirror.migrate(other).evict(false).to_device()?;
-        assert_eq!((outcome.moved, outcome.no_memory), (1024, 512));
+        assert_eq!((outcome.moved, outcome.no_memory), (2 * P, P));
         assert_eq!(since(&before), ends(1, Some(Overlap::Room)));
         assert_eq!(shared.memory.stats().get(Counter::Evicted), 0);
         Ok(())

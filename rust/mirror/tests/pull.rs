@@ -58,7 +58,7 @@ impl Format for Tight {
     const LEAVES: &'static [u32] = Radix4::LEAVES;
 
     fn can_hold(entry: DevicePte) -> bool {
-        !entry.is_device() || entry.number() < PMD_PAGES
+        !entry.is_device() || entry.number() < PMD_SIZE >> Self::PAGE_SHIFT
     }
 
     fn table(level: u32, address: u64) -> u64 {

@@ -106,7 +106,13 @@ mod suite {
         let write = Some(TranslateError::ReadOnly);
         assert_eq!(refused(&mirror, addr, protected)?, [None, write]);
         let stale = [Some(TranslateError::Stale); 2];
-        for address in [0, seen.address ^ 0x1000, seen.address | DEVICE_MEMORY_BASE] {
+        // Also another device page of 4 KiB of the same page, and another page.
+        for address in [
+            0,
+            seen.address ^ 0x1000,
+            seen.address ^ PAGE_SIZE as u64,
+            seen.address | DEVICE_MEMORY_BASE,
+        ] {
             let other = TableTranslation { address, ..seen };
             assert_eq!(refused(&mirror, addr, other)?, stale);
         }
@@ -137,10 +143,13 @@ mod suite {
             Ok(PageMemory::Device(pages)) => pages.first,
             _ => return Err(EIO),
         };
-        assert_eq!(seen.address, DEVICE_MEMORY_BASE + ((number as u64) << 12));
+        assert_eq!(
+            seen.address,
+            DEVICE_MEMORY_BASE + ((number as u64) << PAGE_SHIFT)
+        );
         // The page frame with that number is another page.
         let frame = TableTranslation {
-            address: (number as u64) << 12,
+            address: (number as u64) << PAGE_SHIFT,
             ..seen
         };
         assert_eq!(

@@ -24,7 +24,10 @@ use kernel::{
 };
 
 /// Pages of the smallest migration of the default policy.
-const MIN_MIGRATION_PAGES: usize = 16;
+const MIN_MIGRATION_PAGES: usize = (64 << 10) / PAGE_SIZE;
+
+/// Bytes for which the cache of immovable memory has one entry.
+const BLOCK_SIZE: usize = 2 << 20;
 
 /// References to pages, which make them immovable.
 struct Held(KVec<usize>);
@@ -62,14 +65,14 @@ impl Drop for Held {
     }
 }
 
-/// Returns `pages` pages with contents within a block, aligned to [`MIN_MIGRATION_PAGES`], a
+/// Returns `pages` pages with contents within such a block, aligned to [`MIN_MIGRATION_PAGES`], a
 /// device, and its mirror.
 fn within_block(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>)> {
     let (all, shared, mirror) = attached(2 * (pages + MIN_MIGRATION_PAGES) + 1)?;
     let mut start = all
         .start()
         .next_multiple_of(MIN_MIGRATION_PAGES * PAGE_SIZE);
-    let border = start.next_multiple_of(PMD_SIZE);
+    let border = start.next_multiple_of(BLOCK_SIZE);
     if border - start < pages * PAGE_SIZE {
         start = border;
     }
@@ -273,7 +276,7 @@ mod suite {
 
     #[test]
     fn skipped_pages_are_not_reported_to_the_policy() -> Result {
-        const HELD: usize = 5;
+        const HELD: usize = MIN_MIGRATION_PAGES / 2 - 1;
         let (range, _shared, mirror) = within_block(MIN_MIGRATION_PAGES)?;
         let _held = Held::new(&mirror, range, |index| index == HELD)?;
         settle(&mirror)?;

@@ -111,8 +111,8 @@ mod suite {
         assert_eq!(map.take(0), Some(2 * PMD_PAGES));
         // Block 2 is full now, so that the next page comes from a block with pages in use.
         assert_eq!(map.take(0), Some(PMD_PAGES + 16));
-        assert_eq!(map.take(8), Some(PMD_PAGES + 256));
-        assert_eq!(map.take(8), Some(0));
+        assert_eq!(map.take(PMD_ORDER - 1), Some(PMD_PAGES + PMD_PAGES / 2));
+        assert_eq!(map.take(PMD_ORDER - 1), Some(0));
         assert_eq!(map.take(PMD_ORDER), Some(3 * PMD_PAGES));
         Ok(())
     }

@@ -155,8 +155,9 @@ mod suite {
     #[test]
     fn memory_of_16_tib_has_pages() -> Result {
         assert!(device(MAX_PAGES + 1).is_err());
-        let device = device(1 << 32)?;
-        assert_eq!((device.total(), device.limit()), (0, 1 << 32));
+        const PAGES: usize = (16 << 40) >> PAGE_SHIFT;
+        let device = device(PAGES)?;
+        assert_eq!((device.total(), device.limit()), (0, PAGES));
         device.add_chunks(1)?;
         assert_eq!(device.idle_chunks(), (1, 1));
         let page = device.alloc(0).ok_or(ENOMEM)?;
@@ -169,8 +170,8 @@ mod suite {
         );
         assert_eq!(device.used_blocks().count(), 2);
         // Numbers far beyond the last chunk.
-        assert!(device.pfn(1 << 31).is_none() && device.alloc_at(1 << 31, 0).is_none());
-        assert_eq!(device.used_in_block(1 << 31), 0);
+        assert!(device.pfn(PAGES / 2).is_none() && device.alloc_at(PAGES / 2, 0).is_none());
+        assert_eq!(device.used_in_block(PAGES / 2), 0);
         drop((page, block));
         assert_eq!((device.remove_chunks(9), device.total()), (1, 0));
         assert_eq!(device.idle_chunks(), (0, 0));
@@ -234,8 +235,8 @@ mod suite {
             device.add_chunks(1)?;
             Ok(cost(|| device.alloc(0).is_some()))
         };
-        let small = page(1 << 18)?;
-        let large = page(1 << 32)?;
+        let small = page((1 << 30) >> PAGE_SHIFT)?;
+        let large = page((16 << 40) >> PAGE_SHIFT)?;
         pr_info!("cost: page taken and freed: 1 GiB {small} ns, 16 TiB {large} ns\n");
         assert!(large <= small + small / 2);
         Ok(())

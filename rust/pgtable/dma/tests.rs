@@ -18,6 +18,7 @@ use crate::{
         table_memory::TableMemory, //
     },
     pgtable::{
+        format::order,
         Bits,
         FlushBatch,
         Flusher,
@@ -56,6 +57,9 @@ impl Layout for PlainBits {
         number_bits: 60,
     };
 }
+
+/// Log2 of the number of pages that a leaf of level 1 maps.
+const LEAF_ORDER: u32 = order::<Radix4>(1);
 
 /// First of the page frames that are mapped. Their contents are not accessed.
 const FRAME: usize = 0x1000;
@@ -202,7 +206,7 @@ mod suite {
         fixture.install(range, |index| DevicePte::system(FRAME + index, true))?;
         assert_eq!(
             fixture.table.leaf(range.start()).map(|leaf| leaf.order),
-            Some(9)
+            Some(LEAF_ORDER)
         );
         assert_eq!(fixture.device.live(), PMD_PAGES as u64);
         let before = fixture.windows.tick();
@@ -240,17 +244,18 @@ mod suite {
         // Page 7 is still dying: the seven pages mapped before it are unmapped again.
         assert_eq!(fixture.install(range, frame), Err(EBUSY));
         assert_eq!(fixture.device.unmapped(), 7);
-        assert_eq!(fixture.device.mapped(), 1 + 7 + 511);
+        assert_eq!(fixture.device.mapped(), PMD_PAGES as u64 + 7);
         assert_eq!(fixture.table.get(one.start()), DevicePte::NONE);
         for index in (0..PMD_PAGES).filter(|index| *index != 7) {
             assert_eq!(fixture.table.get(range.address(index)), frame(index));
         }
         fixture.windows.unmap(range, tick);
-        assert_eq!(fixture.device.live(), 511);
+        assert_eq!(fixture.device.live(), PMD_PAGES as u64 - 1);
         fixture.install(range, frame)?;
-        assert_eq!((fixture.device.live(), fixture.table.live()), (512, 512));
+        assert_eq!(fixture.device.live(), PMD_PAGES as u64);
+        assert_eq!(fixture.table.live(), PMD_PAGES);
         let leaf = fixture.table.leaf(range.start());
-        assert_eq!(leaf.map(|leaf| leaf.order), Some(9));
+        assert_eq!(leaf.map(|leaf| leaf.order), Some(LEAF_ORDER));
         Ok(())
     }
 
@@ -284,14 +289,19 @@ mod suite {
         assert_eq!(fixture.install(range, frame), Err(ENOMEM));
         drop(armed);
         assert_eq!((fixture.device.mapped(), fixture.table.live()), (0, 0));
-        // One page cannot be mapped: the 299 pages mapped before it are unmapped again.
+        // One page cannot be mapped: the pages of its leaf mapped before it are unmapped again, of
+        // which there are 299 if a leaf has 512 pages.
         let armed = ArmedPoint::new(FailPoint::Dma, 300, false)?;
         fixture.install(range, frame)?;
         assert!(!armed.is_left());
-        assert_eq!(fixture.device.unmapped(), 299);
-        assert_eq!((fixture.device.live(), fixture.table.live()), (512, 512));
-        let leaf = fixture.table.leaf(range.start());
-        assert_eq!(leaf.map(|leaf| leaf.order), Some(0));
+        assert_eq!(fixture.device.unmapped(), 299 % (1 << LEAF_ORDER));
+        assert_eq!(fixture.device.live(), PMD_PAGES as u64);
+        assert_eq!(fixture.table.live(), PMD_PAGES);
+        for index in (0..PMD_PAGES).step_by(1 << LEAF_ORDER) {
+            let leaf = fixture.table.leaf(range.address(index)).ok_or(ENOENT)?;
+            let is_split = (index..index + (1 << LEAF_ORDER)).contains(&299);
+            assert_eq!((leaf.order == 0), is_split);
+        }
         Ok(())
     }
 
@@ -328,10 +338,11 @@ mod suite {
         // The other entries are unchanged. The first one is removed, and its page unmapped by the
         // flush.
         assert_eq!(fixture.table.get(first.start()), DevicePte::NONE);
-        assert_eq!((fixture.device.live(), fixture.table.live()), (512, 511));
+        assert_eq!(fixture.device.live(), PMD_PAGES as u64);
+        assert_eq!(fixture.table.live(), PMD_PAGES - 1);
         let tick = fixture.windows.tick();
         fixture.windows.unmap(first, tick);
-        assert_eq!(fixture.device.live(), 511);
+        assert_eq!(fixture.device.live(), PMD_PAGES as u64 - 1);
         Ok(())
     }
 
@@ -391,7 +402,7 @@ mod suite {
 
     #[test]
     fn table_and_device_close_concurrently() -> Result {
-        const BLOCKS: usize = 16;
+        const BLOCKS: usize = 16 * 512 / PMD_PAGES;
         for _ in 0..8 {
             let mut fixture = Fixture::new()?;
             let range = pages(0, BLOCKS * PMD_PAGES)?;

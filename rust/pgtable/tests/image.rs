@@ -261,8 +261,12 @@ impl Flusher for Started<'_> {
     fn wait(&self, (): ()) {}
 }
 
-/// Returns whether `found` is the translation of `entry`. The size is not compared.
-fn agrees(entry: DevicePte, found: Option<Found>) -> bool {
+/// Pages of a run of 64 KiB.
+pub(super) const RUN_PAGES: usize = (64 << 10) / PAGE_SIZE;
+
+/// Returns whether `found` is the translation of device page `part` of the page of `entry`. The
+/// size is not compared.
+fn agrees(entry: DevicePte, part: usize, found: Option<Found>) -> bool {
     let Some(found) = found else {
         return !entry.is_valid();
     };
@@ -272,17 +276,19 @@ fn agrees(entry: DevicePte, found: Option<Found>) -> bool {
         0
     };
     entry.is_valid()
-        && found.address == base + ((entry.number() as u64) << 12)
+        && found.address == base + ((entry.number() << PAGE_SHIFT) + (part << 12)) as u64
         && found.writable == entry.may_be_dirty()
         && found.device == entry.is_device()
 }
 
-/// Returns whether a walker finds each entry of the model.
+/// Returns whether a walker finds each entry of the model, by the address of one of its device
+/// pages of 4 KiB.
 pub(super) fn image_agrees<F: Walked>(table: &Table<F>, model: &[DevicePte]) -> bool {
     let walker = HardwareWalker::new(table);
     model.iter().enumerate().all(|(index, entry)| {
-        let found = F::walk(&walker, index * PAGE_SIZE);
-        let right = found.is_ok_and(|found| agrees(*entry, found));
+        let part = index & ((PAGE_SIZE >> 12) - 1);
+        let found = F::walk(&walker, index * PAGE_SIZE + (part << 12));
+        let right = found.is_ok_and(|found| agrees(*entry, part, found));
         if !right {
             pr_err!("image of page {index}: {found:?}, not {entry:?}\n");
         }
@@ -312,21 +318,26 @@ macro_rules! expect_eq {
 fn runs<F: Walked>() -> Result {
     let mut table = Table::<F>::with(None, memory())?;
     let at = 0x7f00_0010_0000;
-    let run = PageRange::from_pages(at, 16)?;
-    let last = PageRange::from_pages(at + 15 * PAGE_SIZE, 1)?;
+    let run = PageRange::from_pages(at, RUN_PAGES)?;
+    let last = PageRange::from_pages(at + (RUN_PAGES - 1) * PAGE_SIZE, 1)?;
     // While one page is missing, the entries are small. The last page completes the run, and the
     // TLB entries of the small pages must be flushed.
-    fill(&mut table, PageRange::from_pages(at, 15)?, 64, true)?;
+    fill(
+        &mut table,
+        PageRange::from_pages(at, RUN_PAGES - 1)?,
+        64,
+        true,
+    )?;
     expect_eq!(order(&table, at), Some(0));
-    expect_eq!(fill(&mut table, last, 79, true)?, Some(run));
-    for index in 0..16 {
-        expect_eq!(order(&table, run.address(index)), Some(4));
+    expect_eq!(fill(&mut table, last, 64 + RUN_PAGES - 1, true)?, Some(run));
+    for addr in (run.start()..run.end()).step_by(1 << 12) {
+        expect_eq!(order(&table, addr), Some(4));
     }
     // The entry was empty, so that no flush is needed.
-    let next = PageRange::from_pages(at + 16 * PAGE_SIZE, 48)?;
+    let next = PageRange::from_pages(run.end(), 3 * RUN_PAGES)?;
     expect_eq!(fill(&mut table, next, 128, true)?, None);
     expect_eq!(order(&table, next.start()), Some(4));
-    expect_eq!(order(&table, next.address(47)), Some(4));
+    expect_eq!(order(&table, next.end() - 1), Some(4));
     // Change the rights of a page, and change them back.
     let mut batch = table.batch();
     table.for_each(last, &mut batch, |_, entry| {
@@ -334,7 +345,7 @@ fn runs<F: Walked>() -> Result {
     });
     expect_eq!(flush(batch), Some(run));
     expect_eq!(order(&table, at), Some(0));
-    expect_eq!(fill(&mut table, last, 79, true)?, Some(run));
+    expect_eq!(fill(&mut table, last, 64 + RUN_PAGES - 1, true)?, Some(run));
     expect_eq!(order(&table, at), Some(4));
     // One page is removed.
     expect_eq!(clear(&mut table, last), (1, Some(run)));
@@ -353,24 +364,26 @@ fn runs<F: Walked>() -> Result {
 /// A leaf of 2 MiB becomes a table of runs, and a leaf again.
 fn splits<F: Walked>() -> Result {
     let mut table = Table::<F>::with(None, memory())?;
-    let whole = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
-    let page = PageRange::from_pages(whole.address(100), 1)?;
+    let whole = PageRange::from_pages(PMD_SIZE, LEAF_PAGES)?;
+    let hole = 6 * RUN_PAGES + RUN_PAGES / 4;
+    let page = PageRange::from_pages(whole.address(hole), 1)?;
     fill(&mut table, whole, 1024, true)?;
     expect_eq!(order(&table, whole.start()), Some(9));
     // A TLB may hold the whole leaf in one entry.
     expect_eq!(clear(&mut table, page), (1, Some(whole)));
     expect_eq!(order(&table, page.start()), None);
-    expect_eq!(order(&table, whole.address(99)), Some(0));
-    expect_eq!(order(&table, whole.address(112)), Some(4));
+    expect_eq!(order(&table, whole.address(hole - 1)), Some(0));
+    expect_eq!(order(&table, whole.address(7 * RUN_PAGES)), Some(4));
     expect_eq!(fill(&mut table, whole, 1024, true)?, Some(whole));
-    expect_eq!(order(&table, whole.address(99)), Some(9));
+    expect_eq!(order(&table, whole.address(hole - 1)), Some(9));
     // The freed table page is reused, and must be empty.
     for index in 0..64 {
-        let other = PageRange::from_pages((2 + index) * PMD_SIZE + 5 * PAGE_SIZE, 1)?;
+        let start = PMD_SIZE + (1 + index) * LEAF_SIZE;
+        let other = PageRange::from_pages(start + 5 * PAGE_SIZE, 1)?;
         fill(&mut table, other, 7, false)?;
         let walker = HardwareWalker::new(&table);
-        for slot in 0..PMD_PAGES {
-            let addr = (2 + index) * PMD_SIZE + slot * PAGE_SIZE;
+        for slot in 0..LEAF_PAGES {
+            let addr = start + slot * PAGE_SIZE;
             expect_eq!(F::walk(&walker, addr)?.is_some(), slot == 5);
         }
     }
@@ -385,8 +398,8 @@ fn ends_are_walked<F: Walked>(bits: u32) -> Result {
     fill(&mut table, top, 6, true)?;
     let walker = HardwareWalker::new(&table);
     let address = |addr| F::walk(&walker, addr).map(|found| found.map(|it| it.address));
-    expect_eq!(address(0), Ok(Some(5 << 12)));
-    expect_eq!(address(top.start()), Ok(Some(6 << 12)));
+    expect_eq!(address(0), Ok(Some(5 << PAGE_SHIFT)));
+    expect_eq!(address(top.start()), Ok(Some(6 << PAGE_SHIFT)));
     expect_eq!(address(PAGE_SIZE), Ok(None));
     // Of the next lower level count.
     expect_eq!(address(top.start() ^ (1 << (bits - 1))), Ok(None));
@@ -429,9 +442,12 @@ mod tests {
 
     #[test]
     fn entries_beyond_the_format_are_refused() -> Result {
-        let page = PageRange::from_pages(0x1000, 1)?;
+        let page = PageRange::from_pages(PAGE_SIZE, 1)?;
         let mut table = Table::<Lpae>::with(None, memory())?;
-        assert_eq!(fill(&mut table, page, 1 << 36, true), Err(EINVAL));
+        assert_eq!(
+            fill(&mut table, page, 1 << 48 >> PAGE_SHIFT, true),
+            Err(EINVAL)
+        );
         // The address is too large after the address of device memory is added.
         let high = TableMemory::plain().with_device_pages_at(1 << 48);
         let mut table = Table::<Lpae>::with(None, high)?;

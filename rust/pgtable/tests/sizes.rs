@@ -45,9 +45,9 @@ mod tests {
     fn runs_change_their_size_after_a_flush() -> Result {
         let mut table = Table::<Sized>::with(None, memory())?;
         let at = 0x7f00_0010_0000;
-        let run = PageRange::from_pages(at, 16)?;
-        let most = PageRange::from_pages(at, 15)?;
-        let last = PageRange::from_pages(run.address(15), 1)?;
+        let run = PageRange::from_pages(at, RUN_PAGES)?;
+        let most = PageRange::from_pages(at, RUN_PAGES - 1)?;
+        let last = PageRange::from_pages(run.address(RUN_PAGES - 1), 1)?;
         // New ones are written at once, and need no flush.
         fill(&mut table, most, 64, true)?;
         assert_eq!(
@@ -55,10 +55,13 @@ mod tests {
             (Some(0), None)
         );
         // The last page makes the run.
-        assert_eq!(fill(&mut table, last, 79, true)?, Some(most));
-        assert!((0..16).all(|index| order(&table, run.address(index)).is_none()));
+        assert_eq!(
+            fill(&mut table, last, 64 + RUN_PAGES - 1, true)?,
+            Some(most)
+        );
+        assert!((0..RUN_PAGES).all(|index| order(&table, run.address(index)).is_none()));
         assert_eq!(settle(&mut table, run), Some(run));
-        assert!((0..16).all(|index| order(&table, run.address(index)) == Some(4)));
+        assert!((0..RUN_PAGES).all(|index| order(&table, run.address(index)) == Some(4)));
         assert_eq!(settle(&mut table, run), None);
         // One page is removed.
         assert_eq!(clear(&mut table, last), (1, Some(run)));
@@ -72,8 +75,9 @@ mod tests {
     #[test]
     fn huge_leaves_change_their_size_after_a_flush() -> Result {
         let mut table = Table::<Sized>::with(None, memory())?;
-        let whole = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
-        let page = PageRange::from_pages(whole.address(100), 1)?;
+        let whole = PageRange::from_pages(PMD_SIZE, LEAF_PAGES)?;
+        let hole = 6 * RUN_PAGES + RUN_PAGES / 4;
+        let page = PageRange::from_pages(whole.address(hole), 1)?;
         fill(&mut table, whole, 1024, true)?;
         assert_eq!(order(&table, whole.start()), Some(9));
         assert_eq!(clear(&mut table, page), (1, Some(whole)));
@@ -82,20 +86,20 @@ mod tests {
         let first = PageRange::from_pages(PMD_SIZE, 1)?;
         assert_eq!(settle(&mut table, first), Some(whole));
         assert_eq!(order(&table, page.start()), None);
-        assert_eq!(order(&table, whole.address(99)), Some(0));
-        assert_eq!(order(&table, whole.address(112)), Some(4));
+        assert_eq!(order(&table, whole.address(hole - 1)), Some(0));
+        assert_eq!(order(&table, whole.address(7 * RUN_PAGES)), Some(4));
         assert_eq!(fill(&mut table, whole, 1024, true)?, Some(whole));
-        assert_eq!(order(&table, whole.address(99)), None);
+        assert_eq!(order(&table, whole.address(hole - 1)), None);
         assert_eq!(settle(&mut table, whole), Some(whole));
-        assert_eq!(order(&table, whole.address(99)), Some(9));
+        assert_eq!(order(&table, whole.address(hole - 1)), Some(9));
         Ok(())
     }
 
     #[test]
     fn removed_entries_keep_their_size_until_a_flush() -> Result {
         let mut table = Table::<Sized>::with(None, memory())?;
-        let run = PageRange::from_pages(PMD_SIZE, 16)?;
-        let most = PageRange::from_pages(PMD_SIZE, 15)?;
+        let run = PageRange::from_pages(PMD_SIZE, RUN_PAGES)?;
+        let most = PageRange::from_pages(PMD_SIZE, RUN_PAGES - 1)?;
         let other = PageRange::from_pages(PMD_SIZE + 64 * PAGE_SIZE, 1)?;
         // So that the table stays.
         fill(&mut table, other, 7, true)?;
@@ -120,18 +124,19 @@ mod tests {
     #[test]
     fn entries_emptied_after_a_flush_began_need_another() -> Result {
         let mut table = Table::<Sized>::with(None, memory())?;
-        let piece = PageRange::from_pages(PMD_SIZE, 48)?;
+        let piece = PageRange::from_pages(PMD_SIZE, 3 * RUN_PAGES)?;
         let page = |index: usize| PageRange::from_pages(piece.address(index), 1);
         fill(&mut table, piece, 64, true)?;
         // The first run and the third are broken, then the one between them.
         clear(&mut table, page(3)?);
-        clear(&mut table, page(40)?);
+        clear(&mut table, page(2 * RUN_PAGES + RUN_PAGES / 2)?);
         let (unwritten, flushed) = ask(&mut table, piece);
         assert_eq!(flushed, Some(piece));
-        clear(&mut table, page(20)?);
+        clear(&mut table, page(RUN_PAGES + RUN_PAGES / 4)?);
         assert_eq!(write(&mut table, unwritten.ok_or(EINVAL)?), None);
-        let orders =
-            |table: &Table<Sized>| [0, 16, 32].map(|index| order(table, piece.address(index)));
+        let orders = |table: &Table<Sized>| {
+            [0, 1, 2].map(|run| order(table, piece.address(run * RUN_PAGES)))
+        };
         assert_eq!(orders(&table), [Some(0), None, Some(0)]);
         assert!(settle(&mut table, piece).is_some());
         assert_eq!(orders(&table), [Some(0); 3]);

@@ -48,14 +48,15 @@ mod tests {
     fn installed_entries_are_found_and_removed() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let at = 0x7f00_0000_0000;
-        let range = PageRange::from_pages(at, 511)?;
+        let range = PageRange::from_pages(at, PMD_PAGES - 1)?;
         assert_eq!(fill(&mut table, range, 1, true)?, None);
-        assert_eq!(table.live(), 511);
-        assert_eq!(table.present(PageRange::from_pages(at, 512)?), 511);
-        assert_eq!(table.get(at + 0x1000), DevicePte::system(2, true));
+        assert_eq!(table.live(), range.pages());
+        let one_more = PageRange::from_pages(at, PMD_PAGES)?;
+        assert_eq!(table.present(one_more), range.pages());
+        assert_eq!(table.get(at + PAGE_SIZE), DevicePte::system(2, true));
         // Clearing the whole address space visits only existing tables.
         let (pages, flushed) = clear(&mut table, all()?);
-        assert_eq!((pages, table.live()), (511, 0));
+        assert_eq!((pages, table.live()), (range.pages(), 0));
         assert!(flushed.is_some_and(|flushed| flushed.intersect(&range) == Some(range)));
         assert!(!table.get(at).is_valid());
         assert_eq!(clear(&mut table, all()?), (0, None));
@@ -73,7 +74,7 @@ mod tests {
         fill(
             &mut table,
             PageRange::from_pages(PMD_SIZE, PMD_PAGES)?,
-            512,
+            PMD_PAGES,
             true,
         )?;
         let top = PageRange::from_pages((1 << 48) - PAGE_SIZE, 1)?;
@@ -85,14 +86,14 @@ mod tests {
             false
         }));
         // A huge leaf is visited once.
-        assert_eq!(seen, 3 + 1 + 1);
+        assert_eq!(seen, 3 + PMD_PAGES / LEAF_PAGES + 1);
         let is = |number| move |entry: DevicePte| entry.number() == number;
         assert!(table.any(everything, is(3)) && table.any(everything, is(9)));
         assert!(table.any(top, is(9)) && !table.any(top, is(3)));
         assert!(!table.any(PageRange::from_pages(at + 3 * PAGE_SIZE, 1)?, |_| true));
         // Search from the middle of a huge leaf.
         let middle = PageRange::from_pages(PMD_SIZE + PAGE_SIZE, 1)?;
-        assert!(table.any(middle, is(513)) && !table.any(middle, is(512)));
+        assert!(table.any(middle, is(PMD_PAGES + 1)) && !table.any(middle, is(PMD_PAGES)));
         clear(&mut table, all()?);
         assert!(!table.any(all()?, |_| true) && table.any(everything, is(9)));
         Ok(())
@@ -101,61 +102,65 @@ mod tests {
     #[test]
     fn runs_merge_and_huge_leaves_split() -> Result {
         let mut table = Table::<Radix4>::new()?;
-        let range = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
-        fill(&mut table, range, 512, true)?;
-        let leaf = table.leaf(PMD_SIZE + 5 * PAGE_SIZE).ok_or(EINVAL)?;
-        assert_eq!((leaf.order, leaf.entry), (9, DevicePte::system(517, true)));
+        let range = PageRange::from_pages(LEAF_SIZE, LEAF_PAGES)?;
+        fill(&mut table, range, LEAF_PAGES, true)?;
+        let leaf = table.leaf(LEAF_SIZE + 5 * PAGE_SIZE).ok_or(EINVAL)?;
+        let entry = DevicePte::system(LEAF_PAGES + 5, true);
+        assert_eq!((leaf.order, leaf.entry), (LEAF_ORDER, entry));
         // Removing one page leaves the others.
-        let page = PageRange::from_pages(PMD_SIZE + 5 * PAGE_SIZE, 1)?;
+        let page = PageRange::from_pages(LEAF_SIZE + 5 * PAGE_SIZE, 1)?;
         assert_eq!(clear(&mut table, page), (1, Some(page)));
-        assert_eq!(table.live(), 511);
-        let leaf = table.leaf(PMD_SIZE + 6 * PAGE_SIZE).ok_or(EINVAL)?;
-        assert_eq!((leaf.order, leaf.entry), (0, DevicePte::system(518, true)));
+        assert_eq!(table.live(), LEAF_PAGES - 1);
+        let leaf = table.leaf(LEAF_SIZE + 6 * PAGE_SIZE).ok_or(EINVAL)?;
+        let entry = DevicePte::system(LEAF_PAGES + 6, true);
+        assert_eq!((leaf.order, leaf.entry), (0, entry));
         // All pages are present, but their numbers are not aligned or their rights differ: no
         // merge.
-        fill(&mut table, range, 513, true)?;
-        assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 0);
-        fill(&mut table, range, 1024, false)?;
-        assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 9);
+        fill(&mut table, range, LEAF_PAGES + 1, true)?;
+        assert_eq!(table.leaf(LEAF_SIZE).ok_or(EINVAL)?.order, 0);
+        fill(&mut table, range, 2 * LEAF_PAGES, false)?;
+        assert_eq!(table.leaf(LEAF_SIZE).ok_or(EINVAL)?.order, LEAF_ORDER);
         // One page gains access rights: the leaf becomes a table again, and no page is lost.
-        fill(&mut table, page, 1029, true)?;
-        assert_eq!(table.live(), 512);
-        assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 0);
-        assert_eq!(clear(&mut table, range).0, 512);
+        fill(&mut table, page, 2 * LEAF_PAGES + 5, true)?;
+        assert_eq!(table.live(), LEAF_PAGES);
+        assert_eq!(table.leaf(LEAF_SIZE).ok_or(EINVAL)?.order, 0);
+        assert_eq!(clear(&mut table, range).0, LEAF_PAGES);
         Ok(())
     }
 
     #[test]
     fn huge_leaves_need_no_table_each() -> Result {
+        const LEAVES: usize = 2048;
         let mut table = Table::<Radix4>::new()?;
         let mut before = 0;
-        for index in 0..1024 {
-            let range = PageRange::from_pages(index * PMD_SIZE, PMD_PAGES)?;
-            fill(&mut table, range, index * PMD_PAGES, true)?;
+        for index in 0..LEAVES {
+            let range = PageRange::from_pages(index * LEAF_SIZE, LEAF_PAGES)?;
+            fill(&mut table, range, index * LEAF_PAGES, true)?;
             if index == 0 {
                 before = table.pool.pages();
             }
         }
-        assert_eq!(table.live(), 1024 * PMD_PAGES);
+        assert_eq!(table.live(), LEAVES * LEAF_PAGES);
         // Tables in use and preallocated ones take less than 64 bytes for each leaf.
-        assert!((table.pool.pages() - before) * PAGE_SIZE <= 1024 * 64);
+        let bytes = format::fan::<Radix4>() * size_of::<u64>();
+        assert!((table.pool.pages() - before) * bytes <= LEAVES * 64);
         // The preallocated pages are not refilled: some leaves are split, the others are removed
         // whole.
         let mut split = 0;
         let mut whole = 0;
         for index in 0..64 {
-            let page = PageRange::from_pages(index * PMD_SIZE + PAGE_SIZE, 1)?;
-            let huge = PageRange::from_pages(index * PMD_SIZE, PMD_PAGES)?;
+            let page = PageRange::from_pages(index * LEAF_SIZE + PAGE_SIZE, 1)?;
+            let huge = PageRange::from_pages(index * LEAF_SIZE, LEAF_PAGES)?;
             match clear(&mut table, page) {
                 (1, Some(flushed)) if flushed == page => split += 1,
-                (PMD_PAGES, Some(flushed)) if flushed == huge => whole += 1,
+                (LEAF_PAGES, Some(flushed)) if flushed == huge => whole += 1,
                 _ => return Err(EINVAL),
             }
         }
         assert!(split >= 8 && whole > 0 && split + whole == 64);
-        assert_eq!(table.live(), 1024 * PMD_PAGES - split - whole * PMD_PAGES);
+        assert_eq!(table.live(), LEAVES * LEAF_PAGES - split - whole * LEAF_PAGES);
         table.reader().prealloc().refill()?;
-        let page = PageRange::from_pages(100 * PMD_SIZE, 1)?;
+        let page = PageRange::from_pages(100 * LEAF_SIZE, 1)?;
         assert_eq!(clear(&mut table, page), (1, Some(page)));
         let (_, _) = clear(&mut table, all()?);
         assert_eq!(table.live(), 0);
@@ -167,13 +172,14 @@ mod tests {
         both_ends::<Radix4>(48)?;
         both_ends::<Radix5>(57)?;
         let mut table = Table::<Radix4>::new()?;
-        // A range that crosses a 2 MiB boundary is refused.
-        let across = PageRange::from_pages(PMD_SIZE - 4096, 2)?;
+        // A range that crosses the boundary of a block is refused.
+        let across = PageRange::from_pages(PMD_SIZE - PAGE_SIZE, 2)?;
         assert_eq!(fill(&mut table, across, 0, true), Err(EINVAL));
         // An entry that the format cannot express is refused, and the table is unchanged.
         let mut narrow = Table::<Narrow>::new()?;
-        let page = PageRange::from_pages(0x1000, 1)?;
-        assert_eq!(fill(&mut narrow, page, 1 << 27, true), Err(EINVAL));
+        let page = PageRange::from_pages(PAGE_SIZE, 1)?;
+        let number = 1 << (NarrowBits::BITS.number_bits + Narrow::PAGE_SHIFT) >> PAGE_SHIFT;
+        assert_eq!(fill(&mut narrow, page, number, true), Err(EINVAL));
         assert_eq!(narrow.live(), 0);
         Ok(())
     }
@@ -182,7 +188,7 @@ mod tests {
     fn install_without_prealloc_fails() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let mut none = table.reader().prealloc();
-        let range = PageRange::from_pages(0x1000, 1)?;
+        let range = PageRange::from_pages(PAGE_SIZE, 1)?;
         let mut batch = table.batch();
         let result = table.install(range, &mut none, &mut batch, |_, entry| {
             *entry = DevicePte::system(1, false);
@@ -197,7 +203,7 @@ mod tests {
     fn prealloc_and_batches_of_another_table_are_refused() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let other = Table::<Radix4>::new()?;
-        let range = PageRange::from_pages(0x1000, 1)?;
+        let range = PageRange::from_pages(PAGE_SIZE, 1)?;
         let mut own = table.reader().prealloc();
         let mut foreign = other.reader().prealloc();
         own.refill()?;
@@ -283,11 +289,11 @@ mod tests {
         );
 
         // A merge detaches a table, too. A concurrent walk in that table still finds its entries.
-        let whole = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
-        let half = PageRange::from_pages(PMD_SIZE, PMD_PAGES / 2)?;
-        fill(&mut table, half, 512, true)?;
-        assert!(fill(&mut table, whole, 512, true)?.is_some());
-        assert_eq!(table.live(), 512);
+        let whole = PageRange::from_pages(LEAF_SIZE, LEAF_PAGES)?;
+        let half = PageRange::from_pages(LEAF_SIZE, LEAF_PAGES / 2)?;
+        fill(&mut table, half, LEAF_PAGES, true)?;
+        assert!(fill(&mut table, whole, LEAF_PAGES, true)?.is_some());
+        assert_eq!(table.live(), LEAF_PAGES);
         Ok(())
     }
 
@@ -320,7 +326,7 @@ mod tests {
     #[test]
     fn chunks_unwritten_for_two_passes_are_cold() -> Result {
         let mut table = Table::<Radix4>::new()?;
-        let at = |index: usize| PageRange::from_pages(index * PMD_SIZE, 3);
+        let at = |index: usize| PageRange::from_pages(index * LEAF_SIZE, 3);
         // Examines all chunks except the first one.
         let pass = |table: &mut Table<Radix4>, stays: bool| {
             let mut spans = KVec::new();
@@ -348,7 +354,7 @@ mod tests {
         assert!(pass(&mut table, true)?.is_empty());
         assert_eq!(table.live(), 600);
         for span in &cold {
-            assert_eq!(span.pages(), PMD_PAGES);
+            assert_eq!(span.pages(), LEAF_PAGES);
             assert_eq!(clear(&mut table, *span).0, 3);
         }
         // All of them are in chunks that can be freed.
@@ -379,7 +385,7 @@ mod tests {
     #[test]
     fn free_tables_are_reclaimed() -> Result {
         let mut table = Table::<Radix4>::new()?;
-        let at = |index: usize| PageRange::from_pages(index * PMD_SIZE, 3);
+        let at = |index: usize| PageRange::from_pages(index * LEAF_SIZE, 3);
         let stays = at(1000)?;
         fill(&mut table, stays, 8, false)?;
         let few = table.pool.pages();

@@ -62,6 +62,7 @@ impl MemoryId {
         Self(address_of(ops))
     }
 
+    /// Returns the address as the argument of a C function, which does not dereference it.
     pub(crate) fn as_ptr(self) -> *mut ffi::c_void {
         ptr::without_provenance_mut(self.0)
     }
@@ -141,10 +142,12 @@ impl EventOwner {
     /// No originator.
     pub const NONE: Self = Self(0);
 
+    /// Returns the originator `owner`, which is not dereferenced. NULL is [`Self::NONE`].
     pub(crate) fn from_raw(owner: *const ffi::c_void) -> Self {
         Self(owner.addr())
     }
 
+    /// Returns the address as the argument of a C function, which does not dereference it.
     pub(crate) fn as_ptr(self) -> *mut ffi::c_void {
         ptr::without_provenance_mut(self.0)
     }
@@ -167,6 +170,7 @@ impl From<PgmapOwner> for EventOwner {
 pub struct MmId(usize);
 
 impl MmId {
+    /// Returns the identity of `mm`, which is not dereferenced.
     pub(crate) fn of_raw(mm: *const bindings::mm_struct) -> Self {
         Self(mm.addr())
     }
@@ -230,6 +234,7 @@ impl FenceType {
         Self(object.addr())
     }
 
+    /// Returns the address as the argument of a C function, which does not dereference it.
     #[cfg(CONFIG_RUST_HMM_QUEUE)]
     pub(crate) fn as_ptr(self) -> *mut ffi::c_void {
         ptr::without_provenance_mut(self.0)

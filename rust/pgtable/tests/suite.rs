@@ -158,7 +158,10 @@ mod tests {
             }
         }
         assert!(split >= 8 && whole > 0 && split + whole == 64);
-        assert_eq!(table.live(), LEAVES * LEAF_PAGES - split - whole * LEAF_PAGES);
+        assert_eq!(
+            table.live(),
+            LEAVES * LEAF_PAGES - split - whole * LEAF_PAGES
+        );
         table.reader().prealloc().refill()?;
         let page = PageRange::from_pages(100 * LEAF_SIZE, 1)?;
         assert_eq!(clear(&mut table, page), (1, Some(page)));

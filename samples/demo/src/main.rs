@@ -81,7 +81,8 @@ fn heap(story: &mut Story, device: &Device) -> Result<()> {
     let map: &Mapping = &view;
     let pages = map.pages();
     map.fill(1);
-    let text = format!("The process mallocs {pages} pages of {} KiB and writes them.", PAGE_SIZE >> 10);
+    let text =
+        format!("The process mallocs {pages} pages of {} KiB and writes them.", PAGE_SIZE >> 10);
     story.tell(device, map, 1, &text)?;
 
     let mut seen = vec![0; map.len()];

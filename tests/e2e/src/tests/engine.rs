@@ -110,7 +110,11 @@ fn every_operation(device: &Device, map: &Mapping) -> Outcome {
     check_eq!((map.get(0, 1), map.get(1, 0)), (77, 77), "words of FILL");
     check_eq!(map.get(1, 1), pattern::word(1, 1, 1), "word after FILL");
     run(device, Command::new(EngineOp::Write, addr, len).value(1000), "WRITE")?;
-    check_eq!((map.get(0, 0), map.get(3, 5)), (1000, 1000 + 3 * WORDS as u64 + 5), "words of WRITE");
+    check_eq!(
+        (map.get(0, 0), map.get(3, 5)),
+        (1000, 1000 + 3 * WORDS as u64 + 5),
+        "words of WRITE"
+    );
     let add = Command::new(EngineOp::AtomicAdd, addr, len).stride(PAGE_SIZE).value(5).rounds(3);
     run(device, add, "ATOMIC_ADD")?;
     let third = 1000 + 2 * WORDS as u64;
@@ -189,12 +193,22 @@ fn unmapped_and_read_only_memory_fail_commands(ctx: &Ctx) -> Outcome {
     ends_with(&device, write, Errno::EFAULT, "FILL of unmapped memory")?;
     map.protect_pages(Prot::Read, 16, 8)?;
     let at = map.page_addr(16);
-    ends_with(&device, Command::new(EngineOp::Fill, at, PAGE_SIZE), Errno::EPERM, "FILL of read-only")?;
+    ends_with(
+        &device,
+        Command::new(EngineOp::Fill, at, PAGE_SIZE),
+        Errno::EPERM,
+        "FILL of read-only",
+    )?;
     let add = Command::new(EngineOp::AtomicAdd, at, 8).stride(8).value(1);
     ends_with(&device, add, Errno::EPERM, "ATOMIC_ADD to read-only")?;
     run(&device, Command::new(EngineOp::Read, at, PAGE_SIZE), "READ of read-only")?;
     map.protect_pages(Prot::None, 16, 8)?;
-    ends_with(&device, Command::new(EngineOp::Read, at, PAGE_SIZE), Errno::EFAULT, "READ of no access")?;
+    ends_with(
+        &device,
+        Command::new(EngineOp::Read, at, PAGE_SIZE),
+        Errno::EFAULT,
+        "READ of no access",
+    )?;
     map.check_pages(1, 0, 8).what("contents")?;
     map.check_pages(1, 24, 8).what("contents")
 }

@@ -202,7 +202,8 @@ fn migrates_back(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 2, "after the lock")?;
     let words = map.len() / 8;
     let sum = device.run(Command::new(EngineOp::Read, locked, map.len())).what("read")?;
-    let expected = (0..words).fold(0u64, |sum, at| sum.wrapping_add(map.get(at / WORDS, at % WORDS)));
+    let expected =
+        (0..words).fold(0u64, |sum, at| sum.wrapping_add(map.get(at / WORDS, at % WORDS)));
     check_eq!((sum.error, sum.status.result), (None, expected), "read by the engine");
     device.unlock(locked).what("unlock")
 }
@@ -351,7 +352,11 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     fails(try_lock(map.addr(), PAGE_SIZE, 16), Errno(libc::ENODEV), "an agent that is not there")?;
     fails(try_lock(map.guard(), PAGE_SIZE, 1), Errno::EFAULT, "lock an unmapped range")?;
     fails(try_lock(map.addr(), map.len() + PAGE_SIZE, 1), Errno::EFAULT, "beyond the mapping")?;
-    fails(try_lock(usize::MAX - (PAGE_SIZE - 1), 2 * PAGE_SIZE, 1), Errno::EINVAL, "beyond all addresses")?;
+    fails(
+        try_lock(usize::MAX - (PAGE_SIZE - 1), 2 * PAGE_SIZE, 1),
+        Errno::EINVAL,
+        "beyond all addresses",
+    )?;
     let read_only = Mapping::anon_prot(2, Prot::Read)?;
     fails(
         try_lock(read_only.addr(), PAGE_SIZE, 1),

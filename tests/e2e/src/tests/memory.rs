@@ -146,7 +146,11 @@ fn least_recently_used_block_is_evicted(ctx: &Ctx) -> Outcome {
     let there = |device: &Device| {
         maps.iter().map(|map| on_device(device, map)).collect::<Result<Vec<_>, _>>()
     };
-    check_eq!(there(&device)?, [HUGE_PAGES, HUGE_PAGES, 0, HUGE_PAGES], "resident pages: the third was not used");
+    check_eq!(
+        there(&device)?,
+        [HUGE_PAGES, HUGE_PAGES, 0, HUGE_PAGES],
+        "resident pages: the third was not used"
+    );
     // Evicted pages are read in place, which does not count as a use of device memory.
     engine_reads(&device, &maps[2], 2)?;
     check_eq!(to_device(&device, &newer)?.moved, BLOCK_PAGES, "pages that moved then");
@@ -234,9 +238,16 @@ fn memory_of_exited_and_forked_processes_is_evicted(ctx: &Ctx) -> Outcome {
     })?;
     child.join().map_err(Stop::Fail)?;
     ready.wait()?;
-    check!(keep.counters()?.device_pages_used >= 2 * BLOCK_PAGES, "the pages were freed with the process");
+    check!(
+        keep.counters()?.device_pages_used >= 2 * BLOCK_PAGES,
+        "the pages were freed with the process"
+    );
     let mine = block(3)?;
-    check_eq!(to_device(&keep, &mine)?.moved, BLOCK_PAGES, "pages that moved when the dead had all");
+    check_eq!(
+        to_device(&keep, &mine)?.moved,
+        BLOCK_PAGES,
+        "pages that moved when the dead had all"
+    );
     check_eq!(keep.placement()?.evicted_for_room, BLOCK_PAGES, "pages evicted for room");
     go.open()?;
     check_eq!(done.receive()?, 2, "CPU read by the child of the killed process");
@@ -297,7 +308,11 @@ fn stalled(ctx: &Ctx) -> Outcome {
         go.wait()?;
         mapped.protect(Prot::Read).what("protect")?;
         over.set(0, 0, 1);
-        check_eq!(on_device(&device, &map)?, HUGE_PAGES, "pages of the stalled process that stayed");
+        check_eq!(
+            on_device(&device, &map)?,
+            HUGE_PAGES,
+            "pages of the stalled process that stayed"
+        );
         cpu_sees(&map, 1, "of pages that stayed")
     })?;
     ready.wait()?;
@@ -343,7 +358,11 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
             check_eq!(to_device(&device, &plain)?.moved, BLOCK_PAGES, "pages that moved");
             // Other blocks need the space.
             for seed in 3..5 {
-                check_eq!(to_device(&device, &block(seed)?)?.moved, BLOCK_PAGES, "pages that moved");
+                check_eq!(
+                    to_device(&device, &block(seed)?)?.moved,
+                    BLOCK_PAGES,
+                    "pages that moved"
+                );
             }
         } else {
             device.release().what("release")?;

@@ -328,7 +328,9 @@ fn undisturbed(ctx: &Ctx, disturb: impl FnOnce(GoesOn<'_>) -> Outcome) -> Outcom
     };
     let goes_on = || -> Outcome {
         let before = moved.load(Ordering::Relaxed);
-        until("migrations to go on", || Ok(moved.load(Ordering::Relaxed) >= before + HUGE_PAGES as u64))
+        until("migrations to go on", || {
+            Ok(moved.load(Ordering::Relaxed) >= before + HUGE_PAGES as u64)
+        })
     };
     let (disturbed, migrated) = std::thread::scope(|scope| {
         let mover = scope.spawn(moves);

@@ -99,7 +99,11 @@ fn offlined_pages_are_not_allocated(ctx: &Ctx) -> Outcome {
     for map in &maps {
         check_eq!(to_device(&device, map)?.moved, BLOCK_PAGES, "pages that moved again");
     }
-    fails(device.resize(4 * HUGE_PAGES - 48, 49, false), Errno::EINVAL, "pages that there are not")?;
+    fails(
+        device.resize(4 * HUGE_PAGES - 48, 49, false),
+        Errno::EINVAL,
+        "pages that there are not",
+    )?;
     fails(device.resize(0, 0, false), Errno::EINVAL, "no pages")?;
     fails(device.resize(usize::MAX, 2, false), Errno::EINVAL, "pages beyond all numbers")?;
     fails(device.resize(usize::MAX, 2, true), Errno::EINVAL, "these, back into use")?;
@@ -179,7 +183,10 @@ fn device_pages_are_charged_to_their_owner(ctx: &Ctx) -> Outcome {
     })?;
     ready.wait()?;
     let before = group.bytes()?;
-    check!(before >= 2 * HUGE_SIZE as u64, "{before} bytes are charged while they are on the device");
+    check!(
+        before >= 2 * HUGE_SIZE as u64,
+        "{before} bytes are charged while they are on the device"
+    );
     // This process belongs to another control group, and causes their eviction.
     let mine = Mapping::anon_aligned(2)?;
     mine.fill(3);
@@ -187,7 +194,10 @@ fn device_pages_are_charged_to_their_owner(ctx: &Ctx) -> Outcome {
     check_eq!(keep.placement()?.evicted_for_room, 2 * BLOCK_PAGES, "pages evicted for room");
     let after = group.bytes()?;
     let change = after.abs_diff(before);
-    check!(change < HUGE_SIZE as u64 / 2, "{before} bytes were charged, {after} are when the pages came back");
+    check!(
+        change < HUGE_SIZE as u64 / 2,
+        "{before} bytes were charged, {after} are when the pages came back"
+    );
     go.open()?;
     child.join().map_err(Stop::Fail)?;
     keep.close().what("close")?;
@@ -243,7 +253,11 @@ fn idle_chunks_are_removed(ctx: &Ctx) -> Outcome {
     engine_reads(&device, &maps[0], 1)?;
     device.release()?;
     shrunk(0, "nothing is in use")?;
-    check_eq!(device.migrate(second, HUGE_PAGES, Way::ToDevice)?.moved, BLOCK_PAGES, "pages that moved then");
+    check_eq!(
+        device.migrate(second, HUGE_PAGES, Way::ToDevice)?.moved,
+        BLOCK_PAGES,
+        "pages that moved then"
+    );
     engine_reads(&device, &maps[1], 2)?;
     cpu_sees(&maps[0], 1, "after all")?;
     device.close().what("close")?;

@@ -424,7 +424,8 @@ fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
         check_eq!(copied, OTHERS * PAGE_SIZE as u64, "bytes copied (pinned: {pinned})");
         // From now on there is no work to do.
         for _ in 0..10 {
-            let done = device.migrate(map.addr(), HUGE_PAGES, Way::ToDevice).what("migrate again")?;
+            let done =
+                device.migrate(map.addr(), HUGE_PAGES, Way::ToDevice).what("migrate again")?;
             check_eq!((done.moved, done.skipped), (0, 1), "moved and skipped again");
         }
         device.set_policy(Policy::Default)?;
@@ -472,7 +473,8 @@ fn resident_memory(ctx: &Ctx) -> Outcome {
         device_fills(&device, &map, 3, "of system memory")?;
         let before = device.counters()?;
         for _ in 0..20 {
-            let done = device.migrate(map.addr(), HUGE_PAGES, Way::ToSystem).what("migrate back")?;
+            let done =
+                device.migrate(map.addr(), HUGE_PAGES, Way::ToSystem).what("migrate back")?;
             check_eq!((done.moved, done.skipped), (0, 0), "pages moved back, and skipped");
         }
         let after = device.counters()?;
@@ -622,7 +624,11 @@ fn broken_run(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_huge(1)?;
     map.fill(1);
-    check!(small.made()? >= (HUGE_SIZE >> 16) as u64, "{} folios of 64 KiB were made", small.made()?);
+    check!(
+        small.made()? >= (HUGE_SIZE >> 16) as u64,
+        "{} folios of 64 KiB were made",
+        small.made()?
+    );
     engine_reads(&device, &map, 1)?;
     let before = device.counters()?.engine_faults_read;
     engine_reads(&device, &map, 1)?;

@@ -84,7 +84,11 @@ fn two_tiles() -> String {
 /// Maps a block with the pattern `seed` and migrates it to the second tile.
 fn on_two(pair: &Pair, seed: u64) -> Result<Mapping, Stop> {
     let map = block(seed)?;
-    check_eq!(to_device(&pair.two, &map)?.moved, BLOCK_PAGES, "pages that moved to the second tile");
+    check_eq!(
+        to_device(&pair.two, &map)?.moved,
+        BLOCK_PAGES,
+        "pages that moved to the second tile"
+    );
     Ok(map)
 }
 
@@ -160,7 +164,11 @@ fn evicted(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, &two_tiles())?;
     let pair = pair(ctx, Connection::Unified)?;
     let mine = block(1)?;
-    check_eq!(to_device(&pair.one, &mine)?.moved, BLOCK_PAGES, "pages that moved to the first tile");
+    check_eq!(
+        to_device(&pair.one, &mine)?.moved,
+        BLOCK_PAGES,
+        "pages that moved to the first tile"
+    );
     // The memory of the second tile holds four blocks.
     let maps = (2..8).map(|seed| on_two(&pair, seed)).collect::<Result<Vec<_>, _>>()?;
     check_eq!(used(&pair)?, [BLOCK_PAGES, 4 * BLOCK_PAGES], "pages of each tile");
@@ -168,7 +176,11 @@ fn evicted(ctx: &Ctx) -> Outcome {
     for (seed, map) in (2..8).zip(&maps) {
         engine_reads(&pair.one, map, seed)?;
     }
-    check_eq!(used(&pair)?, [BLOCK_PAGES, 4 * BLOCK_PAGES], "pages of each tile, as reading moves nothing");
+    check_eq!(
+        used(&pair)?,
+        [BLOCK_PAGES, 4 * BLOCK_PAGES],
+        "pages of each tile, as reading moves nothing"
+    );
     cpu_sees(&mine, 1, "of the first tile")?;
     drop((mine, maps));
     closed(pair)
@@ -178,7 +190,11 @@ fn unplugged(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, &two_tiles())?;
     let pair = pair(ctx, Connection::Unified)?;
     let mine = block(1)?;
-    check_eq!(to_device(&pair.one, &mine)?.moved, BLOCK_PAGES, "pages that moved to the first tile");
+    check_eq!(
+        to_device(&pair.one, &mine)?.moved,
+        BLOCK_PAGES,
+        "pages that moved to the first tile"
+    );
     let map = on_two(&pair, 5)?;
     engine_reads(&pair.one, &map, 5)?;
     pair.two.unplug(0, 0).what("unplug the second tile")?;

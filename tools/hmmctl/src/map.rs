@@ -4,9 +4,9 @@
 use crate::picture::escape;
 use crate::places::{
     self,
+    page_size, //
     Place,
     Region,
-    page_size, //
 };
 use crate::problem::{
     Problem,
@@ -331,7 +331,8 @@ mod tests {
     use crate::places::Vma;
 
     fn example() -> (Map, Args) {
-        let vma = Vma { start: 0, end: 96 * page_size(), rights: "rw-p".into(), name: "[heap]".into() };
+        let vma =
+            Vma { start: 0, end: 96 * page_size(), rights: "rw-p".into(), name: "[heap]".into() };
         let runs =
             vec![run(0, 32, Place::Device), run(32, 16, Place::System), run(64, 4, Place::Cpu)];
         let sample = crate::sample::tests::example().now;

@@ -319,7 +319,15 @@ pub mod tests {
     /// A run in one location.
     pub fn run(start: u64, pages: u64, place: Place) -> Run {
         let mirror = (place >= Place::System).then_some(3);
-        Run { start: start * page_size(), pages, place, mirror, device: None, writable: true, huge: false }
+        Run {
+            start: start * page_size(),
+            pages,
+            place,
+            mirror,
+            device: None,
+            writable: true,
+            huge: false,
+        }
     }
 
     #[test]
@@ -365,7 +373,8 @@ pub mod tests {
 
     #[test]
     fn blocks_show_the_most_frequent_place() {
-        let vma = Vma { start: 0, end: 16 * page_size(), rights: "rw-p".into(), name: String::new() };
+        let vma =
+            Vma { start: 0, end: 16 * page_size(), rights: "rw-p".into(), name: String::new() };
         let runs = vec![run(0, 4, Place::Device), run(4, 1, Place::System), run(8, 1, Place::Cpu)];
         let region = Region { vma, runs };
         let at = |from: u64, to: u64| region.at(from * page_size(), to * page_size()).char();

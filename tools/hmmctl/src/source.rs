@@ -80,8 +80,9 @@ pub fn map(number: u32, mut line: impl FnMut(&str)) -> Result<()> {
                 .next()
                 .and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
             let pages = words.next().and_then(|word| word.parse::<u64>().ok());
-            next =
-                start.zip(pages).map(|(start, pages)| (key << PAGE_BITS) + start / page_size() + pages);
+            next = start
+                .zip(pages)
+                .map(|(start, pages)| (key << PAGE_BITS) + start / page_size() + pages);
         }
         match next {
             Some(next) => at = next,

@@ -6,11 +6,11 @@ use crate::problem::{
     Result, //
 };
 use crate::sample::{
+    page_bytes, //
     Between,
     Device,
     Mirror,
     Sample,
-    page_bytes, //
 };
 use crate::stop::Stop;
 use crate::{

@@ -93,11 +93,8 @@ impl Run {
     /// minimal time are reached.
     pub fn measure(&self, device: &Device) -> Result<Row> {
         let blocks = ((self.mib << 20) / HUGE_SIZE).max(1);
-        let map = if self.huge {
-            Mapping::anon_huge(blocks)?
-        } else {
-            Mapping::anon_aligned(blocks)?
-        };
+        let map =
+            if self.huge { Mapping::anon_huge(blocks)? } else { Mapping::anon_aligned(blocks)? };
         map.fill(7);
         let sum = checksum_of_pattern(7, map.pages());
         let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(sum);
@@ -148,7 +145,8 @@ impl Run {
         row.stale_hits = after.stale_hits - before.stale_hits;
         let mib = (after.bytes_read - before.bytes_read) as f64 / f64::from(1 << 20);
         row.read_mib_s = mib / seconds;
-        row.moved_mib_s = (row.moved * PAGE_SIZE as u64) as f64 / f64::from(1 << 20) / (moving as f64 / 1e9);
+        row.moved_mib_s =
+            (row.moved * PAGE_SIZE as u64) as f64 / f64::from(1 << 20) / (moving as f64 / 1e9);
         Ok(row)
     }
 }

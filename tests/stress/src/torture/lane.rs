@@ -164,8 +164,8 @@ impl<'a> Lane<'a> {
         let devices = (0..env.devices)
             .map(|dev| Device::open(dev as u32).map_err(|error| format!("device {dev}: {error}")))
             .collect::<Result<_, _>>()?;
-        let ballast =
-            Mapping::anon((BALLAST_MIB << 20) / PAGE_SIZE).map_err(|error| format!("ballast: {error}"))?;
+        let ballast = Mapping::anon((BALLAST_MIB << 20) / PAGE_SIZE)
+            .map_err(|error| format!("ballast: {error}"))?;
         // A range of the size and alignment of a huge page.
         let area = Mapping::anon_aligned(1).map_err(|error| format!("area: {error}"))?;
         let known = known(&regions, &area).ok_or("too many ranges of memory")?;

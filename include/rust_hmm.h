@@ -138,7 +138,7 @@ struct rust_hmm_usage {
  * @ops: driver callbacks for the memory
  * @data: passed to the callbacks
  * @pages: maximum number of pages, a multiple of what one PMD maps (512 with pages of 4 KiB);
- *         device page numbers are below it
+ *	device page numbers are below it
  *
  * The struct pages (MEMORY_DEVICE_PRIVATE) are allocated on demand.
  *
@@ -655,7 +655,8 @@ int rust_hmm_migrate(struct rust_hmm_mirror *mirror, unsigned long start, unsign
  * @read_mostly: 1 if the range is mostly read: a read fault of the device maps pages in place and
  *	does not migrate them; on a write fault the policy decides
  * @never_migrate: 1 if the range must not be migrated to the device
- * @granularity: order of the folios that faults migrate, 0 to 9; -1 if the policy decides
+ * @granularity: order of the folios that faults migrate, 0 to that of what one PMD maps (9 with
+ *	pages of 4 KiB, 11 with 16 KiB); -1 if the policy decides
  * @reserved: 0
  */
 struct rust_hmm_attributes {

@@ -8,6 +8,7 @@ use super::*;
 #[kunit_tests(rust_hmm_capi_attributes)]
 mod tests {
     use super::*;
+    use crate::mm::addr::PMD_ORDER;
 
     #[test]
     fn attributes_are_read_back() -> Result {
@@ -19,7 +20,7 @@ mod tests {
         for (preferred, flag, granularity) in [
             (RUST_HMM_PREFER_DEVICE, 1, 3),
             (RUST_HMM_PREFER_SYSTEM, 0, -1),
-            (RUST_HMM_PREFER_ANY, 1, 9),
+            (RUST_HMM_PREFER_ANY, 1, PMD_ORDER as i8),
         ] {
             let set = rust_hmm_attributes {
                 valid: RUST_HMM_HAS_PREFERRED
@@ -111,7 +112,9 @@ mod tests {
             assert_eq!(errno, EINVAL.to_errno());
         };
         refused(|set| (set.valid, set.granularity) = (RUST_HMM_HAS_GRANULARITY, -2));
-        refused(|set| (set.valid, set.granularity) = (RUST_HMM_HAS_GRANULARITY, 10));
+        refused(|set| {
+            (set.valid, set.granularity) = (RUST_HMM_HAS_GRANULARITY, PMD_ORDER as i8 + 1)
+        });
         refused(|set| {
             (set.valid, set.preferred) = (RUST_HMM_HAS_PREFERRED, RUST_HMM_PREFER_OTHER as u8)
         });

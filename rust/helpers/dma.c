@@ -125,9 +125,9 @@ void rust_hmm_dma_sync(struct device *dev, u64 addr, bool for_device)
 EXPORT_SYMBOL_GPL(rust_hmm_dma_sync);
 
 /*
- * DMA addresses of the pages of a process that one PMD covers. Behind an IOMMU, one range of IOVA is allocated
- * for all of them, into which pages are linked one by one. Without an IOMMU each page has an
- * address of its own.
+ * DMA addresses of the pages of a process that one PMD covers. Behind an IOMMU, one range of IOVA
+ * is allocated for all of them, into which pages are linked one by one. Without an IOMMU each page
+ * has an address of its own.
  */
 struct rust_hmm_dma_window {
 	struct hmm_dma_map map;

@@ -323,8 +323,8 @@ pub(super) const fn run_below<F: Format>(level: u32, below: u32) -> u32 {
     best
 }
 
-/// Returns log2 of the number of slots of the smallest run in tables of any level; 0 if there are no
-/// runs of more than one slot.
+/// Returns log2 of the number of slots of the smallest run in tables of any level; 0 if there are
+/// no runs of more than one slot.
 pub(super) const fn smallest_run<F: Format>() -> u32 {
     let mut best = 0;
     let mut index = 0;

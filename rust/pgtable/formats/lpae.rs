@@ -49,8 +49,8 @@ pub enum LpaeGranule<const GRANULE_SHIFT: u32> {}
 pub type Lpae = LpaeGranule<12>;
 
 /// A granule of 16 KiB, with 47 bits of input address, those of a process with such pages: levels 1
-/// to 3 of the architecture, which are 2 to 0 here. Leaves have 16 KiB, 2 MiB by the Contiguous bit,
-/// and 32 MiB. Only for kernels with pages of 16 KiB.
+/// to 3 of the architecture, which are 2 to 0 here. Leaves have 16 KiB, 2 MiB by the Contiguous
+/// bit, and 32 MiB. Only for kernels with pages of 16 KiB.
 pub type Lpae16k = LpaeGranule<14>;
 
 impl<const GRANULE_SHIFT: u32> LpaeGranule<GRANULE_SHIFT> {

@@ -55,7 +55,8 @@ impl<F: Format> Both<F> {
     }
 }
 
-/// Device pages that were found, by CPU page and index in that, each with its size and the count of flushes that had started by then.
+/// Device pages that were found, by CPU page and index in that, each with its size and the count of
+/// flushes that had started by then.
 #[derive(Default)]
 pub(super) struct Tlb(BTreeMap<(usize, usize), (u32, usize)>);
 

@@ -154,6 +154,25 @@ impl Drop for DriverFence {
 /// [`DmaFenceAlloc::init`](super::dma_fence::DmaFenceAlloc::init), because nothing may be allocated
 /// after that.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::kernel::dma_fence::DmaFenceAlloc;
+/// use rust_hmm::kernel::dma_fence::FenceContext;
+/// use rust_hmm::kernel::fence::FenceAlloc;
+/// use rust_hmm::kernel::fence::FenceStatus;
+/// use rust_hmm::kernel::identity::FenceType;
+///
+/// let memory = FenceAlloc::new()?;
+/// let pending = DmaFenceAlloc::new()?.init(&FenceContext::new(), FenceType::NONE);
+/// // Allocates nothing, which is forbidden until `pending` is signalled.
+/// let fence = memory.follow(&pending.fence());
+/// pending.signal(Ok(()));
+/// assert_eq!(fence.check(), FenceStatus::Done);
+/// # Ok::<(), Error>(())
+/// ```
+///
 /// # Invariants
 ///
 /// This is the only reference to the fence.

@@ -53,6 +53,17 @@ impl PageOutcome {
 }
 
 /// Outcome of a migration in total. Partial success is success.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::migrate::Outcome;
+///
+/// /// Returns whether the device ran out of memory, so that pages stay in system memory.
+/// fn is_full(outcome: &Outcome) -> bool {
+///     outcome.no_memory != 0
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Pages that moved.

@@ -56,6 +56,21 @@ use kernel::{
 };
 
 /// Access for which pages are collected.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::mm::range_fault::Access;
+///
+/// /// Returns the access for a device fault. A read must not request a write, which breaks COW.
+/// fn access(is_write: bool) -> Access {
+///     if is_write {
+///         Access::Write
+///     } else {
+///         Access::Read
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// None: report the present pages without faulting any in.

@@ -203,6 +203,22 @@ impl DevicePte {
 }
 
 /// A translation, the result of a walk.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::pgtable::Leaf;
+///
+/// /// A TLB of one entry: the address of a page, and its translation.
+/// struct Tlb(Option<(usize, Leaf)>);
+///
+/// impl Tlb {
+///     fn lookup(&self, page: usize) -> Option<Leaf> {
+///         let (addr, leaf) = self.0?;
+///         (addr == page).then_some(leaf)
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaf {
     /// PTE of the requested page (not of the first page of a huge leaf).

@@ -124,6 +124,20 @@ pub enum Transfer {
 
 /// Result of an operation, and its times. It is final when the fence of the operation has
 /// signalled.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::queue::TransferReport;
+///
+/// let report = TransferReport::new();
+/// report.during(|| Ok(()))?;
+/// let (began, ended) = report.times();
+/// assert!(began <= ended);
+/// assert_eq!((report.moved(), report.stayed()), (0, 0));
+/// # Ok::<(), Error>(())
+/// ```
 pub struct TransferReport {
     moved: Atomic<usize>,
     stayed: Atomic<usize>,

@@ -255,6 +255,7 @@ mod suite {
             store(range.address(index), 100 + index as u64)?;
         }
         assert_eq!(owner.migrate(range).to_device()?.moved, PAGES);
+        let begin = Instant::<Monotonic>::now();
         let mut kept = 0;
         for index in 0..PAGES {
             let page = PageRange::from_pages(range.address(index), 1)?;
@@ -267,8 +268,8 @@ mod suite {
             let word = device_load(&mirror, page.start())?;
             assert_eq!(word, Some(100 + index as u64));
         }
-        // The faults of some pages found them in the cache.
-        assert!(kept != 0);
+        // Some faults find their page in the cache, unless it expires meanwhile.
+        assert!(kept != 0 || begin.elapsed() >= Delta::from_millis(500));
         assert_eq!(mine.memory.usage().0, PAGES);
         assert_eq!(theirs.memory.usage().0, 0);
         Ok(())

@@ -4,9 +4,9 @@
 use crate::picture::escape;
 use crate::places::{
     self,
-    page_size, //
+    page_size,
     Place,
-    Region,
+    Region, //
 };
 use crate::problem::{
     Problem,

@@ -7,10 +7,10 @@ use crate::problem::{
     Result, //
 };
 use crate::sample::{
-    page_bytes, //
+    page_bytes,
     Between,
     Device,
-    Mirror,
+    Mirror, //
 };
 use crate::stop::Stop;
 use crate::table::bytes;

@@ -6,11 +6,11 @@ use crate::problem::{
     Result, //
 };
 use crate::sample::{
-    page_bytes, //
+    page_bytes,
     Between,
     Device,
     Mirror,
-    Sample,
+    Sample, //
 };
 use crate::stop::Stop;
 use crate::{

@@ -82,7 +82,7 @@ struct rust_hmm_place {
 /**
  * struct rust_hmm_copy_job - one copy of a migration, carried out by the driver
  * @source: pages to read; with %RUST_HMM_NOWHERE the destination is filled with zeros
- * @destination: pages to write, as many as in @source: 1, or what one PMD maps
+ * @destination: pages to write, as many as in @source: 1, or those of a PMD
  *
  * A driver that completes the job asynchronously keeps it by assigning the structure. It passes
  * either the original or the assigned structure to rust_hmm_copy_done(), exactly once.
@@ -137,7 +137,7 @@ struct rust_hmm_usage {
  * rust_hmm_memory_create() - create device memory that the CPU cannot address
  * @ops: driver callbacks for the memory
  * @data: passed to the callbacks
- * @pages: maximum number of pages, a multiple of what one PMD maps (512 with pages of 4 KiB);
+ * @pages: maximum number of pages, a multiple of those of a PMD (512 with pages of 4 KiB);
  *	device page numbers are below it
  *
  * The struct pages (MEMORY_DEVICE_PRIVATE) are allocated on demand.
@@ -655,7 +655,7 @@ int rust_hmm_migrate(struct rust_hmm_mirror *mirror, unsigned long start, unsign
  * @read_mostly: 1 if the range is mostly read: a read fault of the device maps pages in place and
  *	does not migrate them; on a write fault the policy decides
  * @never_migrate: 1 if the range must not be migrated to the device
- * @granularity: order of the folios that faults migrate, 0 to that of what one PMD maps (9 with
+ * @granularity: order of the folios that faults migrate, 0 to that of a PMD (9 with
  *	pages of 4 KiB, 11 with 16 KiB); -1 if the policy decides
  * @reserved: 0
  */

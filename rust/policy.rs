@@ -89,7 +89,7 @@ pub enum Decision {
 /// use rust_hmm::policy::FaultInfo;
 /// use rust_hmm::policy::Policy;
 ///
-/// /// Migrates what the device writes, and maps what it reads in place.
+/// /// Migrates pages for writes of the device, and maps pages for reads in place.
 /// struct OnWrite;
 ///
 /// impl Policy for OnWrite {

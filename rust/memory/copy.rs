@@ -83,7 +83,7 @@ pub struct CopyDesc<'a> {
 }
 
 impl CopyDesc<'_> {
-    /// Returns the number of bytes to copy: those of a page, or of what one PMD maps.
+    /// Returns the number of bytes to copy: [`PAGE_SIZE`], or for a huge page `PMD_SIZE`.
     ///
     /// # Context
     ///
@@ -461,7 +461,7 @@ impl CopyJob {
         unsafe { copy_of(self.pages, self.source, self.destination) }
     }
 
-    /// Returns the number of bytes to copy: those of a page, or of what one PMD maps.
+    /// Returns the number of bytes to copy: [`PAGE_SIZE`], or for a huge page `PMD_SIZE`.
     ///
     /// # Context
     ///

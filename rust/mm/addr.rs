@@ -213,7 +213,7 @@ impl PageRange {
         Self::new(self.start.max(addr & PAGE_MASK), self.end).ok()
     }
 
-    /// Whether the range is what one PMD maps.
+    /// Returns whether one PMD can map the range: it is aligned to [`PMD_SIZE`] and has that size.
     ///
     /// # Context
     ///

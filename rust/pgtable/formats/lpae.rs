@@ -82,10 +82,14 @@ impl<const GRANULE_SHIFT: u32> LpaeGranule<GRANULE_SHIFT> {
     const ADDRESS_BITS: u32 = 48;
 
     /// Orders of runs in the last level, and of blocks.
-    const RUN_ORDER: u32 = match GRANULE_SHIFT {
-        12 => 4,
-        14 => 7,
-        _ => panic!("the granule is none that the library has"),
+    const RUN_ORDER: u32 = {
+        // At compile time.
+        assert!(GRANULE_SHIFT == 12 || GRANULE_SHIFT == 14);
+        if GRANULE_SHIFT == 12 {
+            4
+        } else {
+            7
+        }
     };
     const BLOCK_ORDER: u32 = GRANULE_SHIFT - 3;
 }
@@ -93,10 +97,7 @@ impl<const GRANULE_SHIFT: u32> LpaeGranule<GRANULE_SHIFT> {
 impl<const GRANULE_SHIFT: u32> Format for LpaeGranule<GRANULE_SHIFT> {
     type Word = u64;
 
-    const LEVELS: u32 = match GRANULE_SHIFT {
-        12 => 4,
-        _ => 3,
-    };
+    const LEVELS: u32 = if GRANULE_SHIFT == 12 { 4 } else { 3 };
     const BITS: u32 = GRANULE_SHIFT - 3;
     const PAGE_SHIFT: u32 = GRANULE_SHIFT;
     const LEAVES: &'static [u32] = &[0, Self::RUN_ORDER, Self::BLOCK_ORDER];

@@ -55,6 +55,12 @@ fn is_run(entries: &[DevicePte]) -> bool {
             .all(|(index, entry)| *entry == first.plus(index))
 }
 
+/// Returns the part of `range` that its first table of level 0 covers.
+fn in_first_table<F: Format>(range: PageRange) -> Result<PageRange> {
+    let (_, end) = span_of::<F>(1, range.start());
+    PageRange::new(range.start(), range.end().min(end.saturating_add(1)))
+}
+
 impl<F: Format> Table<F> {
     /// Calls `f` with the address and the entry of each page of `range`, which must lie in one
     /// aligned block of [`PMD_SIZE`]. `f` may set, change or remove the entry.
@@ -99,13 +105,42 @@ impl<F: Format> Table<F> {
         let mut result = Ok(());
         let mut next = Some(range);
         while let Some(rest) = next {
-            let (_, end) = span_of::<F>(1, rest.start());
-            let part = PageRange::new(rest.start(), rest.end().min(end.saturating_add(1)))?;
+            let part = in_first_table::<F>(rest)?;
             // An error of one table does not keep the pages of the others from being installed.
             result = result.and(self.install_in_table(part, prealloc, batch, &mut f));
             next = rest.from_address(part.end());
         }
+        if result.is_err() {
+            self.remove_empty_tables(range, batch)?;
+        }
         result
+    }
+
+    /// Removes tables of level 0 below `range` that have no entries, because none of their pages
+    /// could be mapped for the device. This is done at the end of an install: the tables above them
+    /// might otherwise be removed and made again for each table, for which the spares do not
+    /// suffice.
+    fn remove_empty_tables(&mut self, range: PageRange, batch: &mut FlushBatch<F>) -> Result {
+        let mut next = Some(range);
+        while let Some(rest) = next {
+            let part = in_first_table::<F>(rest)?;
+            let start = part.start();
+            if let Some(Slot::Table(child)) = self
+                .table_above(start)?
+                .map(|above| self.decode(above, 1, start))
+            {
+                let guard = rcu::read_lock();
+                let is_empty = self
+                    .pool
+                    .page(&guard, child)
+                    .is_some_and(|page| page.used() == 0);
+                if is_empty {
+                    self.for_each(part, batch, |_, _| ());
+                }
+            }
+            next = rest.from_address(part.end());
+        }
+        Ok(())
     }
 
     /// As [`Self::install`], within one table of level 0.
@@ -282,7 +317,7 @@ impl<F: Format> Table<F> {
         page.widen(first, end - 1);
         self.pool
             .publish(child, 0, range.start(), first..end, batch);
-        if used == 0 {
+        if used == 0 && result.is_ok() {
             // Removes the table, and the tables above it that have become empty.
             self.for_each(range, batch, |_, _| ());
         }

@@ -73,7 +73,7 @@ impl<F: Format> Both<F> {
         }
     }
 
-    /// Calls `install` for each 2 MiB of the pages.
+    /// Calls `install` for each block of the pages.
     pub(super) fn install(
         &mut self,
         at: At,

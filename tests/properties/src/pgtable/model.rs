@@ -169,7 +169,8 @@ impl<F: Format> Model<F> {
         done
     }
 
-    /// `install` of pages within 2 MiB. Returns whether it works.
+    /// `install` of pages of one block. Returns whether all its tables take their pages; an error
+    /// of one does not keep the pages of the others from being installed.
     pub(super) fn install(
         &mut self,
         first: usize,
@@ -179,16 +180,15 @@ impl<F: Format> Model<F> {
         if first + count > total::<F>() {
             return false;
         }
+        let mut works = true;
         let mut at = first;
         while at < first + count {
             let border = (at / slots::<F>(0) + 1) * slots::<F>(0);
             let end = border.min(first + count);
-            if !self.install_part(at, end - at, f) {
-                return false;
-            }
+            works &= self.install_part(at, end - at, f);
             at = end;
         }
-        true
+        works
     }
 
     /// A pass over leaves. `free` pages are there to split huge ones. Returns the leaves that `f`

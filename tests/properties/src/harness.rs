@@ -60,6 +60,8 @@ pub(crate) struct Trial<'a> {
 
 struct Options {
     cases: Option<u32>,
+    /// Divisor of the number of lists of a property.
+    share: u32,
     seed: u64,
     persist: Option<String>,
     shrink: bool,
@@ -156,7 +158,7 @@ impl Trial<'_> {
 pub(crate) fn main(all: &[&[Property]]) {
     let mut arguments = std::env::args().skip(1);
     let mut name = None;
-    let mut options = Options { cases: None, seed: 1, persist: None, shrink: true };
+    let mut options = Options { cases: None, share: 1, seed: 1, persist: None, shrink: true };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().expect("a value");
         match argument.as_str() {
@@ -168,6 +170,7 @@ pub(crate) fn main(all: &[&[Property]]) {
                 return;
             }
             "--cases" => options.cases = Some(value().parse().expect("a number")),
+            "--share" => options.share = value().parse().expect("a number"),
             "--seed" => options.seed = value().parse().expect("a number"),
             "--break" => break_row(value().parse().expect("the number of a row")),
             "--persist" => options.persist = Some(value()),
@@ -188,7 +191,7 @@ pub(crate) fn main(all: &[&[Property]]) {
         let message = message.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("");
         FAILED.with_borrow_mut(|failed| *failed = format!("{place}: {message}"));
     }));
-    let cases = options.cases.unwrap_or(property.cases);
+    let cases = options.cases.unwrap_or(property.cases.div_ceil(options.share));
     for (variant, run) in property.variants {
         run(&Trial { name: property.name, variant, cases, options: &options });
     }

@@ -3,8 +3,8 @@
 //! Properties of the library's data structures; see `Documentation/properties.rst`.
 //!
 //! usage: properties --list
-//!        properties [--cases N] [--seed S] [--break ROW] [--persist DIRECTORY] [--no-shrink]
-//!                   PROPERTY
+//!        properties [--cases N] [--share N] [--seed S] [--break ROW] [--persist DIRECTORY]
+//!                   [--no-shrink] PROPERTY
 
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]
 

@@ -86,7 +86,7 @@ enum PullResult {
 
 /// Finds the first contiguous pages of `piece` that are in device memory `tile`, within the first
 /// VMA of `piece`. Returns the end of the walk, and the pages if any were found. `piece` must lie
-/// within 2 MiB.
+/// within a block.
 ///
 /// # Errors
 ///

@@ -16,7 +16,7 @@
 //! - [`migrate`] has `migrate_vma_*`, in the states isolated and migrated.
 //! - [`exclusive`] has `make_device_exclusive`.
 //! - [`flush`] has the proof that the TLB of a device was flushed.
-//! - `page_set` has sets of pages of a 2 MiB block.
+//! - `page_set` has sets of pages of a block.
 //! - [`table_memory`] has memory of page tables that a device walks.
 //! - `bar_tables` has page tables in the memory of the device, behind a BAR.
 //! - [`pin`] has `pin_user_pages`, [`dma`] has DMA addresses.

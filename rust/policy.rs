@@ -8,7 +8,7 @@
 //! use no hardware, page tables or locks of the engine. Therefore unit tests cover them with plain
 //! numbers and a simulated clock.
 //!
-//! - [`Density`]: the default. Prefetches by the density of 2 MiB blocks and along sequential
+//! - [`Density`]: the default. Prefetches by the density of accesses in 2 MiB and along sequential
 //!   streams, and maps thrashing memory in place for a while.
 //! - [`SinglePage`]: migrates the touched pages only, as the kernel's `lib/test_hmm.c` does.
 //! - [`NoMigration`]: migrates nothing.
@@ -39,7 +39,7 @@ pub(crate) use immovable::Immovable;
 
 /// State at a device fault, the input of a policy.
 pub struct FaultInfo<'a> {
-    /// The touched pages, within 2 MiB.
+    /// The touched pages, within what one PMD maps.
     pub range: PageRange,
     /// Whether the access is a write.
     pub write: bool,
@@ -54,8 +54,8 @@ pub struct FaultInfo<'a> {
     pub total: usize,
     /// Time in ms since an arbitrary start.
     pub now: u64,
-    /// Returns the pages of the 2 MiB block at an address that are in the device's memory and for
-    /// which this mirror, or another mirror of the process, has device PTEs.
+    /// Returns the pages of the block at an address (what one PMD maps) that are in the memory of
+    /// the device, and for which this mirror or another one of the process has device PTEs.
     pub resident: &'a dyn Fn(usize) -> PageSet,
     /// Thrashing detection, shared by the mirrors of the process with the same device memory.
     pub bounces: &'a Bounces,
@@ -156,13 +156,13 @@ impl Policy for SinglePage {
     }
 }
 
-/// Returns the start of the 2 MiB block that contains `addr`.
+/// Returns the start of the block that contains `addr`.
 pub(crate) fn block_start(addr: usize) -> usize {
     addr & !(PMD_SIZE - 1)
 }
 
-/// Returns the 2 MiB block that contains `addr`; `None` for the last block of the address space,
-/// which no process uses.
+/// Returns the block that contains `addr`; `None` for the last block of the address space, which no
+/// process uses.
 pub(crate) fn block(addr: usize) -> Option<PageRange> {
     PageRange::from_pages(block_start(addr), PMD_PAGES).ok()
 }

@@ -3,8 +3,8 @@
 //! Latency accounting: number and total time of the phases of device faults, migrations and CPU
 //! faults, over all devices. Shown in `rust_hmm/phases` in debugfs.
 //!
-//! The clock is read once between two phases of a step of up to 2 MiB. This is cheap enough to be
-//! always enabled.
+//! The clock is read once between two phases of a step, which handles up to a block. This is cheap
+//! enough to be always enabled.
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 use kernel::prelude::*;

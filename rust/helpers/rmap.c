@@ -718,7 +718,7 @@ EXPORT_SYMBOL_GPL(rust_hmm_page_pfn);
 #define ENTIRELY_MAPPED 0x800000
 
 /*
- * Checks whether the 2 MiB at @addr is a huge device-private page of @tile that can
+ * Checks whether the PMD at @addr maps a huge device-private page of @tile that can
  * be isolated whole. If so, returns RUST_HMM_HUGE_HELD, sets @pfn and takes a
  * reference. If @locked is NULL, also locks the folio and takes a second reference;
  * otherwise the folio must be that of @locked, which the caller has locked. The

@@ -2,9 +2,9 @@
 
 //! Least recently used order of the blocks of device memory.
 //!
-//! Each block of 2 MiB records the time of its last access in *turns* ([`turns`]). The turn is
-//! advanced when the device accesses another block than before. An access costs a few loads and
-//! takes no lock. The order is that of accesses, not of allocations.
+//! Each block, which is what one PMD maps, records the time of its last access in *turns*
+//! ([`turns`]). The turn is advanced when the device accesses another block than before. An access
+//! costs a few loads and takes no lock. The order is that of accesses, not of allocations.
 //!
 //! The search for the coldest block does not visit all blocks ([`search`]). It uses a tree with
 //! [`FANOUT`] children per node and a *bound* in each node ([`bounds`]): no candidate below the

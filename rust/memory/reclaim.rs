@@ -60,13 +60,15 @@ impl<M: MemoryOps> Memory<M> {
     /// # Examples
     ///
     /// ```
+    /// use kernel::page::PAGE_SIZE;
     /// use rust_hmm::memory::Memory;
     /// use rust_hmm::memory::MemoryOps;
     /// use rust_hmm::mm::device_pages::DeviceRange;
     ///
-    /// /// Called for each 2 MiB block whose access counter has reached its limit.
-    /// fn block_accessed<M: MemoryOps>(memory: &Memory<M>, block: usize) {
-    ///     memory.mark_accessed(DeviceRange { first: block * 512, count: 512 });
+    /// /// Called for each 2 MiB whose access counter has reached its limit.
+    /// fn counter_reached_limit<M: MemoryOps>(memory: &Memory<M>, counter: usize) {
+    ///     const PAGES: usize = (2 << 20) / PAGE_SIZE;
+    ///     memory.mark_accessed(DeviceRange { first: counter * PAGES, count: PAGES });
     /// }
     /// ```
     pub fn mark_accessed(&self, range: DeviceRange) {

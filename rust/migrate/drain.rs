@@ -38,8 +38,7 @@ use kernel::{
     prelude::*, //
 };
 
-/// Maximum number of ranges that are collected before they are migrated. Each lies within a block
-/// of 2 MiB.
+/// Maximum number of ranges that are collected before they are migrated. Each lies within a block.
 const DRAIN_MAX_RANGES: usize = 1024;
 
 /// Ranges of the address space whose device entries refer to the device's own memory.

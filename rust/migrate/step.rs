@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Steps of a migration. Each handles at most 2 MiB, makes room first, and retries.
+//! Steps of a migration. Each handles at most a block. It first evicts if device memory is short,
+//! and retries pages with temporary references.
 
 use super::{
     ahead::AheadBuffers,
@@ -118,9 +119,9 @@ impl<'m, D: Device> MigrateStep<'m, D> {
         })
     }
 
-    /// Migrates the first part of `range`, which ends with its block of 2 MiB or its VMA. Returns
-    /// the end of the pages whose outcomes are known, and the result. Outcomes before that end are
-    /// valid even if the result is an error.
+    /// Migrates the first part of `range`, which ends with its block or its VMA. Returns the end of
+    /// the pages whose outcomes were recorded, and the result. Outcomes before that end are valid
+    /// even if the result is an error.
     ///
     /// Pages that cannot move are reported before anything is announced, evicted or unmapped for
     /// them.
@@ -158,8 +159,8 @@ impl<'m, D: Device> MigrateStep<'m, D> {
         let Ok(part) = PageRange::new(piece.start(), *done) else {
             return Ok(());
         };
-        // All pages of the 2 MiB that have extra references share the pauses. A pause for each run
-        // of pages would add up to 0.8 s.
+        // All pages of the block that have extra references share the pauses. Pauses for each run
+        // of pages would add up to 0.8 s, or 3 s with pages of 16 KiB.
         for _ in 0..STEP_MAX_RETRIES {
             let explained = |outcome| self.count(0, part.pages(), outcome) != 0;
             let others = [PageOutcome::NoMemory, PageOutcome::CopyFailed];

@@ -86,7 +86,7 @@ pub(super) struct Surveyor {
 
 impl Surveyor {
     /// Finds the first run of movable pages of `piece`. Records the outcomes of the pages before it
-    /// in `pages`, which begins with the first page of `piece`. `piece` must lie within 2 MiB.
+    /// in `pages`, which begins with the first page of `piece`. `piece` must lie within a block.
     ///
     /// # Errors
     ///
@@ -168,7 +168,7 @@ impl Surveyor {
     /// Calls `each` for the runs of pages of which none can move to the device. Pages in device
     /// memory count as such pages.
     ///
-    /// The runs are within `all` and within the VMA at `addr`. `all` must lie within 2 MiB and
+    /// The runs are within `all` and within the VMA at `addr`. `all` must lie within a block and
     /// contain `addr`.
     ///
     /// # Errors

@@ -204,7 +204,7 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Announces a step and returns with the mmap lock held. The step covers the first part of the
-    /// range, which ends with its block of 2 MiB or its VMA.
+    /// range, which ends with its block or its VMA.
     ///
     /// # Errors
     ///

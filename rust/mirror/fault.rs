@@ -443,9 +443,8 @@ impl<D: Device> MirrorShared<D> {
         Ok(())
     }
 
-    /// Returns the block of 2 MiB around `range`, if one CPU entry maps all of it. `pfn` is the
-    /// first page of `range`. The device then gets one huge leaf, also if its leaf was split
-    /// before.
+    /// Returns the block around `range`, if one PMD maps all of it. `pfn` is the first page of
+    /// `range`. The device then gets one huge leaf, also if its leaf was split before.
     ///
     /// Returns `None` for formats of DMA addresses. DMA mappings of pages that were just removed
     /// from the block may still exist, and the fault would wait for pages that it does not need.

@@ -118,8 +118,9 @@ enum FaultAction {
 
 impl<D: Device> Mirror<D> {
     /// Handles a device fault as the attributes and `policy` decide: migrates memory to the device,
-    /// or not, and makes `range` accessible like [`Self::fault`]. `range` must lie within 2 MiB.
-    /// Migration is best effort: pages that do not move are mapped in place.
+    /// or not, and makes `range` accessible like [`Self::fault`]. `range` must lie within a block,
+    /// which is what one PMD maps. Migration is best effort: pages that do not move are mapped in
+    /// place.
     ///
     /// Concurrent events may have removed entries again when this returns, which is likelier the
     /// longer it takes. A caller that finds no entry for the first page should retry with a smaller

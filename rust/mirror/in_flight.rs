@@ -179,7 +179,7 @@ impl MigrationKey {
     }
 
     /// Returns a key that precedes all migrations with the page at `addr`, because none is longer
-    /// than 2 MiB.
+    /// than [`PMD_SIZE`].
     fn before(addr: usize) -> Self {
         Self {
             start: addr.saturating_sub(PMD_SIZE - 1),
@@ -224,7 +224,7 @@ impl InFlightMigrations {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the range is longer than 2 MiB.
+    /// - `EINVAL` if the range is longer than [`PMD_SIZE`].
     pub(crate) fn begin(&mut self, request: MigrationDesc, room: InFlightNode) -> Result {
         let range = request.range;
         if range.pages() > PMD_PAGES {

@@ -178,9 +178,9 @@ pub struct Isolated<'a, R = ()> {
 impl<'a> Isolated<'a> {
     /// Isolates the pages of `range` that are in a device's memory, best effort.
     ///
-    /// `range` must lie in `vma` and in one block of 2 MiB. With `compound` a huge page of private
-    /// memory is isolated as one entry; otherwise it is split. The core does not collect huge pages
-    /// of coherent memory. `fault` is the CPU fault being handled, if any. Small pages of other
+    /// `range` must lie in `vma` and in one block. With `compound` a huge page of private memory is
+    /// isolated as one entry; otherwise it is split. The core does not collect huge pages of
+    /// coherent memory. `fault` is the CPU fault being handled, if any. Small pages of other
     /// memories of the owner are isolated, too.
     ///
     /// # Errors

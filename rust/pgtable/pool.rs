@@ -84,7 +84,7 @@ const GOING: usize = 16;
 const SPLIT_RESERVE_LEAVES: usize = 8;
 
 /// Number of further huge leaves that share one page kept for splits. A page for each leaf would
-/// cost as much memory as mapping its 512 pages one by one. Few leaves are split in a row, and the
+/// cost as much memory as mapping its pages one by one. Few leaves are split in a row, and the
 /// next fault or migration refills the pool.
 const LEAVES_PER_RESERVED_PAGE: usize = 512;
 

@@ -2,11 +2,11 @@
 
 //! The default policy: density prefetch.
 //!
-//! It uses a tree over the pages of a 2 MiB block, as UVM does. The leaves are regions of 64 KiB. A
-//! fault migrates the largest subtree around it of which more than a threshold is resident or
-//! touched. A device that accesses memory sequentially gets whole blocks, and more of them ahead of
-//! its accesses ([`Streams`]). Memory that was migrated and faults again stays in place for some
-//! time ([`Bounces`](super::Bounces)).
+//! It uses trees over the pages of 2 MiB, as UVM does, also if a PMD maps more. The leaves are
+//! regions of 64 KiB. A fault migrates the largest subtree around it of which more than a threshold
+//! is resident or touched. For a device that accesses memory sequentially, whole trees are
+//! migrated, and more of them ahead of its accesses ([`Streams`]). Memory that was migrated and
+//! faults again stays in place for some time ([`Bounces`](super::Bounces)).
 
 use super::{
     block,
@@ -41,7 +41,7 @@ pub struct Parameters {
     /// Percentage of resident or touched pages above which a subtree is migrated whole, from 1 to
     /// 100. With a value above 100, that never happens.
     pub threshold: usize,
-    /// Maximum number of 2 MiB blocks that are migrated ahead of a stream.
+    /// Maximum amount of memory that is migrated ahead of a stream, in units of 2 MiB.
     pub ahead: usize,
     /// Number of faults on migrated pages of a block after which the block is pinned in place.
     pub thrash_count: u32,

@@ -3,7 +3,8 @@
 //! Amount of memory that is migrated back for a CPU fault: a page to 2 MiB, depending on previous
 //! faults.
 //!
-//! The window is doubled if the fault is at the end of the last window, or in the same 2 MiB. It is
+//! The window is doubled if the fault is at the end of the last window, or in the same aligned
+//! 2 MiB. The limit is a time for the copy, so that it does not depend on the page size. It is
 //! halved if the fault is far away. Histories are kept in a small table of fixed size without a
 //! lock. Two address spaces may share a slot, which only affects performance.
 

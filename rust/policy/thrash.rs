@@ -19,8 +19,8 @@
 //! The history of a block is kept for at least `thrash_lapse` after its last migration. After that,
 //! it is removed when others are added. So the number of histories is bounded by the amount of
 //! memory that is migrated in that time, or by [`MIN_KEPT_HISTORIES`] blocks if that is more. It
-//! takes about twice 128 bytes for each block of 2 MiB. A block for whose history there is no
-//! memory stays in place.
+//! takes about twice 128 bytes for each block with pages of 4 KiB. A block for whose history no
+//! memory is available stays in place.
 //!
 //! When device memory is full, an evicted page that faults again is pinned immediately. Otherwise
 //! it would replace memory that is used as much.

@@ -211,7 +211,7 @@ impl Default for TransferReport {
     }
 }
 
-/// A transfer, in blocks of 2 MiB.
+/// A transfer, divided into blocks.
 struct TransferBlocks<H: HasMirror> {
     owner: Arc<H>,
     range: PageRange,
@@ -280,8 +280,8 @@ impl Queue {
     }
 
     /// Migrates `range` to the device when all fences of `after` have signalled. The returned fence
-    /// signals when the migration has ended. Blocks of 2 MiB are migrated independently, so that
-    /// their copies overlap. Pages that stay are not an error.
+    /// signals when the migration has ended. Blocks ([`PMD_SIZE`](crate::mm::addr::PMD_SIZE)) are
+    /// migrated independently, so that their copies overlap. Pages that stay are not an error.
     ///
     /// # Errors
     ///

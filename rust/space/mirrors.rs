@@ -86,7 +86,7 @@ pub(crate) trait MirrorOps: Send + Sync {
     fn home(&self) -> Home;
 
     /// Adds to `mask` the pages of `range` that are in the memory `home`, as far as the device has
-    /// PTEs for them. Adds none if `home` is not the device's own. `range` has at most 2 MiB.
+    /// PTEs for them. Adds none if `home` is not the device's own. `range` has at most a block.
     /// Context: any but NMI.
     fn add_at_home(&self, home: Home, range: PageRange, mask: &mut PageSet);
 

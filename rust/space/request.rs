@@ -65,7 +65,7 @@ pub(crate) enum Destination {
 pub(crate) struct MigrationDesc {
     pub(crate) name: MigrationId,
     pub(crate) identity: EventMatch,
-    /// Must not exceed 2 MiB.
+    /// Must not exceed [`PMD_SIZE`](crate::mm::addr::PMD_SIZE).
     pub(crate) range: PageRange,
     /// Whether devices keep reading: own events leave marked entries alone.
     pub(crate) faultless: bool,

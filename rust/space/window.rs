@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Notifier windows: blocks of 2 MiB of a space in which devices use memory. The interval notifier
-//! of a window invalidates all mirrors of the space.
+//! Notifier windows: blocks of a space in which devices use memory. The interval notifier of a
+//! window invalidates all mirrors of the space.
 
 use super::{
     EnteredMirror,
@@ -45,7 +45,7 @@ const OVERLAPPED_FLUSHES: usize = 4;
 /// still needed.
 const IDLE_EVENTS: u32 = 16;
 
-/// A block of 2 MiB with an interval notifier.
+/// A block, which is what one PMD maps, with an interval notifier.
 pub(crate) struct NotifierWindow {
     space: RcuArc<Space>,
     range: PageRange,

@@ -141,11 +141,11 @@ module! {
         },
         prefetch_threshold: u64 {
             default: 51,
-            description: "Default policy: a part of 2 MiB of which more per cent are used comes as a whole, 1 to 101 (never)",
+            description: "Default policy: a part of 2 MiB of which more per cent are used is migrated as a whole, 1 to 101 (never)",
         },
         prefetch_ahead: u64 {
             default: 8,
-            description: "Default policy: blocks of 2 MiB that come ahead of a stream, up to 1024",
+            description: "Default policy: memory migrated ahead of a stream, in units of 2 MiB, up to 1024",
         },
         thrash_count: u64 {
             default: 3,

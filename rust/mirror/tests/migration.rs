@@ -467,8 +467,8 @@ mod suite {
 
     #[test]
     fn holes_without_page_tables_migrate() -> Result {
-        // The process has mapped nothing else in the last 2 MiB, which are in another GiB than the
-        // start.
+        // The process has mapped nothing else in the last block, whose PMD is in another page table
+        // than that of the start.
         let all = map((PMD_PAGES + 1) * PMD_PAGES)?;
         let range = PageRange::from_pages(all.address(PMD_PAGES * PMD_PAGES + 8), 8)?;
         let shared = shared()?;

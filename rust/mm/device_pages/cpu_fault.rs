@@ -34,7 +34,7 @@ pub enum FaultError {
 /// use rust_hmm::mm::addr::PMD_SIZE;
 /// use rust_hmm::mm::device_pages::CpuFault;
 ///
-/// /// Returns the range to migrate for a fault: its 2 MiB block as far as the VMA extends.
+/// /// Returns the range to migrate for a fault: its block as far as the VMA extends.
 /// fn around(fault: &CpuFault<'_>) -> Result<PageRange> {
 ///     if fault.is_large_folio_subpage() {
 ///         return PageRange::from_pages(fault.address(), 1);
@@ -87,7 +87,7 @@ impl<'a> CpuFault<'a> {
         (unsafe { bindings::rust_hmm_vmf_address(self.vmf) }) & PAGE_MASK
     }
 
-    /// Whether the fault is on a PMD entry, which maps 2 MiB.
+    /// Whether the fault is on a huge PMD.
     ///
     /// # Context
     ///

@@ -46,8 +46,8 @@ pub(crate) enum PageClass {
 ///
 /// # Invariants
 ///
-/// The pages lie in `vma` and within 2 MiB. When they were classified, the mmap lock was held that
-/// is held for `'a`, KSM had merged none of them, and no VMA that maps them was mergeable.
+/// The pages lie in `vma` and within a block. When they were classified, the mmap lock was held
+/// that is held for `'a`, KSM had merged none of them, and no VMA that maps them was mergeable.
 /// Therefore none becomes a merged page while the lock is held, unless a VMA of another process
 /// that maps it becomes mergeable, and KSM scans a page twice before it merges it.
 pub(crate) struct SystemPages<'a> {
@@ -168,7 +168,7 @@ impl<'a> Vma<'a> {
     /// Returns the class of the first pages of `range`, and the range of the pages of that class.
     /// The result may become stale at any time.
     ///
-    /// `range` must lie in the VMA and within 2 MiB. `tile` identifies the device memory.
+    /// `range` must lie in the VMA and within a block. `tile` identifies the device memory.
     ///
     /// # Errors
     ///
@@ -262,7 +262,7 @@ impl<'a> Isolated<'a> {
     /// system memory or holes of an anonymous VMA. See [`System`]. The caller repeats the call for
     /// the rest of `range`.
     ///
-    /// `range` must lie in `vma` and within 2 MiB. `id` identifies the migration to notifiers.
+    /// `range` must lie in `vma` and within a block. `id` identifies the migration to notifiers.
     /// With `compound` a huge page is isolated whole, otherwise it is split.
     ///
     /// # Errors

@@ -46,8 +46,8 @@ pub(super) struct ThpIsolation<'a> {
 }
 
 impl<'a> ThpIsolation<'a> {
-    /// Looks up the page that `range`, 2 MiB of `vma`, maps. `tile` identifies the device memory.
-    /// Does not sleep.
+    /// Looks up the huge page that the PMD of `range` maps in `vma`. `tile` identifies the device
+    /// memory. Does not sleep.
     pub(super) fn find(
         vma: Vma<'a>,
         range: PageRange,

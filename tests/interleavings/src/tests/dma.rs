@@ -223,7 +223,7 @@ fn forget() {
     drop(OwnedWindows(table.windows.clone()));
 }
 
-/// A range is unmapped, and another one mapped in the same 2 MiB, while the last entry of the
+/// A range is unmapped, and another one mapped in the same window, while the last entry of the
 /// former is flushed.
 fn again() {
     let device = device();

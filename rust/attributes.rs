@@ -12,11 +12,11 @@
 use crate::mm::addr::PMD_ORDER;
 use kernel::prelude::*;
 
-mod home;
+mod anchor;
 mod map;
 mod sets;
 
-pub(crate) use home::{
+pub(crate) use anchor::{
     Relocated,
     VmaAnchor, //
 };

@@ -175,8 +175,8 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// An outstanding TLB flush.
     type Flush: Send;
 
-    /// Returns the home memory of the device, to which its faults migrate, or `None` if the device
-    /// has no memory.
+    /// Returns the device's own memory, to which its faults migrate, or `None` if the device has no
+    /// memory.
     ///
     /// # Context
     ///

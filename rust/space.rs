@@ -49,10 +49,10 @@ mod windows;
 use attribute_watch::AttributeWatch;
 use mirrors::EnteredMirror;
 pub(crate) use mirrors::{
-    Home,
     Invalidated,
     Membership,
     MirrorOps,
+    OwnMemory,
     SpaceMirrors, //
 };
 pub(crate) use readers::{

@@ -10,7 +10,7 @@
 //! are not found are dropped.
 
 use super::{
-    home::{
+    anchor::{
         number_of,
         pack,
         unpack,
@@ -115,7 +115,7 @@ impl Map {
         })
     }
 
-    /// Changes the attributes of `range` for `device`. `range` lies in a VMA with this `home`.
+    /// Changes the attributes of `range` for `device`. `range` lies in a VMA with this `anchor`.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl Map {
     pub(crate) fn change(
         &self,
         range: PageRange,
-        home: VmaAnchor,
+        anchor: VmaAnchor,
         change: &AttributeUpdate,
         device: DeviceId,
     ) -> Result {
@@ -147,7 +147,7 @@ impl Map {
         // follows, so that the tree gets one range for it.
         let mut same = None;
         let store =
-            |(start, new), end: usize| self.ranges.store(start..=end, pack(new, home), Wait::Yes);
+            |(start, new), end: usize| self.ranges.store(start..=end, pack(new, anchor), Wait::Yes);
         let mut at = first;
         while at <= last {
             let found = self.ranges.find(at, last);
@@ -404,19 +404,19 @@ impl Map {
                 };
                 piece
             };
-            let (set, home) = unpack(piece.value);
-            if home.tag == 0 {
+            let (set, anchor) = unpack(piece.value);
+            if anchor.tag == 0 {
                 continue;
             }
             let mut number = piece.first;
             while number <= piece.last {
-                let offset = home.offset(number);
+                let offset = anchor.offset(number);
                 let mut from = 0;
                 let mut step = 1;
                 while let Some(found) = find(offset, from) {
                     let left = found.pages - (offset - found.offset);
                     let at = found.first + (offset - found.offset);
-                    if found.home.tag == home.tag && at != number {
+                    if found.anchor.tag == anchor.tag && at != number {
                         let pages = left.min(piece.last - number + 1);
                         let to = PageRange::from_pages(at << PAGE_SHIFT, pages).ok();
                         if let Some(to) = to.filter(|to| !is_within(to, watched)) {
@@ -432,7 +432,7 @@ impl Map {
                         }
                         // If memory cannot be allocated, the piece is dropped.
                         let to = at..=at + pages - 1;
-                        let _ = self.ranges.store(to, pack(set, found.home), Wait::Yes);
+                        let _ = self.ranges.store(to, pack(set, found.anchor), Wait::Yes);
                         step = pages;
                         break;
                     }

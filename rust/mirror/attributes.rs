@@ -44,7 +44,7 @@ use kernel::{
 
 /// Returns the identity by which attributes follow the pages of a VMA. Attributes of a VMA that is
 /// not anonymous do not follow it.
-fn home(vma: &Vma<'_>) -> VmaAnchor {
+fn anchor(vma: &Vma<'_>) -> VmaAnchor {
     let anon = if vma.is_anonymous() { vma.anon() } else { 0 };
     VmaAnchor::new(vma.start() >> PAGE_SHIFT, vma.offset(), anon)
 }
@@ -67,13 +67,13 @@ pub(super) struct AttributesAt {
 const ORPHAN_MAX_ROUNDS: usize = 64;
 
 impl<D: Device> MirrorShared<D> {
-    /// Calls `each` with the index and number of pages of `range` that are in the mirror's home
+    /// Calls `each` with the index and number of pages of `range` that are in the mirror's own
     /// memory. Only pages with a device entry count.
     ///
     /// # Context
     ///
     /// Any but NMI.
-    pub(super) fn each_at_home(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
+    pub(super) fn each_resident(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
         let mut index = 0;
         while index < range.pages() {
             let addr = range.address(index);
@@ -82,7 +82,8 @@ impl<D: Device> MirrorShared<D> {
             let in_leaf = (addr >> PAGE_SHIFT) & ((1 << order) - 1);
             let pages = ((1 << order) - in_leaf).min(range.pages() - index);
             let entry = leaf.map(|leaf| leaf.entry).filter(|entry| entry.is_valid());
-            if entry.is_some_and(|entry| entry.is_device() && self.is_at_home(entry.number())) {
+            if entry.is_some_and(|entry| entry.is_device() && self.is_in_own_memory(entry.number()))
+            {
                 each(index, pages);
             }
             index += pages;
@@ -128,7 +129,7 @@ impl<D: Device> MirrorShared<D> {
                     first: vma.start() >> PAGE_SHIFT,
                     pages: (vma.end() - vma.start()) >> PAGE_SHIFT,
                     offset: vma.offset(),
-                    home: home(&vma),
+                    anchor: anchor(&vma),
                 })
             });
             let Err(unwatched) = settled else {
@@ -221,14 +222,14 @@ impl<D: Device> Mirror<D> {
         let mmap = inner.settled(space)?;
         let vma = mmap.vma_lookup(range.start()).ok_or(EFAULT)?;
         let part = PageRange::new(range.start(), range.end().min(vma.end()))?;
-        let home = home(&vma);
+        let anchor = anchor(&vma);
         let writable = vma.flags() & flags::WRITE != 0;
         let _charge = space.charge();
         let device = inner.device_name();
         inner
             .space
             .attributes()
-            .change(part, home, change, device)?;
+            .change(part, anchor, change, device)?;
         inner.lock().immovable.remove(part);
         Ok((
             part.end(),
@@ -341,12 +342,12 @@ impl<D: Device> Mirror<D> {
         leaf.is_some_and(|leaf| leaf.entry.is_valid() && leaf.entry.is_device())
     }
 
-    /// Returns the number of pages of `piece` in the mirror's home memory. Only pages with a device
+    /// Returns the number of pages of `piece` in the mirror's own memory. Only pages with a device
     /// entry count.
     pub(crate) fn on_device(&self, piece: PageRange) -> usize {
         let mut count = 0;
         let inner = self.inner();
-        inner.each_at_home(piece, |_, pages| count += pages);
+        inner.each_resident(piece, |_, pages| count += pages);
         count
     }
 

@@ -314,11 +314,11 @@ pub(super) fn switch_present<D: Device>(
     let piece = moved.range();
     let mut stopwatch = Stopwatch::start();
     let first = moved.entries().next().map(|first| first.destination);
-    let home = inner.device.memory();
-    let home = home.filter(|home| first.is_some_and(|pfn| home.lookup(pfn).is_some()));
+    let own_memory = inner.device.memory();
+    let own_memory = own_memory.filter(|own| first.is_some_and(|pfn| own.lookup(pfn).is_some()));
     // Looked up before the table lock is taken, because this takes the lock of the connection
     // cache.
-    let tile = match home {
+    let tile = match own_memory {
         Some(_) => None,
         None => first.and_then(|pfn| inner.reached(pfn)),
     };
@@ -330,7 +330,7 @@ pub(super) fn switch_present<D: Device>(
     } = &mut *guard;
     let own = transactions.get(name, piece.start());
     // Recheck under the table lock, see `MirrorShared::elsewhere`.
-    let memory = home.or(tile.filter(|tile| !tile.is_gone()));
+    let memory = own_memory.or(tile.filter(|tile| !tile.is_gone()));
     let mut switched = 0;
     let mut later = PageSet::EMPTY;
     let mut all = PageSet::EMPTY;

@@ -148,7 +148,7 @@ pub(crate) enum InstallFilter {
 /// Handling of pages of another tile that the device cannot reach but can pull.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TilePages {
-    /// The fault pulls them to the home memory.
+    /// The fault pulls them to the mirror's own memory.
     Pull,
     /// The fault migrates them to system memory, which both tiles can reach. Used for pages that
     /// bounce between tiles.

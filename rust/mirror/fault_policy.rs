@@ -88,9 +88,9 @@ const DELAY_SLICE_MS: u64 = 10;
 /// Location of a page after a migration for a fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PageArrival {
-    /// In the mirror's home memory.
+    /// In the mirror's own memory.
     There,
-    /// In the home memory, if the device has an entry for it.
+    /// In its own memory, if the device has an entry for it.
     Perhaps,
     /// Elsewhere.
     Stayed,
@@ -372,7 +372,7 @@ impl<D: Device> Mirror<D> {
                 PageArrival::Perhaps => {
                     if let Ok(run) = PageRange::from_pages(range.address(first), run.len()) {
                         let report = |index, count| report(first + index, count);
-                        self.inner().each_at_home(run, report);
+                        self.inner().each_resident(run, report);
                     }
                 }
                 PageArrival::Stayed => {}
@@ -482,19 +482,19 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// Returns the pages of the block at `start` that are in the home memory. Only pages for which
-    /// a mirror of this device and process has an entry count.
+    /// Returns the pages of the block at `start` that are in the mirror's own memory. Only pages
+    /// for which a mirror of this device and process has an entry count.
     fn resident(&self, start: usize) -> PageSet {
         let mut mask = PageSet::EMPTY;
         let Some(block) = block(start) else {
             return mask;
         };
         let inner = self.inner();
-        inner.each_at_home(block, |index, pages| mask.add(index..index + pages));
+        inner.each_resident(block, |index, pages| mask.add(index..index + pages));
         let device = Some(inner.device_name());
         let here = self.place_in_space();
         let others = inner.space.mirrors().entered_of(device, here);
-        others.for_each(|mirror| mirror.add_at_home(inner.home(), block, &mut mask));
+        others.for_each(|mirror| mirror.add_resident(inner.own_memory(), block, &mut mask));
         mask
     }
 }

@@ -49,10 +49,10 @@ use crate::{
     },
     space::{
         Destination,
-        Home,
         Invalidated,
         MigrationDesc,
-        MirrorOps, //
+        MirrorOps,
+        OwnMemory, //
     }, //
 };
 use core::ops::ControlFlow;
@@ -135,13 +135,13 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
         self.device_name()
     }
 
-    fn home(&self) -> Home {
-        self.home()
+    fn own_memory(&self) -> OwnMemory {
+        self.own_memory()
     }
 
-    fn add_at_home(&self, home: Home, range: PageRange, mask: &mut PageSet) {
-        if self.home() == home {
-            self.each_at_home(range, |index, pages| mask.add(index..index + pages));
+    fn add_resident(&self, own: OwnMemory, range: PageRange, mask: &mut PageSet) {
+        if self.own_memory() == own {
+            self.each_resident(range, |index, pages| mask.add(index..index + pages));
         }
     }
 

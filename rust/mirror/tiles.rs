@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Devices with several memories (tiles). A mirror has a home memory, and uses the other tiles by
-//! the functions here.
+//! Devices with several memories (tiles). A mirror has a memory of its own, [`Device::memory`],
+//! and uses the other tiles by the functions here.
 //!
 //! For a device with one memory, each of them only checks [`Memory::shares_owner`].
 
@@ -22,7 +22,7 @@ use crate::{
         range_fault::HmmPfn, //
     },
     pgtable::DevicePte,
-    space::Home, //
+    space::OwnMemory, //
 };
 use kernel::prelude::*;
 
@@ -80,13 +80,13 @@ impl<D: Device> MirrorShared<D> {
     ///
     /// Any.
     fn numbered_tiles(&self) -> impl Iterator<Item = (usize, &Memory<D::Memory>)> + '_ {
-        let home = self.device.memory().filter(|home| home.shares_owner());
+        let own = self.device.memory().filter(|own| own.shares_owner());
         let listed = (0..MAX_TILES).map_while(move |index| {
-            let tile = home.and(self.device.tile(index))?;
+            let tile = own.and(self.device.tile(index))?;
             Some((index, tile))
         });
         listed.filter(move |(_, tile)| {
-            home.is_some_and(|home| tile.owner() == home.owner() && tile.tile() != home.tile())
+            own.is_some_and(|own| tile.owner() == own.owner() && tile.tile() != own.tile())
         })
     }
 
@@ -99,7 +99,7 @@ impl<D: Device> MirrorShared<D> {
         self.numbered_tiles().map(|(_, tile)| tile)
     }
 
-    /// Returns the tiles that the device can reach from its home memory, as the drivers report
+    /// Returns the tiles that the device can reach from its own memory, as the drivers report
     /// them. Called before the table lock is taken; otherwise each page would have to take the lock
     /// of the connection cache.
     ///
@@ -108,26 +108,26 @@ impl<D: Device> MirrorShared<D> {
     /// May sleep. No lock may be held.
     #[inline]
     pub(super) fn reach(&self) -> ReachableTiles {
-        match self.device.memory().filter(|home| home.shares_owner()) {
-            Some(home) => self.reach_from(home),
+        match self.device.memory().filter(|own| own.shares_owner()) {
+            Some(own) => self.reach_from(own),
             None => ReachableTiles::default(),
         }
     }
 
     #[inline(never)]
-    fn reach_from(&self, home: &Memory<D::Memory>) -> ReachableTiles {
+    fn reach_from(&self, own: &Memory<D::Memory>) -> ReachableTiles {
         let mut reach = ReachableTiles::default();
         for (index, tile) in self.numbered_tiles() {
-            if home.connection(tile) == Connection::Unified {
+            if own.connection(tile) == Connection::Unified {
                 reach.0 |= 1 << index;
             }
         }
         reach
     }
 
-    /// Returns the entry for the page of `pfn` at `addr`, which is not in the home memory. Returns
-    /// `None` if the page is in private memory that the device cannot reach, and adds the page to
-    /// `unreached`.
+    /// Returns the entry for the page of `pfn` at `addr`, which is not in the mirror's own memory.
+    /// Returns `None` if the page is in private memory that the device cannot reach, and adds the
+    /// page to `unreached`.
     ///
     /// Unplug closes a tile's arrivals before it removes the entries of its mirrors. Therefore the
     /// check under the table lock ensures that no entry is installed after that.
@@ -169,28 +169,28 @@ impl<D: Device> MirrorShared<D> {
     ///
     /// May sleep.
     pub(super) fn reached(&self, pfn: usize) -> Option<&Memory<D::Memory>> {
-        let home = self.device.memory()?;
+        let own = self.device.memory()?;
         let tile = self.tiles().find(|tile| tile.lookup(pfn).is_some())?;
-        (home.known().peek(tile.tile()) == Some(Connection::Unified)).then_some(tile)
+        (own.known().peek(tile.tile()) == Some(Connection::Unified)).then_some(tile)
     }
 
-    /// See [`MirrorOps::home`](crate::space::MirrorOps::home).
-    pub(super) fn home(&self) -> Home {
+    /// See [`MirrorOps::own_memory`](crate::space::MirrorOps::own_memory).
+    pub(super) fn own_memory(&self) -> OwnMemory {
         match self.device.memory() {
-            Some(memory) => Home::Memory(memory.tile()),
-            None => Home::Device(self.device_name()),
+            Some(memory) => OwnMemory::Memory(memory.tile()),
+            None => OwnMemory::Device(self.device_name()),
         }
     }
 
-    /// Returns whether page `number` of an entry is in the home memory.
+    /// Returns whether page `number` of an entry is in the mirror's own memory.
     ///
     /// # Context
     ///
     /// Any.
     #[inline]
-    pub(super) fn is_at_home(&self, number: usize) -> bool {
-        let home = self.device.memory();
-        home.is_some_and(|home| !home.shares_owner() || home.local(number).is_some())
+    pub(super) fn is_in_own_memory(&self, number: usize) -> bool {
+        let own = self.device.memory();
+        own.is_some_and(|own| !own.shares_owner() || own.local(number).is_some())
     }
 
     /// Returns the memory of page `number` of an entry, and the page's number in that memory.
@@ -200,40 +200,40 @@ impl<D: Device> MirrorShared<D> {
     /// Any.
     #[inline]
     pub(super) fn page_of(&self, number: usize) -> Option<(&Memory<D::Memory>, usize)> {
-        let home = self.device.memory()?;
-        if home.shares_owner() {
-            self.page_of_tile(home, number)
+        let own = self.device.memory()?;
+        if own.shares_owner() {
+            self.page_of_tile(own, number)
         } else {
-            Some((home, number))
+            Some((own, number))
         }
     }
 
     #[inline(never)]
     fn page_of_tile<'a>(
         &'a self,
-        home: &'a Memory<D::Memory>,
+        own: &'a Memory<D::Memory>,
         number: usize,
     ) -> Option<(&'a Memory<D::Memory>, usize)> {
-        let local = |tile: &'a Memory<D::Memory>| Some((tile, tile.local(number)?));
-        local(home).or_else(|| self.tiles().find_map(local))
+        let page_in = |tile: &'a Memory<D::Memory>| Some((tile, tile.local(number)?));
+        page_in(own).or_else(|| self.tiles().find_map(page_in))
     }
 }
 
 impl<D: Device> Mirror<D> {
-    /// Returns the tiles whose pages can be pulled to the home memory.
+    /// Returns the tiles whose pages can be pulled to the mirror's own memory.
     ///
     /// # Context
     ///
     /// May sleep.
     fn connected_tiles(&self) -> impl Iterator<Item = &Memory<D::Memory>> + '_ {
-        let home = self.device().memory();
+        let own = self.device().memory();
         self.inner().tiles().filter(move |tile| {
-            !tile.is_gone() && home.is_some_and(|home| home.connection(tile) != Connection::None)
+            !tile.is_gone() && own.is_some_and(|own| own.connection(tile) != Connection::None)
         })
     }
 
-    /// Migrates pages of `range` from other tiles to the home memory, best effort. Adds the result
-    /// to `moved`. The caller handles pages that have not moved.
+    /// Migrates pages of `range` from other tiles to the mirror's own memory, best effort. Adds the
+    /// result to `moved`. The caller handles pages that have not moved.
     ///
     /// # Errors
     ///
@@ -267,8 +267,8 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// Migrates pages of `range` from the tile `tile` to the home memory, if these are connected.
-    /// Returns the number of pages that moved.
+    /// Migrates pages of `range` from the tile `tile` to the mirror's own memory, if these are
+    /// connected. Returns the number of pages that moved.
     ///
     /// # Errors
     ///

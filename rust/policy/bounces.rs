@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Thrashing history that the mirrors of a process share if they have the same home memory.
+//! Thrashing history, shared by the mirrors of a process that migrate to the same memory.
 
 use super::{
     density::Parameters,
@@ -22,7 +22,7 @@ use kernel::{
 /// History of the pages that faults of a process have migrated to a device memory, and of repeated
 /// faults on them.
 ///
-/// All mirrors of the process with that home memory share it. Therefore the limit on migrations of
+/// All mirrors of the process with that memory share it. Therefore the limit on migrations of
 /// a thrashing page applies to all of them together.
 ///
 /// # Context

@@ -82,13 +82,13 @@ pub(crate) trait MirrorOps: Send + Sync {
     /// Identifies the mirror's device, for attributes. The same for all open mirrors of the device.
     fn device_name(&self) -> DeviceId;
 
-    /// Identifies the home of the device's pages: one of its memories, or else the device.
-    fn home(&self) -> Home;
+    /// Identifies the memory that is local to the device: one of its memories, or system memory.
+    fn own_memory(&self) -> OwnMemory;
 
-    /// Adds to `mask` the pages of `range` that are in the memory `home`, as far as the device has
-    /// PTEs for them. Adds none if `home` is not the device's own. `range` has at most a block.
+    /// Adds to `mask` the pages of `range` that are in the memory `own`, as far as the device has
+    /// PTEs for them. Adds none if `own` is not the device's own. `range` has at most a block.
     /// Context: any but NMI.
-    fn add_at_home(&self, home: Home, range: PageRange, mask: &mut PageSet);
+    fn add_resident(&self, own: OwnMemory, range: PageRange, mask: &mut PageSet);
 
     /// Maps memory with the attribute `accessed_by` for the device again: ranges whose device PTEs
     /// were lost, and `range`. Context: may sleep; no lock may be held.
@@ -111,9 +111,9 @@ pub(crate) trait MirrorOps: Send + Sync {
     fn leave(&self, name: MigrationId, range: PageRange);
 }
 
-/// Home of a device's pages.
+/// Memory that is local to a device, between which and other memory pages can thrash.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Home {
+pub(crate) enum OwnMemory {
     /// One of the device's memories.
     Memory(MemoryId),
     /// System memory, used by this device.
@@ -149,9 +149,9 @@ struct MirrorEntry {
     users: Arc<UserCount>,
     /// See [`MirrorOps::device_name`].
     device: DeviceId,
-    /// See [`MirrorOps::home`].
-    home: Home,
-    /// Shared by all mirrors with that home.
+    /// See [`MirrorOps::own_memory`].
+    own_memory: OwnMemory,
+    /// Shared by all mirrors with the same `own_memory`.
     bounces: Arc<Bounces>,
 }
 
@@ -220,7 +220,7 @@ impl SpaceMirrors {
         Ok(())
     }
 
-    /// Returns the record of ranges that thrash between the memory `home` and other memory.
+    /// Returns the record of ranges that thrash between the memory `own` and other memory.
     ///
     /// # Errors
     ///
@@ -229,15 +229,15 @@ impl SpaceMirrors {
     /// # Context
     ///
     /// May sleep. The caller serializes calls.
-    fn bounces(&self, home: Home) -> Result<Arc<Bounces>> {
-        let known = {
+    fn bounces(&self, own: OwnMemory) -> Result<Arc<Bounces>> {
+        let existing = {
             let places = self.places.lock();
             let mut places = places.iter().flatten();
-            let other = places.find(|place| place.home == home);
+            let other = places.find(|place| place.own_memory == own);
             other.map(|place| place.bounces.clone())
         };
-        match known {
-            Some(known) => Ok(known),
+        match existing {
+            Some(bounces) => Ok(bounces),
             None => Arc::pin_init(Bounces::new(), GFP_KERNEL_ACCOUNT),
         }
     }
@@ -261,11 +261,11 @@ impl SpaceMirrors {
         )?;
         self.reserve()?;
         let device = mirror.device_name();
-        let home = mirror.home();
-        let bounces = self.bounces(home)?;
+        let own_memory = mirror.own_memory();
+        let bounces = self.bounces(own_memory)?;
         let place = Some(MirrorEntry {
             device,
-            home,
+            own_memory,
             mirror,
             users: users.clone(),
             bounces: bounces.clone(),
@@ -395,8 +395,8 @@ impl Membership {
         })
     }
 
-    /// Returns the record of ranges of this process that thrash between the mirror's home and other
-    /// memory.
+    /// Returns the record of ranges of this process that thrash between the mirror's own memory and
+    /// other memory.
     pub(crate) fn bounces(&self) -> &Bounces {
         &self.bounces
     }

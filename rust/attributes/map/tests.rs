@@ -27,7 +27,7 @@ fn new() -> Result<Pin<KBox<Map>>> {
     KBox::pin_init(Map::new(), GFP_KERNEL)
 }
 
-fn home(first: usize) -> VmaAnchor {
+fn anchor(first: usize) -> VmaAnchor {
     VmaAnchor::new(first, first, 0x1234_5678)
 }
 
@@ -103,7 +103,7 @@ mod suite {
                     .take(pages)
                     .for_each(|one| *one = Attributes::DEFAULT);
             } else {
-                map.change(part, home(BASE), &change, device(FIRST))?;
+                map.change(part, anchor(BASE), &change, device(FIRST))?;
                 for one in model.iter_mut().skip(first).take(pages) {
                     *one = change.apply(*one)?;
                 }
@@ -133,7 +133,7 @@ mod suite {
         let map = new()?;
         map.change(
             range(1000, 10)?,
-            home(1000),
+            anchor(1000),
             &prefer(To::Device),
             device(FIRST),
         )?;
@@ -150,13 +150,13 @@ mod suite {
         let map = new()?;
         map.change(
             range(1000, 10)?,
-            home(1000),
+            anchor(1000),
             &prefer(To::Device),
             device(FIRST),
         )?;
         map.change(
             range(1004, 2)?,
-            home(1000),
+            anchor(1000),
             &prefer(To::System),
             device(FIRST),
         )?;
@@ -171,7 +171,7 @@ mod suite {
             first: 5000,
             pages: 10,
             offset: 1000,
-            home: VmaAnchor::new(5000, 1000, 0x1234_5678),
+            anchor: VmaAnchor::new(5000, 1000, 0x1234_5678),
         };
         let find = |offset: usize, from: usize| {
             (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
@@ -190,7 +190,7 @@ mod suite {
             first: 7000,
             pages: 3,
             offset: 1000,
-            home: VmaAnchor::new(7000, 1000, 0x1234_5678),
+            anchor: VmaAnchor::new(7000, 1000, 0x1234_5678),
         };
         settled(map.resolve_orphans(ALL, |offset, from| {
             (from < 7003 && offset < 1003).then_some(again)
@@ -206,7 +206,7 @@ mod suite {
         let map = new()?;
         map.change(
             range(1000, 10)?,
-            home(1000),
+            anchor(1000),
             &prefer(To::Device),
             device(FIRST),
         )?;
@@ -217,15 +217,15 @@ mod suite {
             first: 1000,
             pages: 10,
             offset: 1000,
-            home: home(1000),
+            anchor: anchor(1000),
         };
         let other = Relocated {
             first: 9000,
             pages: 10,
             offset: 1000,
-            home: VmaAnchor::new(9000, 1000, 0x9999_0000),
+            anchor: VmaAnchor::new(9000, 1000, 0x9999_0000),
         };
-        assert_ne!(other.home.tag, home(1000).tag);
+        assert_ne!(other.anchor.tag, anchor(1000).tag);
         settled(map.resolve_orphans(ALL, |_, from| match from {
             0 => Some(anew),
             _ if from < 9010 => Some(other),
@@ -271,7 +271,7 @@ mod suite {
             ..AttributeUpdate::default()
         };
         assert_eq!(
-            map.change(range(5, 5)?, home(5), &bad, device(FIRST)),
+            map.change(range(5, 5)?, anchor(5), &bad, device(FIRST)),
             Err(EINVAL)
         );
         assert!(!map.any(range(0, 100)?));
@@ -284,7 +284,7 @@ mod suite {
         for number in 0..MAX_ORPHANS + 10 {
             map.change(
                 range(2 * number + 1000, 1)?,
-                home(1000),
+                anchor(1000),
                 &prefer(To::Device),
                 device(FIRST),
             )?;
@@ -296,7 +296,7 @@ mod suite {
                 first: 50_000,
                 pages: 1000,
                 offset: 1000,
-                home: VmaAnchor::new(50_000, 1000, 0x1234_5678),
+                anchor: VmaAnchor::new(50_000, 1000, 0x1234_5678),
             })
         };
         settled(map.resolve_orphans(ALL, count))?;
@@ -312,9 +312,9 @@ mod suite {
     fn preference_of_one_device_is_remote_for_the_other() -> Result {
         let map = new()?;
         let all = range(1000, 10)?;
-        let home = home(1000);
-        map.change(all, home, &prefer(To::Device), device(FIRST))?;
-        map.change(all, home, &access(true), device(SECOND))?;
+        let anchor = anchor(1000);
+        map.change(all, anchor, &prefer(To::Device), device(FIRST))?;
+        map.change(all, anchor, &access(true), device(SECOND))?;
         let seen = |number| map.common(all, device(number));
         let both = |number| (seen(number).preferred, seen(number).accessed_by);
         assert_eq!(both(FIRST), (Some(To::Device), Some(false)));
@@ -324,9 +324,9 @@ mod suite {
         assert_eq!(both(0), (Some(To::Other), Some(false)));
         // A device can only remove its own access. The preferred location is that of the last
         // change.
-        map.change(all, home, &access(false), device(FIRST))?;
+        map.change(all, anchor, &access(false), device(FIRST))?;
         assert_eq!(both(SECOND), (Some(To::Other), Some(true)));
-        map.change(range(1000, 5)?, home, &prefer(To::Device), device(SECOND))?;
+        map.change(range(1000, 5)?, anchor, &prefer(To::Device), device(SECOND))?;
         assert_eq!(both(FIRST), (None, Some(false)));
         assert_eq!(
             map.at(1000 << PAGE_SHIFT, all, device(FIRST)).0.preferred(),
@@ -338,12 +338,12 @@ mod suite {
                 .preferred(),
             To::Device
         );
-        map.change(all, home, &prefer(To::Any), device(FIRST))?;
+        map.change(all, anchor, &prefer(To::Any), device(FIRST))?;
         assert_eq!(both(SECOND), (Some(To::Any), Some(true)));
-        map.change(all, home, &access(false), device(SECOND))?;
+        map.change(all, anchor, &access(false), device(SECOND))?;
         assert!(!map.any(all));
         // A change cannot name another device.
-        let other = map.change(all, home, &prefer(To::Other), device(FIRST));
+        let other = map.change(all, anchor, &prefer(To::Other), device(FIRST));
         assert_eq!((other, map.any(all)), (Err(EINVAL), false));
         Ok(())
     }
@@ -353,17 +353,17 @@ mod suite {
         let map = new()?;
         map.change(
             range(1000, 10)?,
-            home(1000),
+            anchor(1000),
             &prefer(To::Device),
             device(FIRST),
         )?;
-        map.change(range(1005, 5)?, home(1000), &access(true), device(SECOND))?;
+        map.change(range(1005, 5)?, anchor(1000), &access(true), device(SECOND))?;
         map.orphan(range(1000, 10)?);
         let moved = Relocated {
             first: 5000,
             pages: 10,
             offset: 1000,
-            home: VmaAnchor::new(5000, 1000, 0x1234_5678),
+            anchor: VmaAnchor::new(5000, 1000, 0x1234_5678),
         };
         let find = |offset: usize, from: usize| {
             (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
@@ -386,7 +386,7 @@ mod suite {
         let map = new()?;
         map.change(
             range(1000, 10)?,
-            home(1000),
+            anchor(1000),
             &prefer(To::Device),
             device(FIRST),
         )?;
@@ -396,7 +396,7 @@ mod suite {
             first: 5000,
             pages: 10,
             offset: 1000,
-            home: VmaAnchor::new(5000, 1000, 0x1234_5678),
+            anchor: VmaAnchor::new(5000, 1000, 0x1234_5678),
         };
         let find = |offset: usize, from: usize| {
             (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
@@ -421,15 +421,15 @@ mod suite {
     fn device_close_drops_its_attributes() -> Result {
         let map = new()?;
         let all = range(1000, 10)?;
-        let home = home(1000);
-        map.change(all, home, &prefer(To::Device), device(FIRST))?;
-        map.change(all, home, &access(true), device(FIRST))?;
-        map.change(all, home, &access(true), device(SECOND))?;
+        let anchor = anchor(1000);
+        map.change(all, anchor, &prefer(To::Device), device(FIRST))?;
+        map.change(all, anchor, &access(true), device(FIRST))?;
+        map.change(all, anchor, &access(true), device(SECOND))?;
         let set = AttributeUpdate {
             read_mostly: Some(true),
             ..AttributeUpdate::default()
         };
-        map.change(range(1000, 5)?, home, &set, device(FIRST))?;
+        map.change(range(1000, 5)?, anchor, &set, device(FIRST))?;
         // This includes ranges that are set aside.
         map.orphan(range(1005, 5)?);
         map.remove_device(device(FIRST));
@@ -438,7 +438,7 @@ mod suite {
                 first: 5000 + (offset - 1000),
                 pages: 1,
                 offset,
-                home: VmaAnchor::new(5000, 1000, 0x1234_5678),
+                anchor: VmaAnchor::new(5000, 1000, 0x1234_5678),
             })
         };
         settled(map.resolve_orphans(ALL, find))?;
@@ -454,7 +454,7 @@ mod suite {
         assert_eq!(seen(SECOND, 5005)?, (any, yes, no));
         // A new device does not inherit attributes, neither with the same index nor with the same
         // identity.
-        map.change(range(0, 1)?, home, &access(true), device(0x3000))?;
+        map.change(range(0, 1)?, anchor, &access(true), device(0x3000))?;
         assert_eq!(seen(0x3000, 1000)?, (any, no, yes));
         map.remove_device(device(SECOND));
         assert_eq!(seen(SECOND, 5005)?, (any, no, no));
@@ -477,11 +477,11 @@ mod suite {
     /// Sets unique attributes for page `number`, for numbers below 1280.
     fn set_distinct(map: &Map, number: usize) -> Result {
         let page = range(number, 1)?;
-        let home = home(0);
-        map.change(page, home, &distinct(number % 80 + 8), device(FIRST))?;
+        let anchor = anchor(0);
+        map.change(page, anchor, &distinct(number % 80 + 8), device(FIRST))?;
         for bit in 0..4 {
             let name = device(0x1000 * (bit + 1));
-            map.change(page, home, &access(number / 80 >> bit & 1 != 0), name)?;
+            map.change(page, anchor, &access(number / 80 >> bit & 1 != 0), name)?;
         }
         Ok(())
     }
@@ -505,7 +505,7 @@ mod suite {
             let expected = access(number / 80 & 1 != 0).apply(plain)?;
             assert_eq!(seen, expected);
         }
-        map.change(range(2000, 1)?, home(0), &distinct(8), device(FIRST))?;
+        map.change(range(2000, 1)?, anchor(0), &distinct(8), device(FIRST))?;
         // Numbers of sets are reused when no page has them: those of unmapped pages, but not those
         // of ranges that are set aside, until these are resolved.
         map.orphan(range(100, 1)?);
@@ -513,7 +513,7 @@ mod suite {
         settled(map.resolve_orphans(ALL, |_, _| None))?;
         set_distinct(&map, 1279)?;
         assert_eq!(set_distinct(&map, 1278), Err(ENOSPC));
-        map.change(range(101, 1)?, home(0), &distinct(8), device(FIRST))?;
+        map.change(range(101, 1)?, anchor(0), &distinct(8), device(FIRST))?;
         set_distinct(&map, 1278)
     }
 
@@ -521,21 +521,21 @@ mod suite {
     fn number_of_devices_is_bounded() -> Result {
         let map = new()?;
         let all = range(1000, 1)?;
-        let home = home(1000);
+        let anchor = anchor(1000);
         for number in 1..=Sets::MAX_DEVICES {
-            map.change(all, home, &access(true), device(number << 12))?;
+            map.change(all, anchor, &access(true), device(number << 12))?;
         }
         let more = device((Sets::MAX_DEVICES + 1) << 12);
-        assert_eq!(map.change(all, home, &access(true), more), Err(ENOSPC));
+        assert_eq!(map.change(all, anchor, &access(true), more), Err(ENOSPC));
         assert_eq!(
-            map.change(all, home, &prefer(To::Device), more),
+            map.change(all, anchor, &prefer(To::Device), more),
             Err(ENOSPC)
         );
         // A change that names no device applies to all devices.
-        map.change(all, home, &prefer(To::System), more)?;
+        map.change(all, anchor, &prefer(To::System), more)?;
         assert_eq!(map.common(all, more).preferred, Some(To::System));
         map.remove_device(device(5 << 12));
-        map.change(all, home, &access(true), more)?;
+        map.change(all, anchor, &access(true), more)?;
         assert_eq!(map.common(all, more).accessed_by, Some(true));
         assert_eq!(map.common(all, device(5 << 12)).accessed_by, Some(false));
         for number in (1..=Sets::MAX_DEVICES).filter(|number| *number != 5) {

@@ -11,7 +11,7 @@ use crate::{
     }, //
 };
 
-/// A device with two tiles, the first of which is its home memory.
+/// A device with two tiles, the first of which is its own memory.
 struct Tiled([Arc<Shared>; 2]);
 
 impl Device for Tiled {
@@ -46,15 +46,16 @@ fn tiles(connection: Connection) -> Result<[Arc<Shared>; 2]> {
     Ok(tiles)
 }
 
-/// Creates a mirror with tile `home` as its home memory.
-fn at_home(tiles: &[Arc<Shared>; 2], home: usize) -> Result<Mirror<Tiled>> {
+/// Creates a mirror with tile `own` as its own memory.
+fn mirror_on(tiles: &[Arc<Shared>; 2], own: usize) -> Result<Mirror<Tiled>> {
     let current = current!();
     let mm = current.mm().ok_or(EINVAL)?;
-    let device = Tiled([tiles[home].clone(), tiles[1 - home].clone()]);
+    let device = Tiled([tiles[own].clone(), tiles[1 - own].clone()]);
     crate::new_mirror!(mm, device)
 }
 
-/// Returns memory with contents, migrated to tile 1 by the mirror at home there, and both mirrors.
+/// Returns memory with contents, migrated to tile 1 by the mirror whose own memory that is, and
+/// both mirrors.
 fn on_the_other(
     pages: usize,
     connection: Connection,
@@ -64,7 +65,7 @@ fn on_the_other(
         store(range.address(index), 100 + index as u64)?;
     }
     let tiles = tiles(connection)?;
-    let mirrors = [at_home(&tiles, 0)?, at_home(&tiles, 1)?];
+    let mirrors = [mirror_on(&tiles, 0)?, mirror_on(&tiles, 1)?];
     assert_eq!(mirrors[1].migrate(range).to_device()?.moved, pages);
     assert_eq!(used(&tiles), [0, pages]);
     Ok((range, tiles, mirrors))
@@ -187,7 +188,7 @@ mod suite {
     #[test]
     fn frames_of_an_unlisted_tile_are_never_mapped() -> Result {
         let (range, tiles, _mirrors) = on_the_other(2, Connection::Unified)?;
-        // The device has tile 0 as its home memory, and no other tile.
+        // The device has tile 0 as its own memory, and no other tile.
         let alone = mirror(&tiles[0])?;
         alone.fault(range, Access::Read)?;
         assert_eq!(used(&tiles), [0, 0]);
@@ -226,7 +227,7 @@ mod suite {
         let middle = PageRange::from_pages(range.address(2), 2)?;
         mirrors[0].fault(middle, Access::Read)?;
         assert_eq!(used(&tiles), [2, 4]);
-        // A migration to system memory takes pages of the mirror's home memory only.
+        // A migration to system memory takes pages of the mirror's own memory only.
         assert_eq!(mirrors[0].migrate(range).to_system()?.moved, 2);
         assert_eq!(used(&tiles), [0, 4]);
         // A CPU fault takes only pages of the same tile.

@@ -199,10 +199,10 @@ fn set(
     model: &mut Model,
     (first, pages): (usize, usize),
     (what, device): (What, Device),
-    home: VmaAnchor,
+    anchor: VmaAnchor,
 ) {
     let change = what.change();
-    let result = map.change(range(first, pages), home, &change, name(device));
+    let result = map.change(range(first, pages), anchor, &change, name(device));
     let works = change.apply(Attributes::DEFAULT).is_ok();
     assert_eq!(result.is_ok(), works);
     if works {
@@ -259,11 +259,11 @@ fn changes(trial: &Trial<'_>) {
     trial.run(ops(), 1..30, |ops| {
         let map = new();
         let mut model = Model::new();
-        let home = VmaAnchor::new(BASE, 0, 0x1000);
+        let anchor = VmaAnchor::new(BASE, 0, 0x1000);
         for op in ops {
             match *op {
                 Op::Set(first, pages, what, device) => {
-                    set(&map, &mut model, (first, pages), (what, device), home)
+                    set(&map, &mut model, (first, pages), (what, device), anchor)
                 }
                 Op::Close(device) => close(&map, &mut model, device),
                 Op::Lose(first, pages) | Op::Move(first, pages) => {
@@ -288,7 +288,7 @@ fn moves(trial: &Trial<'_>) {
         let mut mappings = vec![(0, PAGES, 0)];
         let mut behind = 2 * PAGES;
         // The first page of a mapping may have a smaller number than its offset.
-        let home = |first: usize, offset: usize| VmaAnchor::new(BASE + first, offset, 0x1000);
+        let anchor = |first: usize, offset: usize| VmaAnchor::new(BASE + first, offset, 0x1000);
         for op in ops {
             match *op {
                 Op::Close(device) => close(&map, &mut model, device),
@@ -297,8 +297,8 @@ fn moves(trial: &Trial<'_>) {
                         let low = first.max(*start);
                         let high = (first + pages).min(start + count);
                         if low < high {
-                            let home = home(*start, *offset);
-                            set(&map, &mut model, (low, high - low), (what, device), home);
+                            let anchor = anchor(*start, *offset);
+                            set(&map, &mut model, (low, high - low), (what, device), anchor);
                         }
                     }
                 }
@@ -344,7 +344,7 @@ fn moves(trial: &Trial<'_>) {
                             first: BASE + start,
                             pages: *count,
                             offset: *first,
-                            home: home(*start, *first),
+                            anchor: anchor(*start, *first),
                         })
                     });
                     assert!(settled.is_ok() && !map.is_unsettled());
@@ -363,10 +363,10 @@ fn moves_out_of_sight(trial: &Trial<'_>) {
     trial.run(ops(), 1..20, |ops| {
         let map = new();
         let mut model = Model::new();
-        let home = |first: usize| VmaAnchor::new(BASE + first, 0, 0x1000);
+        let anchor = |first: usize| VmaAnchor::new(BASE + first, 0, 0x1000);
         for op in ops {
             if let Op::Set(first, pages, what, device) = *op {
-                set(&map, &mut model, (FAR + first, pages), (what, device), home(FAR));
+                set(&map, &mut model, (FAR + first, pages), (what, device), anchor(FAR));
             }
         }
         map.orphan(range(FAR, PAGES));
@@ -375,7 +375,7 @@ fn moves_out_of_sight(trial: &Trial<'_>) {
                 first: BASE,
                 pages: PAGES,
                 offset: 0,
-                home: home(0),
+                anchor: anchor(0),
             })
         };
         let watched = range(FAR, PAGES);

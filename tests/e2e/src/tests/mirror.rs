@@ -77,17 +77,17 @@ fn reread_uses_installed_entries(ctx: &Ctx) -> Outcome {
 /// munmap() must invalidate, because new memory at the same address has other contents.
 fn remap_at_the_same_address_invalidates(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let home = Mapping::anon(PAGES)?;
+    let map = Mapping::anon(PAGES)?;
     let source = Mapping::anon(PAGES)?;
-    home.fill(1);
-    device_sees(&device, &home, 1, "before")?;
+    map.fill(1);
+    device_sees(&device, &map, 1, "before")?;
     source.fill(2);
     let delta = Delta::start(ctx, &device)?;
-    source.move_pages(0, PAGES, &home, 0)?;
+    source.move_pages(0, PAGES, &map, 0)?;
     delta.at_least("invalidations", 1, "after the old memory was replaced")?;
-    let done = device_sees(&device, &home, 2, "after the memory was replaced")?;
+    let done = device_sees(&device, &map, 2, "after the memory was replaced")?;
     check_eq!(done.faults, 1, "fault rounds after the memory was replaced");
-    cpu_sees(&home, 2, "after the memory was replaced")
+    cpu_sees(&map, 2, "after the memory was replaced")
 }
 
 /// Maps memory that shares no page table, and hence no window of an mm, with other memory.

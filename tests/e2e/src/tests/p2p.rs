@@ -545,7 +545,7 @@ fn pull_while_closed(
 }
 
 /// Migrates all pages to system memory. CPU reads would not do that for coherent memory.
-fn home(devices: &[&Device], map: &Mapping) -> Outcome {
+fn migrate_back(devices: &[&Device], map: &Mapping) -> Outcome {
     for device in devices {
         device.migrate(map.addr(), map.pages(), Way::ToSystem).what("migrate to the system")?;
         check_eq!(resident(device, map, 0, map.pages())?, 0, "pages that stayed");
@@ -568,7 +568,7 @@ fn closed(ctx: &Ctx) -> Outcome {
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
         device_sees(&two, &map, 3, "after the source was unplugged")?;
         cpu_sees(&map, 3, "after the source was unplugged")?;
-        home(&[&one, &two], &map)?;
+        migrate_back(&[&one, &two], &map)?;
         // The destination is closed. Pages that have moved are migrated back; the others stay in
         // place.
         migrate(&one, &map, 3)?;
@@ -578,7 +578,7 @@ fn closed(ctx: &Ctx) -> Outcome {
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
         device_sees(&one, &map, 3, "after the destination was unplugged")?;
         cpu_sees(&map, 3, "after the destination was unplugged")?;
-        home(&[&one, &two], &map)?;
+        migrate_back(&[&one, &two], &map)?;
     }
     Ok(())
 }

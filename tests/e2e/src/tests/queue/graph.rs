@@ -178,7 +178,7 @@ fn run(ctx: &Ctx, seed: u64, bad: usize) -> Outcome {
         .what("make queues")?;
     let nodes = make(&mut Rng(seed), bad);
     let slots = Slots(Mapping::anon(NODES.div_ceil(WORDS)).what("map the slots")?);
-    let home = |node: usize| nodes[node].place.map_or(0, |place| place.0);
+    let device_of = |node: usize| nodes[node].place.map_or(0, |place| place.0);
     let mut fences: Vec<Fence<'_>> = Vec::new();
     let mut copies: HashMap<(usize, usize), Fence<'_>> = HashMap::new();
     for index in 0..NODES {
@@ -187,7 +187,7 @@ fn run(ctx: &Ctx, seed: u64, bad: usize) -> Outcome {
             continue;
         };
         for before in &nodes[index].after {
-            if home(*before) != device && !copies.contains_key(&(*before, device)) {
+            if device_of(*before) != device && !copies.contains_key(&(*before, device)) {
                 let copy = devices[device].share(&fences[*before]).what("share")?;
                 copies.insert((*before, device), copy);
             }

@@ -50,8 +50,8 @@ const _: () = assert!(SET_NUMBER_BITS + VmaAnchor::DIFFERENCE_BITS + VmaAnchor::
 
 /// Encodes the number of a range's set, and the identity of its pages. Returns `None` without a
 /// number.
-pub(super) fn pack(number: Option<SetNumber>, home: VmaAnchor) -> Option<NonZeroU64> {
-    let high = u64::from(home.tag) << VmaAnchor::DIFFERENCE_BITS | home.difference;
+pub(super) fn pack(number: Option<SetNumber>, anchor: VmaAnchor) -> Option<NonZeroU64> {
+    let high = u64::from(anchor.tag) << VmaAnchor::DIFFERENCE_BITS | anchor.difference;
     NonZeroU64::new(high << SET_NUMBER_BITS | number? as u64)
 }
 
@@ -61,11 +61,11 @@ pub(super) fn unpack(value: NonZeroU64) -> (Option<SetNumber>, VmaAnchor) {
     // CAST: 10 bits.
     let number = (value & ((1 << SET_NUMBER_BITS) - 1)) as SetNumber;
     let high = value >> SET_NUMBER_BITS;
-    let home = VmaAnchor {
+    let anchor = VmaAnchor {
         difference: high & VmaAnchor::DIFFERENCE_MASK,
         tag: (high >> VmaAnchor::DIFFERENCE_BITS) as u8,
     };
-    (Some(number), home)
+    (Some(number), anchor)
 }
 
 /// Returns the number of the set of a range. `None` stands for the default attributes.
@@ -83,5 +83,5 @@ pub(crate) struct Relocated {
     /// Offset of the first page of the VMA.
     pub(crate) offset: usize,
     /// Identity of the pages, see [`VmaAnchor`].
-    pub(crate) home: VmaAnchor,
+    pub(crate) anchor: VmaAnchor,
 }

@@ -272,8 +272,8 @@ impl<D: Device> Mirror<D> {
     ) -> Result {
         let mine = self.device().memory().ok_or(ENODEV)?;
         let space = self.space()?;
-        let mut room = PullBuffers {
-            batch: Batch::with_room(range.pages().min(PMD_PAGES))?,
+        let mut buffers = PullBuffers {
+            batch: Batch::with_capacity(range.pages().min(PMD_PAGES))?,
             copies: CopyContext::new(true)?,
             prealloc: self.prealloc(),
             outcome,
@@ -301,16 +301,16 @@ impl<D: Device> Mirror<D> {
                     _ => {}
                 }
             }
-            let (mut end, attempt) = self.pull_run(&space, &mut room, run, theirs, true)?;
+            let (mut end, attempt) = self.pull_run(&space, &mut buffers, run, theirs, true)?;
             if let PullResult::NoHuge = attempt {
-                (end, _) = self.pull_run(&space, &mut room, run, theirs, false)?;
+                (end, _) = self.pull_run(&space, &mut buffers, run, theirs, false)?;
             }
             rest = left.from_address(end);
         }
         self.stats()
-            .add(Counter::ToDevice, room.outcome.moved as u64);
+            .add(Counter::ToDevice, buffers.outcome.moved as u64);
         self.stats()
-            .add(Counter::Switched, room.outcome.switched as u64);
+            .add(Counter::Switched, buffers.outcome.switched as u64);
         Ok(())
     }
 
@@ -319,12 +319,12 @@ impl<D: Device> Mirror<D> {
     fn pull_run(
         &self,
         space: &AddressSpace,
-        room: &mut PullBuffers<'_, D>,
+        buffers: &mut PullBuffers<'_, D>,
         run: PageRange,
         theirs: &Memory<D::Memory>,
         compound: bool,
     ) -> Result<(usize, PullResult)> {
-        room.prealloc.refill()?;
+        buffers.prealloc.refill()?;
         let mut tries = AnnounceTries::new();
         let mut lost = false;
         let mut window = self.window(space, run.start())?;
@@ -337,7 +337,7 @@ impl<D: Device> Mirror<D> {
             };
             let request = MigrationDesc {
                 // Unique while the step runs: no other object has this address.
-                name: MigrationId::of(&room.batch),
+                name: MigrationId::of(&buffers.batch),
                 // The kernel isolates only device pages with the same owner.
                 identity: EventMatch::current(theirs.owner()),
                 range: part,
@@ -349,7 +349,7 @@ impl<D: Device> Mirror<D> {
                 Ok(announced) => {
                     let vma = mmap.vma_lookup(part.start()).ok_or(EINVAL)?;
                     let result =
-                        self.pull_announced(room, vma, announced, theirs, compound, &mut lost);
+                        self.pull_announced(buffers, vma, announced, theirs, compound, &mut lost);
                     break (part, result);
                 }
                 Err(again) => window = again,
@@ -361,7 +361,7 @@ impl<D: Device> Mirror<D> {
                 space,
                 part,
                 InstallFilter::All,
-                &mut room.prealloc,
+                &mut buffers.prealloc,
             )?;
         }
         result.map(|attempt| (part.end(), attempt))
@@ -373,7 +373,7 @@ impl<D: Device> Mirror<D> {
     #[inline(never)]
     fn pull_announced(
         &self,
-        room: &mut PullBuffers<'_, D>,
+        buffers: &mut PullBuffers<'_, D>,
         vma: Vma<'_>,
         announced: Announced<'_, D>,
         theirs: &Memory<D::Memory>,
@@ -385,7 +385,7 @@ impl<D: Device> Mirror<D> {
             copies,
             prealloc,
             outcome,
-        } = room;
+        } = buffers;
         let mine = self.device().memory().ok_or(ENODEV)?;
         let piece = announced.range();
         let huge = compound && piece.is_pmd();
@@ -500,7 +500,7 @@ impl<M: MemoryOps> Memory<M> {
                 connection => connection,
             }
         };
-        self.known()
-            .get(other.tile(), || other.known().get(self.tile(), ask))
+        self.connections()
+            .get(other.tile(), || other.connections().get(self.tile(), ask))
     }
 }

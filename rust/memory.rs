@@ -206,7 +206,7 @@ impl<M: MemoryOps> MemoryParts<M> {
             stats: Stats::new(),
             mirrors: KBox::pin_init(MirrorList::new(), GFP_KERNEL)?,
             victims: KBox::pin_init(Victims::new(), GFP_KERNEL)?,
-            known: KBox::pin_init(ConnectionCache::new(), GFP_KERNEL)?,
+            connections: KBox::pin_init(ConnectionCache::new(), GFP_KERNEL)?,
             deferred_work: KBox::pin_init(DeferredWork::new(), GFP_KERNEL)?,
             splits: KBox::pin_init(Splits::new(), GFP_KERNEL)?,
             windows: FaultWindows::new()?,
@@ -526,8 +526,8 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Returns the cached connections to other memories.
-    pub(crate) fn known(&self) -> &ConnectionCache {
-        &self.pages().data().known
+    pub(crate) fn connections(&self) -> &ConnectionCache {
+        &self.pages().data().connections
     }
 
     /// Invalidates all cached connections, so that drivers are queried again. A driver calls this

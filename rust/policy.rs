@@ -93,11 +93,11 @@ pub enum Decision {
 /// struct OnWrite;
 ///
 /// impl Policy for OnWrite {
-///     fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
-///         if wanted.write && wanted.free != 0 {
-///             Decision::Move { range: wanted.range, evict: false }
+///     fn place(&self, fault: &FaultInfo<'_>) -> Decision {
+///         if fault.write && fault.free != 0 {
+///             Decision::Move { range: fault.range, evict: false }
 ///         } else {
-///             Decision::InPlace(wanted.range)
+///             Decision::InPlace(fault.range)
 ///         }
 ///     }
 /// }
@@ -108,7 +108,7 @@ pub trait Policy: Send + Sync {
     /// # Context
     ///
     /// May sleep; no lock of the library is held.
-    fn place(&self, wanted: &FaultInfo<'_>) -> Decision;
+    fn place(&self, fault: &FaultInfo<'_>) -> Decision;
 
     /// Returns whether the policy never migrates pages, so that only attributes do.
     ///
@@ -135,8 +135,8 @@ pub trait Policy: Send + Sync {
 pub struct NoMigration;
 
 impl Policy for NoMigration {
-    fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
-        Decision::InPlace(wanted.range)
+    fn place(&self, fault: &FaultInfo<'_>) -> Decision {
+        Decision::InPlace(fault.range)
     }
 
     fn is_idle(&self) -> bool {
@@ -148,9 +148,9 @@ impl Policy for NoMigration {
 pub struct SinglePage;
 
 impl Policy for SinglePage {
-    fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
+    fn place(&self, fault: &FaultInfo<'_>) -> Decision {
         Decision::Move {
-            range: wanted.range,
+            range: fault.range,
             evict: true,
         }
     }

@@ -288,8 +288,8 @@ impl Queue {
     fn push(&self, item: QueueItem) -> Result {
         let shared = &*self.0.shared;
         let mut items = shared.items.lock();
-        match items.room() {
-            Some(room) => room.put(item),
+        match items.vacant_slot() {
+            Some(slot) => slot.put(item),
             None => {
                 // Dropped without the lock, because this signals the fence of the item.
                 drop(items);

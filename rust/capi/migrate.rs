@@ -59,8 +59,8 @@ unsafe fn migrate(
     range: PageRange,
     how: &bindings::rust_hmm_migration,
 ) -> Result<Outcome> {
-    let known = bindings::RUST_HMM_ORDINARY | bindings::RUST_HMM_NO_EVICTION;
-    if how.flags & !known != 0 {
+    let valid = bindings::RUST_HMM_ORDINARY | bindings::RUST_HMM_NO_EVICTION;
+    if how.flags & !valid != 0 {
         return Err(EINVAL);
     }
     // SAFETY: By the function's requirements, `mirror` was not destroyed.

@@ -178,10 +178,10 @@ unsafe fn create(
     data: DriverData,
     memory: *mut bindings::rust_hmm_memory,
 ) -> Result<*mut bindings::rust_hmm_mirror> {
-    let known = bindings::RUST_HMM_FLUSH_SLEEPS;
+    let valid = bindings::RUST_HMM_FLUSH_SLEEPS;
     if mm.is_null()
         || ops.size != size_of::<bindings::rust_hmm_mirror_ops>()
-        || ops.flags & !known != 0
+        || ops.flags & !valid != 0
         || ops.reserved != 0
     {
         return Err(EINVAL);

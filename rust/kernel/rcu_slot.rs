@@ -131,7 +131,7 @@ impl<T: Send + Sync, const N: usize> Retired<T, N> {
     /// Removes the object at `place` and adds it to the list. Returns false if the slot is empty or
     /// the list is full. Callable from any context.
     pub(crate) fn take(&mut self, place: &RcuSlot<T>) -> bool {
-        let Some(room) = self.objects.get_mut(self.count) else {
+        let Some(entry) = self.objects.get_mut(self.count) else {
             return false;
         };
         let raw = place.object.xchg(null_mut(), Full);
@@ -139,7 +139,7 @@ impl<T: Send + Sync, const N: usize> Retired<T, N> {
             return false;
         }
         // INVARIANT: The exchange removed the pointer from the slot, so that it is ours.
-        *room = raw;
+        *entry = raw;
         self.count += 1;
         true
     }

@@ -126,11 +126,11 @@ mod tests {
 
     #[test]
     fn drivers_are_queried_once() -> Result {
-        let known = KBox::pin_init(ConnectionCache::new(), GFP_KERNEL)?;
+        let cache = KBox::pin_init(ConnectionCache::new(), GFP_KERNEL)?;
         let others = [0u8; MAX_CACHED_CONNECTIONS + 1];
         let mut asked = 0;
         for _ in 0..3 {
-            let answer = known.get(MemoryId::of(&others[0]), || {
+            let answer = cache.get(MemoryId::of(&others[0]), || {
                 asked += 1;
                 Connection::Migratable
             });
@@ -138,16 +138,16 @@ mod tests {
         }
         assert_eq!(asked, 1);
         for other in others.iter().skip(1) {
-            known.get(MemoryId::of(other), || Connection::Unified);
+            cache.get(MemoryId::of(other), || Connection::Unified);
         }
         // The oldest entry was replaced, and `invalidate()` invalidates all of them.
         assert_eq!(
-            known.get(MemoryId::of(&others[0]), || Connection::None),
+            cache.get(MemoryId::of(&others[0]), || Connection::None),
             Connection::None
         );
         invalidate();
         assert_eq!(
-            known.get(MemoryId::of(&others[3]), || Connection::None),
+            cache.get(MemoryId::of(&others[3]), || Connection::None),
             Connection::None
         );
         Ok(())

@@ -76,7 +76,7 @@ pub(super) fn handle<M: MemoryOps>(
     // Size in bytes of the window that is migrated with the faulting page.
     let space = fault.vma().space().number();
     let window = pages.data().windows.record_fault(space, fault.address());
-    let mut batch = Batch::with_room(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
+    let mut batch = Batch::with_capacity(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
     let mut copies = CopyContext::new(true).map_err(|_| FaultError::NoMemory)?;
     if fault.is_large_folio_subpage() {
         // Isolating the page splits the folio, and then migrates the page only if it is the first
@@ -240,11 +240,11 @@ fn attempt<M: MemoryOps>(
     ops.copy_all(pages, &mut isolated, copies);
     stopwatch.end(Phase::Copy);
     // The entry is a hole if the page was freed after the fault had begun. Then no data is lost.
-    let wanted = isolated
+    let faulting = isolated
         .entries()
         .find(|entry| covers(entry.index, entry.pages) && entry.source != Source::Hole);
     // The page was isolated and got a destination, which was removed because the copy failed.
-    let lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
+    let lost = faulting.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
 
     let migrated = isolated.migrate();
     let moved = migrated.moved().pages();

@@ -273,8 +273,8 @@ impl Lru {
 
     /// Claims `block` for the current task to evict it.
     pub(super) fn claim(&self, block: usize) -> Result<Claim<'_>, NoClaim> {
-        let known = self.block(block).ok_or(NoClaim::Nothing)?;
-        let claimed = &known.claimed;
+        let entry = self.block(block).ok_or(NoClaim::Nothing)?;
+        let claimed = &entry.claimed;
         if claimed.xchg(true, Acquire) {
             return Err(NoClaim::Busy);
         }

@@ -81,7 +81,7 @@ pub(super) struct MemoryState<M: MemoryOps> {
     pub(super) arrivals: Pin<KBox<Arrivals>>,
     /// Steps of migrations from this memory.
     pub(super) departures: Pin<KBox<Steps>>,
-    pub(super) known: Pin<KBox<ConnectionCache>>,
+    pub(super) connections: Pin<KBox<ConnectionCache>>,
     pub(super) deferred_work: Pin<KBox<DeferredWork>>,
     pub(super) splits: Pin<KBox<Splits<M>>>,
     /// Whether copies of the last step to this memory were still outstanding after the last one had
@@ -161,7 +161,7 @@ impl<M: MemoryOps> MemoryState<M> {
         let mut find = pages.pfn_lookup();
         let mut device = |pfn| find(pfn).map(CopyEndpoint::Device);
         let mut find_other = other.map(DevicePages::pfn_lookup);
-        batch.reserve(isolated.room());
+        batch.reserve(isolated.capacity());
         let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
         for entry in with_destination {
             count += 1;

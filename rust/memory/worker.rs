@@ -97,15 +97,15 @@ impl<M: MemoryOps> Shrink for ChunkShrinker<M> {
 
     fn scan(&self, objects: usize) -> usize {
         let (_, idle) = self.0.idle_chunks();
-        let wanted = objects.div_ceil(OBJECTS).min(idle);
-        if wanted != 0 {
+        let chunks = objects.div_ceil(OBJECTS).min(idle);
+        if chunks != 0 {
             let deferred_work = &self.0.data().deferred_work;
-            deferred_work.chunks.fetch_add(wanted, Full);
+            deferred_work.chunks.fetch_add(chunks, Full);
             // Do not take the lock: a holder may allocate, and this is reclaim. If the wake-up is
             // lost, the worker checks again after `WORKER_RECHECK_JIFFIES`.
             deferred_work.wake.notify_one();
         }
-        wanted * OBJECTS
+        chunks * OBJECTS
     }
 }
 
@@ -127,11 +127,11 @@ impl<M: MemoryOps> MemoryWorker<M> {
             stop: stop.clone(),
             thread: None,
         };
-        let known = Arc::new(ChunkShrinker(pages.clone()), GFP_KERNEL)?;
+        let shrinker = Arc::new(ChunkShrinker(pages.clone()), GFP_KERNEL)?;
         worker.thread = Some(Thread::spawn(c"hmm_chores", move || {
             pages.data().deferred_work.work(&pages, &stop)
         })?);
-        worker.shrinker = Some(Shrinker::new(c"rust_hmm", known)?);
+        worker.shrinker = Some(Shrinker::new(c"rust_hmm", shrinker)?);
         Ok(worker)
     }
 

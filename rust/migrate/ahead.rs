@@ -121,7 +121,7 @@ impl<F: Format> AheadBuffers<F> {
         stop: Option<CancelToken>,
     ) -> Result<KBox<Self>> {
         let pages = || KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL);
-        let room = try_init!(Self {
+        let buffers = try_init!(Self {
             slot <- BlockBuffers::new(PMD_PAGES, mirror.prealloc(), stop),
             joined: [JoinedMirrors::new(), JoinedMirrors::new()],
             pages: [pages()?, pages()?],
@@ -130,7 +130,7 @@ impl<F: Format> AheadBuffers<F> {
             end: None,
             left: [None; 2],
         }? Error);
-        KBox::init(room, GFP_KERNEL)
+        KBox::init(buffers, GFP_KERNEL)
     }
 
     /// Prepares the block at `first` and the first blocks of `rest`, which follow it. Best effort.
@@ -205,11 +205,11 @@ impl<D: Device> MigrateStep<'_, D> {
         if blocks.map(|start| self.mirror.has_device_entry(start)) != [false; 2] {
             return;
         }
-        if self.room.is_none() {
-            self.room = AheadBuffers::new(self.mirror, self.stop.clone()).ok();
+        if self.ahead_buffers.is_none() {
+            self.ahead_buffers = AheadBuffers::new(self.mirror, self.stop.clone()).ok();
         }
-        if let Some(room) = &mut self.room {
-            room.look_ahead(self.mirror, &self.space, range.start(), rest);
+        if let Some(buffers) = &mut self.ahead_buffers {
+            buffers.look_ahead(self.mirror, &self.space, range.start(), rest);
             self.armed = true;
         }
     }
@@ -220,9 +220,9 @@ impl<D: Device> MigrateStep<'_, D> {
     /// Returns the end of the last overlapping block, if any, and the first error.
     #[inline(never)]
     pub(super) fn finish_left(&mut self, mut result: Result) -> (Option<usize>, Result) {
-        let end = self.room.as_mut().and_then(|room| {
-            room.release();
-            room.end
+        let end = self.ahead_buffers.as_mut().and_then(|buffers| {
+            buffers.release();
+            buffers.end
         });
         if end.is_none() {
             return (None, result);
@@ -251,8 +251,8 @@ impl<D: Device> MigrateStep<'_, D> {
 
     /// Takes a block that has pages which did not migrate. Its outcomes become those of the step.
     fn take_left(&mut self) -> Option<PartialBlock> {
-        let room = self.room.as_deref_mut()?;
-        let mut each = room.left.iter_mut().zip(&mut room.pages);
+        let buffers = self.ahead_buffers.as_deref_mut()?;
+        let mut each = buffers.left.iter_mut().zip(&mut buffers.pages);
         let (left, outcomes) = each.find(|(left, _)| left.is_some())?;
         core::mem::swap(&mut **outcomes, &mut self.work.pages);
         left.take()

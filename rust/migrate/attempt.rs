@@ -69,7 +69,7 @@ pub(super) struct BlockBuffers<F: Format> {
 }
 
 impl<F: Format> BlockBuffers<F> {
-    /// Allocates the buffers for blocks of up to `room` pages, whose copies are cancelled when
+    /// Allocates the buffers for blocks of up to `capacity` pages, whose copies are cancelled when
     /// `stop` is set.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl<F: Format> BlockBuffers<F> {
     /// - `ENOMEM`
     // Initialized in place, because it is large.
     pub(super) fn new(
-        room: usize,
+        capacity: usize,
         prealloc: Prealloc<F>,
         stop: Option<CancelToken>,
     ) -> impl Init<Self, Error> {
@@ -87,7 +87,7 @@ impl<F: Format> BlockBuffers<F> {
             Ok(copies)
         };
         try_init!(Self {
-            batch: Batch::with_room(room)?,
+            batch: Batch::with_capacity(capacity)?,
             copies: copies()?,
             prealloc,
         }? Error)
@@ -471,14 +471,14 @@ pub(super) fn submit<'a, 'm, D: Device>(
 }
 
 impl<F: Format> MigrateBuffers<F> {
-    /// Allocates buffers for steps of up to `room` pages, as [`BlockBuffers::new`].
+    /// Allocates buffers for steps of up to `capacity` pages, as [`BlockBuffers::new`].
     pub(super) fn new(
-        room: usize,
+        capacity: usize,
         prealloc: Prealloc<F>,
         stop: Option<CancelToken>,
     ) -> Result<KBox<Self>> {
         let work = try_init!(Self {
-            slot <- BlockBuffers::new(room, prealloc, stop),
+            slot <- BlockBuffers::new(capacity, prealloc, stop),
             pages: [PageOutcome::None; PMD_PAGES],
             first: 0,
             entries: 0,

@@ -66,9 +66,9 @@ impl ResidentRanges {
                 return true;
             }
         }
-        let room = self.list.push_within_capacity(span).is_ok();
-        self.full |= !room;
-        room
+        let added = self.list.push_within_capacity(span).is_ok();
+        self.full |= !added;
+        added
     }
 }
 

@@ -85,7 +85,7 @@ pub(super) struct BlockChain<'c, 'm, D: Device> {
 }
 
 impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
-    /// Migrates the first block, and the blocks prepared in `room` that can overlap. Returns the
+    /// Migrates the first block, and the blocks prepared in `buffers` that can overlap. Returns the
     /// result of the first block, or the first error of any block.
     #[inline(never)]
     pub(super) fn run(
@@ -93,7 +93,7 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
         first: (Movable<'c>, (Announced<'m, D>, MigrationDesc), bool),
         one: &mut BlockBuffers<D::Format>,
         pages: &mut [PageOutcome],
-        room: &mut AheadBuffers<D::Format>,
+        buffers: &mut AheadBuffers<D::Format>,
     ) -> Result<AttemptResult> {
         let (movable, announced, compound) = first;
         let on = (self.mirror, self.memory);
@@ -105,7 +105,7 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
             end,
             left: [left_even, left_odd],
             ..
-        } = room;
+        } = buffers;
         let place = BorrowedBuffers {
             slot: &mut *one,
             joined: &mut *joined_one,
@@ -116,8 +116,8 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
             Submitted::InFlight => {}
             Submitted::NoHuge => return Ok(AttemptResult::NoHuge),
         }
-        let room = (&mut *two, &mut *joined_two);
-        let mut next = self.next(&mut block, ahead, end, room, even);
+        let slot = (&mut *two, &mut *joined_two);
+        let mut next = self.next(&mut block, ahead, end, slot, even);
         let result = finish(&mut block, self.entries);
         drop(block);
         if result.is_err() {
@@ -125,13 +125,13 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
         }
         let mut failed = Ok(());
         loop {
-            let room = (&mut *one, &mut *joined_one);
-            let Some((finished, after)) = self.advance(next, ahead, end, room, odd) else {
+            let slot = (&mut *one, &mut *joined_one);
+            let Some((finished, after)) = self.advance(next, ahead, end, slot, odd) else {
                 break;
             };
             self.record_result(finished, even, left_even, ahead, &mut failed);
-            let room = (&mut *two, &mut *joined_two);
-            let Some((finished, then)) = self.advance(after, ahead, end, room, even) else {
+            let slot = (&mut *two, &mut *joined_two);
+            let Some((finished, then)) = self.advance(after, ahead, end, slot, even) else {
                 break;
             };
             self.record_result(finished, odd, left_odd, ahead, &mut failed);
@@ -149,14 +149,14 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
         block: Option<OverlappingBlock<'_, 'm, D>>,
         ahead: &mut KVec<SequencedBlock>,
         end: &mut Option<usize>,
-        room: (&'a mut BlockBuffers<D::Format>, &'a mut JoinedMirrors),
+        slot: (&'a mut BlockBuffers<D::Format>, &'a mut JoinedMirrors),
         pages: &'a mut BlockOutcomes,
     ) -> Option<(FinishedBlock, Option<OverlappingBlock<'a, 'm, D>>)>
     where
         'c: 'a,
     {
         let (mut block, range) = block?;
-        let next = self.next(&mut block, ahead, end, room, pages);
+        let next = self.next(&mut block, ahead, end, slot, pages);
         Some(((finish(&mut block, self.entries), range), next))
     }
 
@@ -195,7 +195,7 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
         previous: &mut Option<BlockInFlight<'_, 'm, D>>,
         ahead: &mut KVec<SequencedBlock>,
         end: &mut Option<usize>,
-        room: (&'a mut BlockBuffers<D::Format>, &'a mut JoinedMirrors),
+        slot: (&'a mut BlockBuffers<D::Format>, &'a mut JoinedMirrors),
         pages: &'a mut BlockOutcomes,
     ) -> Option<OverlappingBlock<'a, 'm, D>>
     where
@@ -205,7 +205,7 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
         let next = ahead.pop()?;
         let range = next.range;
         previous.pause();
-        let result = self.overlap(previous, next, room, pages);
+        let result = self.overlap(previous, next, slot, pages);
         previous.resume();
         overlaps::count(
             result

@@ -78,7 +78,7 @@ pub(super) struct MigrateStep<'m, D: Device> {
     pub(super) stop: Option<CancelToken>,
     pub(super) work: KBox<MigrateBuffers<D::Format>>,
     /// Buffers of blocks that may overlap. `None` before the first one.
-    pub(super) room: Option<KBox<AheadBuffers<D::Format>>>,
+    pub(super) ahead_buffers: Option<KBox<AheadBuffers<D::Format>>>,
     /// Whether blocks may overlap in the next attempt.
     pub(super) armed: bool,
     pub(super) tally: OutcomeTally<'m>,
@@ -101,7 +101,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
         stop: Option<CancelToken>,
         tally: OutcomeTally<'m>,
     ) -> Result<Self> {
-        let room = tally.range.pages();
+        let pages = tally.range.pages();
         let memory = mirror.device().memory().ok_or(ENODEV)?;
         Ok(Self {
             mirror,
@@ -111,9 +111,9 @@ impl<'m, D: Device> MigrateStep<'m, D> {
             before: memory.turn(),
             evict,
             patient: true,
-            work: MigrateBuffers::new(room.min(PMD_PAGES), mirror.prealloc(), stop.clone())?,
+            work: MigrateBuffers::new(pages.min(PMD_PAGES), mirror.prealloc(), stop.clone())?,
             stop,
-            room: None,
+            ahead_buffers: None,
             armed: false,
             tally,
         })
@@ -201,7 +201,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
         let survey = loop {
             let (survey, attempt) = self.attempt_sizes(piece, first, needs_room, !full)?;
             match survey.found {
-                // There were movable pages, but no room for them.
+                // There were movable pages, but not enough free device memory.
                 Some(run) if needs_room && attempt.is_none() => {
                     full = !self.make_room(run.pages())?;
                     needs_room = false;
@@ -292,8 +292,9 @@ impl<'m, D: Device> MigrateStep<'m, D> {
         inner.try_install_present(&self.space, piece, which, &mut self.work.slot.prealloc)
     }
 
-    /// Makes room in the device memory, before any lock is taken. Returns whether there is any.
-    /// Pages for which there is none have an outcome that reports it.
+    /// Adds chunks or evicts, so that `pages` pages can be allocated. Called before any lock is
+    /// taken. Returns whether the device has memory. Pages that get none have the outcome
+    /// [`PageOutcome::NoMemory`].
     fn make_room(&self, pages: usize) -> Result<bool> {
         let Some(memory) = self.mirror.device().memory() else {
             return Ok(false);
@@ -328,7 +329,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
     ///
     /// Outcomes of pages that cannot move are recorded before anything is announced, evicted or
     /// unmapped for them. Returns no [`AttemptResult`] if no page is movable, or if `needs_room` is
-    /// set and there is no room for the run.
+    /// set and the device memory has not enough free pages for the run.
     fn attempt(
         &mut self,
         piece: PageRange,
@@ -414,8 +415,8 @@ impl<'m, D: Device> MigrateStep<'m, D> {
             let announced = (announced, request);
             let armed = core::mem::take(&mut self.armed) && first == 0 && part == piece;
             let work = &mut *self.work;
-            let result = match &mut self.room {
-                Some(room) if armed => {
+            let result = match &mut self.ahead_buffers {
+                Some(buffers) if armed => {
                     let chain = BlockChain {
                         mirror,
                         memory,
@@ -428,7 +429,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
                         tally: &mut self.tally,
                     };
                     let first = (movable, announced, compound);
-                    chain.run(first, &mut work.slot, &mut work.pages[..], room)
+                    chain.run(first, &mut work.slot, &mut work.pages[..], buffers)
                 }
                 _ => work.isolate_and_move((mirror, memory), movable, announced, compound),
             };

@@ -165,7 +165,7 @@ impl<D: Device> Mirror<D> {
         if window.range().intersect(&request.range) != Some(request.range) {
             return Err(EINVAL);
         }
-        let room = InFlightNode::new()?;
+        let node = InFlightNode::new()?;
         let Ok(mut guard) = window.lock_if_valid(self.inner(), seq) else {
             return Ok(Err(window));
         };
@@ -175,7 +175,7 @@ impl<D: Device> Mirror<D> {
             transactions,
             ..
         } = &mut *guard;
-        let begun = transactions.begin(request, room);
+        let begun = transactions.begin(request, node);
         let flush = match begun {
             Ok(()) if request.faultless => self.inner().protect(table, request.range),
             _ => None,

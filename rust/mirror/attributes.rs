@@ -289,22 +289,22 @@ impl<D: Device> Mirror<D> {
         } else {
             (Attributes::DEFAULT, mapping)
         };
-        let known = AttributesAt {
+        let found = AttributesAt {
             attributes,
             limits,
             movable: vma.may_migrate(),
             whole: false,
         };
         #[cfg(CONFIG_RUST_HMM_MANAGED)]
-        let known = match Flags::of(vma.anonymous_offset()) {
+        let found = match Flags::of(vma.anonymous_offset()) {
             Some(flags) if attributes == Attributes::DEFAULT => AttributesAt {
                 attributes: flags.attributes(),
                 whole: flags.populate && !flags.host_shared,
-                ..known
+                ..found
             },
-            _ => known,
+            _ => found,
         };
-        Ok(known)
+        Ok(found)
     }
 
     /// Returns the first part of `piece` that has the same attributes, and whether its pages may

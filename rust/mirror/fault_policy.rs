@@ -202,7 +202,7 @@ impl<D: Device> Mirror<D> {
         let limits = self.attributes_at(space, range.start());
         limits
             .ok()
-            .and_then(|known| range.intersect(&known.limits))
+            .and_then(|found| range.intersect(&found.limits))
             .unwrap_or(range)
     }
 
@@ -391,8 +391,8 @@ impl<D: Device> Mirror<D> {
         look: impl FnOnce(PageRange, &mut dyn FnMut(PageRange)) -> Result,
     ) -> Result {
         let now = self.now();
-        let known = self.inner().lock().immovable.has_block(range.start(), now);
-        let all = block(range.start()).filter(|_| !known);
+        let is_cached = self.inner().lock().immovable.has_block(range.start(), now);
+        let all = block(range.start()).filter(|_| !is_cached);
         look(all.unwrap_or(range), &mut |run: PageRange| {
             // Take the table lock after the survey of a run, which takes page-table locks of the
             // CPU.

@@ -225,7 +225,7 @@ impl InFlightMigrations {
     /// # Errors
     ///
     /// - `EINVAL` if the range is longer than [`PMD_SIZE`].
-    pub(crate) fn begin(&mut self, request: MigrationDesc, room: InFlightNode) -> Result {
+    pub(crate) fn begin(&mut self, request: MigrationDesc, node: InFlightNode) -> Result {
         let range = request.range;
         if range.pages() > PMD_PAGES {
             return Err(EINVAL);
@@ -248,7 +248,7 @@ impl InFlightMigrations {
         // Names are unique.
         let _none = self
             .0
-            .insert(room.0.into_node(MigrationKey::of(&request), new));
+            .insert(node.0.into_node(MigrationKey::of(&request), new));
         Ok(())
     }
 

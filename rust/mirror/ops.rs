@@ -67,7 +67,7 @@ impl<D: Device> MirrorShared<D> {
     fn can_use(&self, destination: Destination) -> bool {
         let memory = self.device.memory();
         let reaches = |memory: &Memory<D::Memory>, tile: MemoryId| {
-            memory.tile() == tile || memory.known().peek(tile) == Some(Connection::Unified)
+            memory.tile() == tile || memory.connections().peek(tile) == Some(Connection::Unified)
         };
         match destination {
             Destination::Any => true,
@@ -156,7 +156,7 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
             return false;
         }
         let mut stopwatch = Stopwatch::start();
-        let Ok(room) = InFlightNode::new() else {
+        let Ok(node) = InFlightNode::new() else {
             return false;
         };
         let mut guard = self.lock();
@@ -169,7 +169,7 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
             return false;
         }
         let MigrationDesc { name, range, .. } = request;
-        if transactions.begin(request, room).is_err() {
+        if transactions.begin(request, node).is_err() {
             return false;
         }
         // One pass clears the marks of pages without an entry, and write-protects the others.

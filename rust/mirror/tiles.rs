@@ -171,7 +171,7 @@ impl<D: Device> MirrorShared<D> {
     pub(super) fn reached(&self, pfn: usize) -> Option<&Memory<D::Memory>> {
         let own = self.device.memory()?;
         let tile = self.tiles().find(|tile| tile.lookup(pfn).is_some())?;
-        (own.known().peek(tile.tile()) == Some(Connection::Unified)).then_some(tile)
+        (own.connections().peek(tile.tile()) == Some(Connection::Unified)).then_some(tile)
     }
 
     /// See [`MirrorOps::own_memory`](crate::space::MirrorOps::own_memory).

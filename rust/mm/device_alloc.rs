@@ -337,7 +337,7 @@ impl FreeMap {
     /// Frees `pages` pages from `index` on; both may have any value. Returns whether other pages
     /// remain in use. Context: any.
     #[inline]
-    pub(in crate::mm) fn give_back(&self, index: usize, pages: usize) -> bool {
+    pub(in crate::mm) fn release(&self, index: usize, pages: usize) -> bool {
         // The counter is decremented before the bits are set, so that it is never too high for a
         // page that can already be allocated.
         let used = self.used.fetch_sub(pages, Relaxed);

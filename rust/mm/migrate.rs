@@ -305,7 +305,7 @@ impl<'a, R> Isolated<'a, R> {
     }
 
     /// Returns the maximum number of entries: the number of pages of the range.
-    pub(crate) fn room(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.pages.0.pages
     }
 
@@ -331,7 +331,7 @@ impl<'a, R> Isolated<'a, R> {
         self.pages.0.entry_from(index)
     }
 
-    /// Allocates system memory in bulk as destinations of the small pages for whose index `wanted`
+    /// Allocates system memory in bulk as destinations of the small pages for whose index `select`
     /// returns true, except holes. As in [`LockedFolio::alloc_system`] the folios are marked dirty.
     ///
     /// Returns whether any entry that is not a hole still has no destination, for example because a
@@ -340,13 +340,13 @@ impl<'a, R> Isolated<'a, R> {
     /// # Context
     ///
     /// May sleep. No lock that a notifier takes may be held.
-    pub fn alloc_small(&mut self, vma: Option<Vma<'_>>, wanted: impl FnMut(usize) -> bool) -> bool {
+    pub fn alloc_small(&mut self, vma: Option<Vma<'_>>, select: impl FnMut(usize) -> bool) -> bool {
         if is_injecting() {
             // Leave all entries to `fill`, so that a fault can be injected for each allocation.
             return true;
         }
-        // Drops `wanted` before the allocation, because it may hold a lock.
-        let (marked, left) = self.pages.0.mark_small(wanted);
+        // Drops `select` before the allocation, because it may hold a lock.
+        let (marked, left) = self.pages.0.mark_small(select);
         if marked == 0 {
             return left;
         }

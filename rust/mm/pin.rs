@@ -116,14 +116,14 @@ impl PinnedPages {
         let mut pinned = Self(KVVec::with_capacity(range.pages(), flags)?);
         while pinned.0.len() < range.pages() {
             let done = pinned.0.len();
-            let wanted = (range.pages() - done).min(PIN_BATCH_PAGES);
+            let count = (range.pages() - done).min(PIN_BATCH_PAGES);
             let place = pinned.0.spare_capacity_mut().as_mut_ptr();
-            // SAFETY: The mmap lock is held, and the list has capacity for `wanted` more elements.
+            // SAFETY: The mmap lock is held, and the list has capacity for `count` more elements.
             let got = unsafe {
                 bindings::rust_hmm_pin(
                     mmap.mm_raw(),
                     range.address(done),
-                    wanted,
+                    count,
                     place.cast::<*mut bindings::page>(),
                 )
             };

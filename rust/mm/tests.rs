@@ -91,7 +91,7 @@ mod suite {
             device.isolate_small(first, MmapLocks::All, &mut batch, |_| found = true);
             assert!(!found);
         }
-        assert!(Batch::with_room(usize::MAX).is_err());
+        assert!(Batch::with_capacity(usize::MAX).is_err());
         assert!(device.pfn(usize::MAX).is_none() && device.lookup(usize::MAX).is_none());
         let bytes = SharedBytes::new(16)?;
         assert!(bytes.read(usize::MAX, &mut [0; 2]).is_err());

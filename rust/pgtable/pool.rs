@@ -244,13 +244,13 @@ impl<F: Format> Pool<F> {
         Some(())
     }
 
-    /// Frees chunks whose pages are all free, until `want` pages or slightly more were freed. Keeps
-    /// the pages reserved for splits. Returns the number of freed pages.
+    /// Frees chunks whose pages are all free, until `want` pages or slightly more were freed.
+    /// Keeps the pages reserved for splits. Returns the number of freed pages.
     ///
     /// # Context
     ///
     /// May sleep, because it waits for concurrent walks. May be called from reclaim.
-    fn give_back(&self, want: usize) -> usize {
+    fn free_whole_chunks(&self, want: usize) -> usize {
         let mut gone = Retired::<_, GOING>::empty();
         let mut going = 0;
         {
@@ -471,6 +471,6 @@ impl<F: Format> Shrink for Pool<F> {
     }
 
     fn scan(&self, objects: usize) -> usize {
-        self.give_back(objects)
+        self.free_whole_chunks(objects)
     }
 }

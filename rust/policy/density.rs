@@ -146,23 +146,23 @@ impl Density {
     /// of its block that are on the device.
     fn window(
         &self,
-        wanted: &FaultInfo<'_>,
+        fault: &FaultInfo<'_>,
         blocks: usize,
         resident: impl FnOnce() -> PageSet,
     ) -> PageRange {
-        let start = block_start(wanted.range.start());
+        let start = block_start(fault.range.start());
         let page = |addr: usize| (addr - start) / PAGE_SIZE;
-        let range = match (wanted.attributes.granularity(), blocks) {
+        let range = match (fault.attributes.granularity(), blocks) {
             (Some(order), _) => {
                 let size = PAGE_SIZE << order;
-                let end = wanted.range.end().checked_next_multiple_of(size);
+                let end = fault.range.end().checked_next_multiple_of(size);
                 PageRange::new(
-                    wanted.range.start() & !(size - 1),
-                    end.unwrap_or(wanted.range.end()),
+                    fault.range.start() & !(size - 1),
+                    end.unwrap_or(fault.range.end()),
                 )
             }
             (None, 0) => {
-                let touched = page(wanted.range.start())..page(wanted.range.end()).min(PMD_PAGES);
+                let touched = page(fault.range.start())..page(fault.range.end()).min(PMD_PAGES);
                 let pages = region(&resident(), touched, self.parameters.threshold);
                 PageRange::new(
                     start + pages.start * PAGE_SIZE,
@@ -170,44 +170,44 @@ impl Density {
                 )
             }
             (None, blocks) => {
-                let room = (wanted.total / AHEAD_SHARE / TREE_PAGES).max(1);
-                let start = wanted.range.start() & !(TREE_BYTES - 1);
-                PageRange::from_pages(start, blocks.min(room) * TREE_PAGES)
+                let max_trees = (fault.total / AHEAD_SHARE / TREE_PAGES).max(1);
+                let start = fault.range.start() & !(TREE_BYTES - 1);
+                PageRange::from_pages(start, blocks.min(max_trees) * TREE_PAGES)
             }
         };
         range
             .ok()
-            .and_then(|range| range.intersect(&wanted.limits))
-            .map_or(wanted.range, |range| range.union(&wanted.range))
+            .and_then(|range| range.intersect(&fault.limits))
+            .map_or(fault.range, |range| range.union(&fault.range))
     }
 
     /// Returns the part of `range` around the faulting pages that does not thrash, and at least
     /// these pages. `resident` returns the pages of a block that are on the device.
     fn calm(
         &self,
-        wanted: &FaultInfo<'_>,
+        fault: &FaultInfo<'_>,
         range: PageRange,
         resident: impl Fn(usize) -> PageSet,
     ) -> PageRange {
-        let mut calm = wanted.range;
+        let mut calm = fault.range;
         for piece in range.pmd_pieces() {
-            let there = if wanted.bounces.has_moved(piece) {
+            let there = if fault.bounces.has_moved(piece) {
                 resident(block_start(piece.start()))
             } else {
                 PageSet::EMPTY
             };
-            let now = wanted.now;
+            let now = fault.now;
             let by = &self.parameters;
-            if wanted.bounces.comes_along(piece, &there, now, by) {
+            if fault.bounces.comes_along(piece, &there, now, by) {
                 calm = calm.union(&piece);
                 continue;
             }
-            if piece.start() <= wanted.range.start() {
+            if piece.start() <= fault.range.start() {
                 // Discard the pieces before this one: the result must be contiguous with the
                 // faulting pages.
-                calm = wanted.range;
+                calm = fault.range;
             }
-            if piece.end() <= wanted.range.start() {
+            if piece.end() <= fault.range.start() {
                 continue;
             }
             break;
@@ -217,22 +217,22 @@ impl Density {
 }
 
 impl Policy for Density {
-    fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
-        let first = block_start(wanted.range.start());
-        let in_first = LazyCell::new(|| (wanted.resident)(first));
-        let there = if wanted.bounces.has_moved(wanted.range) {
+    fn place(&self, fault: &FaultInfo<'_>) -> Decision {
+        let first = block_start(fault.range.start());
+        let in_first = LazyCell::new(|| (fault.resident)(first));
+        let there = if fault.bounces.has_moved(fault.range) {
             *in_first
         } else {
             PageSet::EMPTY
         };
-        let full = wanted.free < PMD_PAGES;
+        let full = fault.free < PMD_PAGES;
         let by = &self.parameters;
-        let bounces = wanted.bounces;
-        let verdict = bounces.fault(wanted.range, &there, full, wanted.now, by);
+        let bounces = fault.bounces;
+        let verdict = bounces.fault(fault.range, &there, full, fault.now, by);
         let stay = || {
             let around =
-                block(wanted.range.start()).and_then(|block| block.intersect(&wanted.limits));
-            Decision::Stay(around.map_or(wanted.range, |all| all.union(&wanted.range)))
+                block(fault.range.start()).and_then(|block| block.intersect(&fault.limits));
+            Decision::Stay(around.map_or(fault.range, |all| all.union(&fault.range)))
         };
         if verdict == ThrashHint::Stay {
             return stay();
@@ -241,18 +241,18 @@ impl Policy for Density {
             return Decision::Later(ms);
         }
         let ahead = self.parameters.ahead;
-        let blocks = self.stream.lock().fault(wanted.range, ahead);
+        let blocks = self.stream.lock().fault(fault.range, ahead);
         let resident = |start| {
             if start == first {
                 *in_first
             } else {
-                (wanted.resident)(start)
+                (fault.resident)(start)
             }
         };
-        let range = self.window(wanted, blocks, || *in_first);
-        let calm = self.calm(wanted, range, resident);
+        let range = self.window(fault, blocks, || *in_first);
+        let calm = self.calm(fault, range, resident);
         // A range with a granularity is migrated whole, or not at all.
-        if calm != range && wanted.attributes.granularity().is_some() {
+        if calm != range && fault.attributes.granularity().is_some() {
             return stay();
         }
         Decision::Move {
@@ -375,7 +375,7 @@ mod tests {
         }
     }
 
-    fn wanted<'a>(
+    fn fault_info<'a>(
         range: PageRange,
         resident: &'a dyn Fn(usize) -> PageSet,
         bounces: &'a Bounces,
@@ -403,9 +403,9 @@ mod tests {
         let mut next = all.start();
         let none = |_| PageSet::EMPTY;
         while next < all.end() {
-            let mut wanted = wanted(PageRange::from_pages(next, 1)?, &none, &bounces);
-            wanted.limits = all;
-            let Decision::Move { range, .. } = policy.place(&wanted) else {
+            let mut fault = fault_info(PageRange::from_pages(next, 1)?, &none, &bounces);
+            fault.limits = all;
+            let Decision::Move { range, .. } = policy.place(&fault) else {
                 return Err(EINVAL);
             };
             assert!(range.start() <= next && range.end() <= all.end());
@@ -416,7 +416,7 @@ mod tests {
         }
         assert!(faults <= BLOCKS);
         // The amount ahead is limited to a share of the memory.
-        let mut last = wanted(PageRange::from_pages(all.end(), 1)?, &none, &bounces);
+        let mut last = fault_info(PageRange::from_pages(all.end(), 1)?, &none, &bounces);
         last.limits = PageRange::from_pages(all.end(), BLOCKS * TREE_PAGES)?;
         last.total = 8 * TREE_PAGES;
         let Decision::Move { range, .. } = policy.place(&last) else {
@@ -437,9 +437,9 @@ mod tests {
         let mut moves = KVec::new();
         for number in faults {
             let touched = PageRange::from_pages(all.address(*number), 1)?;
-            let mut wanted = wanted(touched, &none, bounces);
-            wanted.limits = all;
-            if let Decision::Move { range, .. } = policy.place(&wanted) {
+            let mut fault = fault_info(touched, &none, bounces);
+            fault.limits = all;
+            if let Decision::Move { range, .. } = policy.place(&fault) {
                 bounces.moved(range, 0);
                 policy.moved(range, 0);
                 let first = all.index_of(range.start()).ok_or(EINVAL)?;
@@ -488,7 +488,7 @@ mod tests {
         let policy = Density::new(Parameters::DEFAULT)?;
         let bounces = bounces()?;
         let none = |_| PageSet::EMPTY;
-        let mut fault = wanted(pages(2, 1)?, &none, &bounces);
+        let mut fault = fault_info(pages(2, 1)?, &none, &bounces);
         fault.limits = pages(1, 2)?;
         let placed = |fault: &FaultInfo<'_>| match policy.place(fault) {
             Decision::Move { range, .. } => Ok(range),

@@ -149,16 +149,16 @@ impl Immovable {
     fn around_piece(&mut self, range: PageRange, now: u64) -> Option<PageRange> {
         let block = block_start(range.start());
         let place = self.place(block)?;
-        let known = |part: usize| place.parts & parts(part, part + 1) != 0;
+        let is_immovable = |part: usize| place.parts & parts(part, part + 1) != 0;
         let mut first = (range.start() - block) / PART_SIZE;
         let mut end = (range.end() - block).div_ceil(PART_SIZE);
-        if place.block != block || place.until <= now || !(first..end).all(known) {
+        if place.block != block || place.until <= now || !(first..end).all(is_immovable) {
             return None;
         }
-        while first != 0 && known(first - 1) {
+        while first != 0 && is_immovable(first - 1) {
             first -= 1;
         }
-        while end != PARTS_PER_BLOCK && known(end) {
+        while end != PARTS_PER_BLOCK && is_immovable(end) {
             end += 1;
         }
         PageRange::new(block + first * PART_SIZE, block + end * PART_SIZE).ok()
@@ -206,55 +206,55 @@ mod tests {
 
     #[test]
     fn whole_parts_are_remembered_until_they_expire() -> Result {
-        let mut known = Immovable::new();
-        assert!(!known.has(pages(0, 1)?, 0));
+        let mut cache = Immovable::new();
+        assert!(!cache.has(pages(0, 1)?, 0));
         // Half of a part, a whole part, and half of another.
-        known.add(pages(P / 2, 2 * P)?, 100);
-        assert!(known.has(pages(P, P)?, 100) && known.has(pages(2 * P - 1, 1)?, 599));
-        assert!(known.has_block(pages(B - 1, 1)?.start(), 599));
-        assert!(!known.has_block(pages(B, 1)?.start(), 100));
-        assert!(!known.has_block(pages(P, 1)?.start(), 600));
-        assert!(!known.has(pages(P - 1, 1)?, 100) && !known.has(pages(2 * P, 1)?, 100));
-        assert!(!known.has(pages(2 * P - 1, 2)?, 100));
-        assert_eq!(known.around(pages(P + 1, 1)?, 100), Some(pages(P, P)?));
-        assert!(!known.has(pages(P, 1)?, 600));
+        cache.add(pages(P / 2, 2 * P)?, 100);
+        assert!(cache.has(pages(P, P)?, 100) && cache.has(pages(2 * P - 1, 1)?, 599));
+        assert!(cache.has_block(pages(B - 1, 1)?.start(), 599));
+        assert!(!cache.has_block(pages(B, 1)?.start(), 100));
+        assert!(!cache.has_block(pages(P, 1)?.start(), 600));
+        assert!(!cache.has(pages(P - 1, 1)?, 100) && !cache.has(pages(2 * P, 1)?, 100));
+        assert!(!cache.has(pages(2 * P - 1, 2)?, 100));
+        assert_eq!(cache.around(pages(P + 1, 1)?, 100), Some(pages(P, P)?));
+        assert!(!cache.has(pages(P, 1)?, 600));
         // Adding to the same block does not extend the lifetime of its entry.
-        known.add(pages(3 * P, P)?, 400);
-        assert!(known.has(pages(3 * P, 1)?, 599) && !known.has(pages(3 * P, 1)?, 600));
-        assert!(!known.has(pages(P, 1)?, 600));
+        cache.add(pages(3 * P, P)?, 400);
+        assert!(cache.has(pages(3 * P, 1)?, 599) && !cache.has(pages(3 * P, 1)?, 600));
+        assert!(!cache.has(pages(P, 1)?, 600));
         // An expired entry is replaced as a whole.
-        known.add(pages(4 * P, P)?, 600);
-        assert!(known.has(pages(4 * P, 1)?, 700) && !known.has(pages(P, 1)?, 700));
+        cache.add(pages(4 * P, P)?, 600);
+        assert!(cache.has(pages(4 * P, 1)?, 700) && !cache.has(pages(P, 1)?, 700));
         // A range of two whole blocks.
-        known.add(pages(0, 2 * B)?, 700);
-        assert!(known.has(pages(0, B)?, 700) && known.has(pages(B, B)?, 700));
-        assert!(!known.has(pages(2 * B, 1)?, 700));
-        assert_eq!(known.around(pages(B - 1, 1)?, 700), Some(pages(0, B)?));
-        assert_eq!(known.around(pages(B - 1, 2)?, 700), Some(pages(0, 2 * B)?));
+        cache.add(pages(0, 2 * B)?, 700);
+        assert!(cache.has(pages(0, B)?, 700) && cache.has(pages(B, B)?, 700));
+        assert!(!cache.has(pages(2 * B, 1)?, 700));
+        assert_eq!(cache.around(pages(B - 1, 1)?, 700), Some(pages(0, B)?));
+        assert_eq!(cache.around(pages(B - 1, 2)?, 700), Some(pages(0, 2 * B)?));
         // The second block may be movable.
-        assert!(!known.has(pages(2 * B - 1, 2)?, 700));
+        assert!(!cache.has(pages(2 * B - 1, 2)?, 700));
         Ok(())
     }
 
     #[test]
     fn changed_blocks_are_removed() -> Result {
-        let mut known = Immovable::new();
-        known.add(pages(0, 4 * B)?, 0);
-        known.remove(pages(2 * B - 1, 2)?);
-        assert!(known.has(pages(0, 1)?, 0) && known.has(pages(3 * B, 1)?, 0));
-        assert!(!known.has(pages(B, 1)?, 0) && !known.has(pages(2 * B, 1)?, 0));
-        known.remove(PageRange::new(0, usize::MAX & PAGE_MASK)?);
-        assert!(!known.has(pages(0, 1)?, 0) && !known.any);
+        let mut cache = Immovable::new();
+        cache.add(pages(0, 4 * B)?, 0);
+        cache.remove(pages(2 * B - 1, 2)?);
+        assert!(cache.has(pages(0, 1)?, 0) && cache.has(pages(3 * B, 1)?, 0));
+        assert!(!cache.has(pages(B, 1)?, 0) && !cache.has(pages(2 * B, 1)?, 0));
+        cache.remove(PageRange::new(0, usize::MAX & PAGE_MASK)?);
+        assert!(!cache.has(pages(0, 1)?, 0) && !cache.any);
         Ok(())
     }
 
     #[test]
     fn blocks_in_one_slot_replace_each_other() -> Result {
-        let mut known = Immovable::new();
-        known.add(pages(0, B)?, 0);
-        known.add(pages(CACHE_SLOTS * B, P)?, 0);
-        assert!(!known.has(pages(0, 1)?, 0) && known.has(pages(CACHE_SLOTS * B, 1)?, 0));
-        assert!(!known.has(pages(CACHE_SLOTS * B + P, 1)?, 0));
+        let mut cache = Immovable::new();
+        cache.add(pages(0, B)?, 0);
+        cache.add(pages(CACHE_SLOTS * B, P)?, 0);
+        assert!(!cache.has(pages(0, 1)?, 0) && cache.has(pages(CACHE_SLOTS * B, 1)?, 0));
+        assert!(!cache.has(pages(CACHE_SLOTS * B + P, 1)?, 0));
         Ok(())
     }
 }

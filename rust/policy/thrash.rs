@@ -155,7 +155,7 @@ impl ThrashDetector {
     }
 
     /// Returns the history of the block of `range`, if there is one.
-    fn known(&mut self, range: PageRange) -> Option<&mut BlockHistory> {
+    fn history(&mut self, range: PageRange) -> Option<&mut BlockHistory> {
         self.pasts.get_mut(&block_start(range.start()))
     }
 
@@ -199,7 +199,7 @@ impl ThrashDetector {
     /// Returns whether a page of `range`, which lies within a block, was recently migrated to the
     /// device. It may have left since.
     pub(super) fn has_moved(&mut self, range: PageRange) -> bool {
-        self.known(range)
+        self.history(range)
             .is_some_and(|past| past.moved.count(pages(range)) != 0)
     }
 

@@ -52,7 +52,7 @@ impl<T> Fifo<T> {
     }
 
     /// Returns the free slot at the end, if there is one.
-    pub(super) fn room(&mut self) -> Option<VacantSlot<'_, T>> {
+    pub(super) fn vacant_slot(&mut self) -> Option<VacantSlot<'_, T>> {
         let depth = self.places.len();
         if self.len >= depth {
             return None;
@@ -88,15 +88,15 @@ mod tests {
         let mut ring = Fifo::new(3)?;
         for round in 0..4u32 {
             for value in 0..3 {
-                ring.room().ok_or(EBUSY)?.put(10 * round + value);
+                ring.vacant_slot().ok_or(EBUSY)?.put(10 * round + value);
             }
-            assert!(ring.room().is_none());
+            assert!(ring.vacant_slot().is_none());
             for value in 0..3 {
                 assert_eq!(ring.pop(), Some(10 * round + value));
             }
             assert_eq!(ring.pop(), None);
             // The next round begins at another slot.
-            ring.room().ok_or(EBUSY)?.put(0);
+            ring.vacant_slot().ok_or(EBUSY)?.put(0);
             assert_eq!(ring.pop(), Some(0));
         }
         Ok(())

@@ -34,7 +34,7 @@ macro_rules! arguments {
 pub(crate) struct Structure<T> {
     fields: T,
     /// Number of valid bytes: the size given by user space, at most that of `T`.
-    room: usize,
+    valid: usize,
     user: usize,
 }
 
@@ -48,13 +48,17 @@ impl<T: FromBytes + IntoBytes> Structure<T> {
     /// - `EFAULT`
     pub(crate) fn read(user: usize, least: usize) -> Result<Self> {
         let mut fields = zeroed::<T>();
-        let room = read_bytes(fields.as_mut_bytes(), user, least)?;
-        Ok(Self { fields, room, user })
+        let valid = read_bytes(fields.as_mut_bytes(), user, least)?;
+        Ok(Self {
+            fields,
+            valid,
+            user,
+        })
     }
 
     /// Copies the valid bytes back to user space, with their number in the first word.
     pub(crate) fn write(&mut self) -> Result {
-        write_bytes(self.fields.as_mut_bytes(), self.user, self.room)
+        write_bytes(self.fields.as_mut_bytes(), self.user, self.valid)
     }
 }
 
@@ -87,13 +91,13 @@ fn read_bytes(bytes: &mut [u8], user: usize, least: usize) -> Result<usize> {
     if size < least {
         return Err(EINVAL);
     }
-    let room = size.min(bytes.len());
-    slice(user, 0, room)
+    let valid = size.min(bytes.len());
+    slice(user, 0, valid)
         .reader()
-        .read_slice(bytes.get_mut(..room).ok_or(EINVAL)?)?;
-    let mut rest = room;
+        .read_slice(bytes.get_mut(..valid).ok_or(EINVAL)?)?;
+    let mut rest = valid;
     while rest < size {
-        if rest - room > kernel::page::PAGE_SIZE {
+        if rest - valid > kernel::page::PAGE_SIZE {
             return Err(E2BIG);
         }
         let byte: u8 = slice(user, rest, 1).reader().read()?;
@@ -102,18 +106,18 @@ fn read_bytes(bytes: &mut [u8], user: usize, least: usize) -> Result<usize> {
         }
         rest += 1;
     }
-    Ok(room)
+    Ok(valid)
 }
 
-fn write_bytes(bytes: &mut [u8], user: usize, room: usize) -> Result {
-    let size = u32::try_from(room)?.to_ne_bytes();
+fn write_bytes(bytes: &mut [u8], user: usize, valid: usize) -> Result {
+    let size = u32::try_from(valid)?.to_ne_bytes();
     bytes
         .get_mut(..size.len())
         .ok_or(EINVAL)?
         .copy_from_slice(&size);
-    slice(user, 0, room)
+    slice(user, 0, valid)
         .writer()
-        .write_slice(bytes.get(..room).ok_or(EINVAL)?)
+        .write_slice(bytes.get(..valid).ok_or(EINVAL)?)
 }
 
 /// Returns the range of `npages` pages at `addr`. `EINVAL`.

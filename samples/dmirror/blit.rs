@@ -305,9 +305,9 @@ impl BlitEngine {
             fences.push(Fence::of(fence)?, GFP_KERNEL_ACCOUNT)?;
         }
         // Each blit has a fence context of its own, because blits need not signal in order.
-        let room = DmaFenceAlloc::new()?;
+        let alloc = DmaFenceAlloc::new()?;
         let fence = FenceAlloc::new()?;
-        let end = room.init(&FenceContext::new(), kind);
+        let end = alloc.init(&FenceContext::new(), kind);
         let dma = end.fence();
         let fence = fence.follow(&dma);
         let blit = Blit {

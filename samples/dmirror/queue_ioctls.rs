@@ -217,8 +217,8 @@ fn import(client: &Client, raw: &RawFence) -> Result<u64> {
 
 fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
     let mut raw = RawFence::read(user, 80)?;
-    let known = if number == FENCE_IMPORT { OF_FILE } else { 0 };
-    no_flags(raw.flags & !known)?;
+    let valid = if number == FENCE_IMPORT { OF_FILE } else { 0 };
+    no_flags(raw.flags & !valid)?;
     let queues = &client.queues;
     let id = raw.fence;
     match number {

@@ -235,13 +235,13 @@ impl Queues {
     pub(crate) fn import(&self, dma: DmaFence) -> Result<u64> {
         let number = self.number()?;
         // All imports of a DMA fence share one fence, so that it has one callback only.
-        let known = {
+        let existing = {
             let tables = self.tables.lock();
             let mut sides = tables.fences.iter().map(|named| &named.side);
             let same = sides.find(|side| side.dma.as_ref() == Some(&dma));
             same.map(|side| side.fence.clone())
         };
-        let fence = match known {
+        let fence = match existing {
             Some(fence) => fence,
             None => Fence::of(&dma)?,
         };

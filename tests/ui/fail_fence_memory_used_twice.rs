@@ -10,9 +10,9 @@ use rust_hmm::kernel::{
     identity::FenceType, //
 };
 
-pub fn twice(room: DmaFenceAlloc, timeline: &FenceContext) {
-    let one = room.init(timeline, FenceType::NONE);
-    let two = room.init(timeline, FenceType::NONE);
-    //~^ ERROR E0382: use of moved value: `room`: value used here after move
+pub fn twice(alloc: DmaFenceAlloc, timeline: &FenceContext) {
+    let one = alloc.init(timeline, FenceType::NONE);
+    let two = alloc.init(timeline, FenceType::NONE);
+    //~^ ERROR E0382: use of moved value: `alloc`: value used here after move
     drop((one, two));
 }

@@ -36,7 +36,7 @@ mod tests {
             // SAFETY: The objects are not destroyed before `detach`.
             unsafe { rust_hmm_queue_submit(queue, null(), 0, Some(migrates), Some(release), data) }
         };
-        let known = |counter| {
+        let value_of = |counter| {
             // SAFETY: The mirror is not destroyed before `detach`.
             unsafe { rust_hmm_mirror_counter(driver.mirror(), counter) }
         };
@@ -64,9 +64,12 @@ mod tests {
             rust_hmm_fence_put(second);
         }
         assert_ne!(driver.cancels.load(Relaxed), 0);
-        assert_eq!((driver.moved.load(Relaxed), known(TO_DEVICE)), (1, 3));
-        assert_eq!((known(SKIPPED), known(RETRIES)), (0, 0));
-        assert_eq!((known(INVALIDATIONS) != 0, known(INVALIDATED)), (true, 0));
+        assert_eq!((driver.moved.load(Relaxed), value_of(TO_DEVICE)), (1, 3));
+        assert_eq!((value_of(SKIPPED), value_of(RETRIES)), (0, 0));
+        assert_eq!(
+            (value_of(INVALIDATIONS) != 0, value_of(INVALIDATED)),
+            (true, 0)
+        );
         detach(&driver);
         for index in 0..4 {
             assert_eq!(load(range.address(index))?, 70 + index as u64);
@@ -178,8 +181,8 @@ mod tests {
     fn only_its_creator_signals_a_fence() -> Result {
         let (_range, driver) = attached(1)?;
         let refused = EPERM.to_errno();
-        let room = DmaFenceAlloc::new()?;
-        let dma = room.init(&FenceContext::new(), FenceType::NONE);
+        let alloc = DmaFenceAlloc::new()?;
+        let dma = alloc.init(&FenceContext::new(), FenceType::NONE);
         // SAFETY: The objects are valid until they are destroyed here or in `detach`. The test has
         // the references to the fences, and drops each once.
         unsafe {

@@ -192,9 +192,9 @@ mod tests {
     };
     use kernel::page::PAGE_SIZE;
 
-    fn lines(room: usize) -> Result<MapLines> {
+    fn lines(capacity: usize) -> Result<MapLines> {
         Ok(MapLines {
-            text: KVec::with_capacity(room, GFP_KERNEL)?,
+            text: KVec::with_capacity(capacity, GFP_KERNEL)?,
             mirror: 7,
             pid: 42,
             run: None,

@@ -497,8 +497,8 @@ mod suite {
             faultless: true,
             destination: Destination::Any,
         };
-        let room = InFlightNode::new()?;
-        mirror.inner().lock().transactions.begin(request, room)?;
+        let node = InFlightNode::new()?;
+        mirror.inner().lock().transactions.begin(request, node)?;
         let stays = |span: PageRange| span.start() == range.address(2);
         mirror.remove_some(range, |span, _| !stays(span));
         let state = mirror.inner().lock();

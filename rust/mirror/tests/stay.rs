@@ -87,8 +87,8 @@ fn within_block(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevi
 struct Reported(Atomic<usize>);
 
 impl Policy for Reported {
-    fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
-        SinglePage.place(wanted)
+    fn place(&self, fault: &FaultInfo<'_>) -> Decision {
+        SinglePage.place(fault)
     }
 
     fn moved(&self, range: PageRange, _now: u64) {
@@ -107,13 +107,13 @@ impl Chunks {
 }
 
 impl Policy for Chunks {
-    fn place(&self, wanted: &FaultInfo<'_>) -> Decision {
-        let start = wanted.range.start() & !(Self::PAGES * PAGE_SIZE - 1);
+    fn place(&self, fault: &FaultInfo<'_>) -> Decision {
+        let start = fault.range.start() & !(Self::PAGES * PAGE_SIZE - 1);
         let chunk = PageRange::from_pages(start, Self::PAGES).ok();
         Decision::Move {
             range: chunk
-                .and_then(|chunk| chunk.intersect(&wanted.limits))
-                .map_or(wanted.range, |chunk| chunk.union(&wanted.range)),
+                .and_then(|chunk| chunk.intersect(&fault.limits))
+                .map_or(fault.range, |chunk| chunk.union(&fault.range)),
             evict: true,
         }
     }

@@ -57,12 +57,12 @@ mod suite {
         // A block may be freed page by page, after it was split.
         for index in 0..PMD_PAGES {
             assert!(!map.has_block());
-            map.give_back(index, 1);
+            map.release(index, 1);
         }
         assert_eq!((map.used(), map.used_in_block(0)), (0, 0));
         assert!(map.has_block());
         assert_eq!(map.take(PMD_ORDER), Some(0));
-        map.give_back(0, PMD_PAGES);
+        map.release(0, PMD_PAGES);
         assert_eq!(map.take(0), Some(0));
         assert_eq!(map.take(PMD_ORDER + 1), None);
         Ok(())
@@ -84,16 +84,16 @@ mod suite {
             assert_eq!((map.take(0), map.used()), (None, 2 * PMD_PAGES));
             // Free every other folio: no larger order can be allocated then.
             for index in (0..count).step_by(2) {
-                map.give_back(index * pages, pages);
+                map.release(index * pages, pages);
             }
             if order < PMD_ORDER {
                 assert_eq!(map.take(order + 1), None);
             }
             for index in (1..count).step_by(2) {
-                map.give_back(index * pages, pages);
+                map.release(index * pages, pages);
             }
             assert!(map.take_at(PMD_PAGES, PMD_ORDER));
-            map.give_back(PMD_PAGES, PMD_PAGES);
+            map.release(PMD_PAGES, PMD_PAGES);
         }
         Ok(())
     }
@@ -127,13 +127,13 @@ mod suite {
         assert_eq!((map.withdrawn(), map.used()), (12, PMD_PAGES));
         assert_eq!(map.take(0), Some(10));
         // The withdrawn page does not become free when it is given back.
-        map.give_back(PMD_PAGES, PMD_PAGES);
+        map.release(PMD_PAGES, PMD_PAGES);
         assert_eq!((map.offline(PMD_PAGES - 2, 3), map.has_block()), (0, false));
         assert_eq!(
             (map.withdrawn(), map.used(), map.used_in_block(PMD_PAGES)),
             (13, 1, 0)
         );
-        map.give_back(10, 1);
+        map.release(10, 1);
         map.online(0, 2 * PMD_PAGES);
         assert_eq!(map.withdrawn(), 0);
         assert!(map.take(PMD_ORDER).is_some() && map.take(PMD_ORDER).is_some());
@@ -173,7 +173,7 @@ mod suite {
                     }
                 }
                 4..6 if all(&model, at, Page::Used) => {
-                    map.give_back(at, pages);
+                    map.release(at, pages);
                     fill(&mut model, at, Page::Free);
                 }
                 6 if all(&model, at, Page::Free) => {

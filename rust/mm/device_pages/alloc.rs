@@ -238,7 +238,7 @@ impl<T: DevicePageOps> Row<'_, T> {
 impl<T: DevicePageOps> Drop for Row<'_, T> {
     fn drop(&mut self) {
         for index in self.next..self.end {
-            let is_used = self.chunk.free.give_back(index, 1);
+            let is_used = self.chunk.free.release(index, 1);
             self.owner.given_back(self.chunk, index, 0, is_used);
         }
     }

@@ -74,7 +74,7 @@ pub(super) struct Chunk<T: DevicePageOps> {
     pub(super) free: FreeMap,
     /// Orders of which a free folio may exist, one bit each. A set bit says that the owner's hint
     /// is set.
-    room: Atomic<u64>,
+    maybe_free: Atomic<u64>,
     /// Number of [`FrameGuard`]s. The page frames are not removed while it is not 0.
     guards: Atomic<usize>,
     back: *const DevicePages<T>,
@@ -143,7 +143,7 @@ impl<T: DevicePageOps> Chunk<T> {
                 base: Atomic::new(NO_BASE),
                 index,
                 free,
-                room: Atomic::new(0),
+                maybe_free: Atomic::new(0),
                 guards: Atomic::new(0),
                 back: core::ptr::from_ref(back),
             }),
@@ -312,7 +312,7 @@ impl<T: DevicePageOps> Chunk<T> {
         // SAFETY: `pgmap` is mapped, by the function's requirements.
         unsafe { bindings::memunmap_pages(self.pgmap.get()) };
         // SAFETY: `map` kept the region, and its page frames were removed above.
-        unsafe { Region::give_back((base as u64) << PAGE_SHIFT) };
+        unsafe { Region::release((base as u64) << PAGE_SHIFT) };
     }
 
     /// # Safety
@@ -331,7 +331,7 @@ impl<T: DevicePageOps> Chunk<T> {
     unsafe extern "C" fn folio_free(folio: *mut bindings::folio) {
         let mut order = 0;
         let mut pgmap = null_mut();
-        // SAFETY: The folio has no references and cannot be allocated before `give_back()`, so that
+        // SAFETY: The folio has no references and cannot be allocated before `release()`, so that
         // it is ours. `order` and `pgmap` may be written.
         let pfn = unsafe { bindings::rust_hmm_device_folio_reset(folio, &mut order, &mut pgmap) };
         // SAFETY: `pgmap` is that of a folio of a chunk of this type, by the function's
@@ -349,7 +349,7 @@ impl<T: DevicePageOps> Chunk<T> {
         );
         // From here on, the pages can be allocated concurrently. The core holds a reference of
         // `pgmap`, which keeps the owner alive until this function returns.
-        let is_used = chunk.free.give_back(index, 1 << order);
+        let is_used = chunk.free.release(index, 1 << order);
         pages.given_back(chunk, index, order, is_used);
     }
 
@@ -384,30 +384,30 @@ impl<T: DevicePageOps> Chunk<T> {
         if let Some(index) = self.free.take(order) {
             return Some(index);
         }
-        // Clear the hint before the bit in `room`: a concurrent free that finds the bit set does
-        // not set the hint.
+        // Clear the hint before the bit in `maybe_free`: a concurrent free that finds the bit set
+        // does not set the hint.
         hint(false);
-        clear(&self.room, 1 << order);
+        clear(&self.maybe_free, 1 << order);
         let index = self.free.take(order)?;
-        set(&self.room, 1 << order);
+        set(&self.maybe_free, 1 << order);
         hint(true);
         Some(index)
     }
 
-    /// Whether the bit of some order is clear in `room`.
+    /// Whether the bit of some order is clear in `maybe_free`.
     #[inline]
     pub(super) fn lacks_room(&self) -> bool {
-        load_u64(&self.room) != ALL_ORDERS
+        load_u64(&self.maybe_free) != ALL_ORDERS
     }
 
-    /// Sets the bits in `room` for orders of which a free folio may exist now, because page `index`
-    /// was freed, or any pages if `None`. Returns the bits that were clear before.
+    /// Sets the bits in `maybe_free` for orders of which a free folio may exist now, because page
+    /// `index` was freed, or any pages if `None`. Returns the bits that were clear before.
     #[inline(never)]
     pub(super) fn gains_room(&self, index: Option<usize>) -> u64 {
         let orders = index.map_or(ALL_ORDERS, |index| (2 << self.free.free_order(index)) - 1);
-        let gained = orders & !load_u64(&self.room);
+        let gained = orders & !load_u64(&self.maybe_free);
         if gained != 0 {
-            set(&self.room, gained);
+            set(&self.maybe_free, gained);
         }
         gained
     }

@@ -66,7 +66,7 @@ impl Region {
         self.start
     }
 
-    /// Keeps the region requested until [`Self::give_back`] is called. Returns the first address.
+    /// Keeps the region requested until [`Self::release`] is called. Returns the first address.
     pub(super) fn keep(self) -> u64 {
         ManuallyDrop::new(self).start
     }
@@ -77,7 +77,7 @@ impl Region {
     ///
     /// The region must have been returned by [`Self::keep`], must not have been released since, and
     /// must not be in use.
-    pub(super) unsafe fn give_back(start: u64) {
+    pub(super) unsafe fn release(start: u64) {
         // INVARIANT: The region is still requested and has no other owner, by the function's
         // requirements.
         drop(Self { start });

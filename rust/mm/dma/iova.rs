@@ -543,8 +543,8 @@ impl WindowCursor<'_> {
         let raw = used.window.raw().filter(|_| used.open).ok_or(ENODEV)?;
         let now = place.load(Acquire);
         // CAST: Both have 64 bits.
-        let wanted = (frame as u64) << SLOT_NUMBER_SHIFT | SLOT_MAPPED;
-        if now != SLOT_FREE && now != wanted {
+        let mapped = (frame as u64) << SLOT_NUMBER_SHIFT | SLOT_MAPPED;
+        if now != SLOT_FREE && now != mapped {
             return Err(EBUSY);
         }
         let mut address = 0;
@@ -566,7 +566,7 @@ impl WindowCursor<'_> {
         })?;
         if fresh {
             // INVARIANT: The place was mapped above.
-            place.store(wanted, Release);
+            place.store(mapped, Release);
             used.window.live.fetch_add(1, Relaxed);
             used.window.gone.store(false, Relaxed);
             device.count_mapped(1);

@@ -70,7 +70,7 @@ impl Batch {
     ///
     /// May sleep.
     pub fn new() -> Result<Self> {
-        Self::with_room(PMD_PAGES)
+        Self::with_capacity(PMD_PAGES)
     }
 
     /// Allocates a batch for up to `pages` pages.
@@ -82,7 +82,7 @@ impl Batch {
     /// # Context
     ///
     /// May sleep.
-    pub fn with_room(pages: usize) -> Result<Self> {
+    pub fn with_capacity(pages: usize) -> Result<Self> {
         Ok(Self {
             src: KVec::from_elem(0, pages, GFP_KERNEL)?,
             dst: KVec::from_elem(0, pages, GFP_KERNEL)?,
@@ -94,7 +94,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: the batch has room for fewer pages.
+    /// - `EINVAL`: the batch has a capacity of fewer pages.
     pub(super) fn clear(&mut self, pages: usize) -> Result {
         self.src.get_mut(..pages).ok_or(EINVAL)?.fill(0);
         self.dst.get_mut(..pages).ok_or(EINVAL)?.fill(0);
@@ -193,10 +193,10 @@ impl MigrateState<'_> {
             .filter_map(|(index, (src, dst))| Self::entry_of(index, *src, *dst))
     }
 
-    /// Marks the small pages without a destination for whose index `wanted` returns true. Returns
+    /// Marks the small pages without a destination for whose index `select` returns true. Returns
     /// their number, and whether any entry that is not a hole remains without a destination.
     #[inline]
-    pub(super) fn mark_small(&mut self, mut wanted: impl FnMut(usize) -> bool) -> (usize, bool) {
+    pub(super) fn mark_small(&mut self, mut select: impl FnMut(usize) -> bool) -> (usize, bool) {
         let mut marked = 0;
         let mut left = false;
         let places = self.places();
@@ -208,7 +208,7 @@ impl MigrateState<'_> {
             if !is_page || *dst != 0 {
                 continue;
             }
-            if src & MIGRATE_PFN_COMPOUND == 0 && wanted(index) {
+            if src & MIGRATE_PFN_COMPOUND == 0 && select(index) {
                 *dst = usize::MAX;
                 marked += 1;
             } else {

@@ -81,7 +81,7 @@ impl Model {
         }
     }
 
-    fn give_back(&mut self, index: usize, count: usize) {
+    fn release(&mut self, index: usize, count: usize) {
         for (page, out) in &mut self.0[index..index + count] {
             *page = if *out { Page::Out } else { Page::Free };
         }
@@ -160,8 +160,8 @@ fn each<const BLOCKS: usize>(
                 }
                 Op::GiveBack(page, count) => {
                     if let Some((index, count)) = model.used_run(page % pages, count) {
-                        map.give_back(index, count);
-                        model.give_back(index, count);
+                        map.release(index, count);
+                        model.release(index, count);
                     }
                 }
                 Op::Withdraw(page, count) => {
@@ -255,7 +255,7 @@ fn withdrawn<const BLOCKS: usize>(trial: &Trial<'_>) {
         assert_eq!(all.len(), free);
         for index in &all {
             assert!(model.0[*index].0 == Page::Free, "page {index}");
-            map.give_back(*index, 1);
+            map.release(*index, 1);
         }
     });
 }

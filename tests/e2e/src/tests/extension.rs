@@ -149,7 +149,7 @@ fn bad_pointers(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(4)?;
     map.fill(1);
-    let room = Mapping::anon(1)?;
+    let argument = Mapping::anon(1)?;
     for (number, size) in SIZES {
         let what = |how: &str| format!("{number:#x} with an argument {how}");
         // The size cannot be read; only the size can be read; all but the last word can be read.
@@ -158,24 +158,24 @@ fn bad_pointers(ctx: &Ctx) -> Outcome {
         places.push((PAGE_SIZE - size as usize + 8, "that ends in a guard page"));
         for (offset, how) in places {
             if offset < PAGE_SIZE {
-                room.set(0, offset / 8, size);
+                argument.set(0, offset / 8, size);
             }
-            let result = device.probe_extension_in(number, &room, offset);
+            let result = device.probe_extension_in(number, &argument, offset);
             fails(result, Errno::EFAULT, &what(how))?;
         }
         // A size that extends beyond this page.
-        room.set(0, 0, 1 << 31);
-        let result = device.probe_extension_in(number, &room, 0);
+        argument.set(0, 0, 1 << 31);
+        let result = device.probe_extension_in(number, &argument, 0);
         check!(result.is_err(), "{}", what("that is 2 GiB long"));
-        room.advise(libc::MADV_DONTNEED)?;
+        argument.advise(libc::MADV_DONTNEED)?;
     }
     // Output to read-only memory.
     for (number, size) in [(0x40, 40), (0x41, 264), (0x45, 160)] {
-        room.set(0, 0, size);
-        room.protect(Prot::Read)?;
-        let result = device.probe_extension_in(number, &room, 0);
+        argument.set(0, 0, size);
+        argument.protect(Prot::Read)?;
+        let result = device.probe_extension_in(number, &argument, 0);
         fails(result, Errno::EFAULT, &format!("{number:#x} with a read-only argument"))?;
-        room.protect(Prot::ReadWrite)?;
+        argument.protect(Prot::ReadWrite)?;
     }
     // Outcomes cannot be stored. The pages have moved before that, and keep their contents.
     let outcomes = Mapping::anon(1)?;

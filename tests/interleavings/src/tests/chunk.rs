@@ -203,7 +203,7 @@ fn room() {
         let taken = other.chunk.take(0, |may_have| change(&theirs, may_have));
         taken.is_some()
     });
-    shared.chunk.free.give_back(7, 1);
+    shared.chunk.free.release(7, 1);
     if shared.chunk.gains_room(Some(7)) & 1 != 0 {
         change(&hint, true);
     }

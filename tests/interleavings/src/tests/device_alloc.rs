@@ -65,7 +65,7 @@ impl Pages {
             return false;
         };
         self.use_pages(index, 1 << order);
-        self.map.give_back(index, 1 << order);
+        self.map.release(index, 1 << order);
         true
     }
 
@@ -114,16 +114,16 @@ fn given_back() {
     shared.use_pages(0, 1);
     let thread = spawn(move || {
         other.use_pages(0, 1);
-        other.map.give_back(0, 1);
+        other.map.release(0, 1);
     });
     if let Some(index) = shared.map.take(0) {
         assert_eq!(index, 0);
         shared.use_pages(0, 1);
-        shared.map.give_back(0, 1);
+        shared.map.release(0, 1);
     }
     if shared.map.take_at(0, 0) {
         shared.use_pages(0, 1);
-        shared.map.give_back(0, 1);
+        shared.map.release(0, 1);
     }
     thread.join();
     assert!(shared.map.take_at(0, 0));
@@ -137,7 +137,7 @@ fn withdraw_give_back() {
     let other = shared.clone();
     let thread = spawn(move || {
         other.use_pages(0, 1);
-        other.map.give_back(0, 1);
+        other.map.release(0, 1);
     });
     let left = shared.map.offline(0, 1);
     if left == 0 {
@@ -157,7 +157,7 @@ fn withdrawn_given_back() {
     let other = shared.clone();
     let thread = spawn(move || {
         other.use_pages(0, 1);
-        other.map.give_back(0, 1);
+        other.map.release(0, 1);
     });
     assert!(!shared.map.take_at(0, 0));
     thread.join();
@@ -171,7 +171,7 @@ fn restore_give_back() {
     assert!(shared.map.take_at(0, 0));
     assert_eq!(shared.map.offline(0, 1), 1);
     let other = shared.clone();
-    let thread = spawn(move || other.map.give_back(0, 1));
+    let thread = spawn(move || other.map.release(0, 1));
     shared.map.online(0, 1);
     thread.join();
     shared.check(0, 0);
@@ -185,7 +185,7 @@ fn withdraw_take() {
         let taken = other.map.take_at(0, 0);
         if taken {
             other.use_pages(0, 1);
-            other.map.give_back(0, 1);
+            other.map.release(0, 1);
         }
     });
     if shared.map.offline(0, 1) == 0 {
@@ -207,7 +207,7 @@ fn withdrawn_unused() {
     let other = shared.clone();
     let thread = spawn(move || {
         other.use_pages(0, 1);
-        other.map.give_back(0, 1);
+        other.map.release(0, 1);
     });
     if shared.map.offline(0, 1) == 0 {
         let barrier = Atomic::new(0u32);

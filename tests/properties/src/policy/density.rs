@@ -116,10 +116,10 @@ pub(super) fn places(trial: &Trial<'_>) {
                     assert!(holds(moved, range), "{moved:?} does not have {range:?}");
                     assert!(holds(limits, moved), "{moved:?} is not within {limits:?}");
                     assert!(moved.start() >= block);
-                    let room = (total / 4 / PMD_PAGES).max(1);
+                    let max_trees = (total / 4 / PMD_PAGES).max(1);
                     let most = match asked.granularity {
                         Some(_) => 1,
-                        None => (*ahead).min(room).max(1),
+                        None => (*ahead).min(max_trees).max(1),
                     };
                     assert!(moved.end() <= block + most * PMD_SIZE, "{moved:?} is too much");
                     if let Some(order) = asked.granularity {

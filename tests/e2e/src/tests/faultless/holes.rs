@@ -461,12 +461,12 @@ fn h15_flush(ctx: &Ctx) -> Outcome {
     // Pages that the migrations free are allocated and overwritten immediately. They are kept,
     // because the next round would otherwise get only the pages that this round has freed. The
     // range is mapped in advance, because a step blocks `mmap()` of other tasks.
-    let room = Mapping::anon(100_000)?;
+    let freed = Mapping::anon(100_000)?;
     race(&[&mover], |round| {
-        let first = (round as usize * 16) % room.pages();
+        let first = (round as usize * 16) % freed.pages();
         mover.during(|| {
             for page in first..first + 16 {
-                (0..WORDS).for_each(|word| room.set(page, word, 0xdead_dead_dead_dead));
+                (0..WORDS).for_each(|word| freed.set(page, word, 0xdead_dead_dead_dead));
             }
         });
         Ok(())

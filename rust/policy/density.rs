@@ -51,7 +51,7 @@ pub struct Parameters {
     pub thrash_pin: u64,
     /// Time in ms for which a device fault on a thrashing page sleeps before the page is migrated
     /// again, so that other users can access it. 0 disables this.
-    pub thrash_nap: u64,
+    pub thrash_delay: u64,
 }
 
 impl Parameters {
@@ -62,7 +62,7 @@ impl Parameters {
         thrash_count: 3,
         thrash_lapse: 500,
         thrash_pin: 500,
-        thrash_nap: 2,
+        thrash_delay: 2,
     };
 }
 
@@ -453,7 +453,7 @@ mod tests {
     fn prefetched_pages_do_not_move_more_often() -> Result {
         const P: usize = PMD_PAGES;
         let policy = Density::new(Parameters {
-            thrash_nap: 0,
+            thrash_delay: 0,
             ..Parameters::DEFAULT
         })?;
         let all = PageRange::from_pages(BASE, 4 * PMD_PAGES)?;
@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn stream_prefetches_no_immovable_block() -> Result {
         let policy = Density::new(Parameters {
-            thrash_nap: 0,
+            thrash_delay: 0,
             ..Parameters::DEFAULT
         })?;
         let all = PageRange::from_pages(BASE, 8 * PMD_PAGES)?;

@@ -8,7 +8,7 @@
 //! in [`Parameters::thrash_pin`] ms the faults of a process on one device move a page at most
 //! [`Parameters::thrash_count`] times, regardless of other accesses. All users make progress,
 //! because each of them can access a pinned page in place, and no thread waits for it. Until the
-//! block is pinned, each such fault sleeps for [`Parameters::thrash_nap`] ms, so that other users
+//! block is pinned, each such fault sleeps for [`Parameters::thrash_delay`] ms, so that other users
 //! can access the page meanwhile.
 //!
 //! A page that has left and would be migrated again because of a fault on a page nearby counts in
@@ -256,7 +256,7 @@ impl ThrashDetector {
             thrash_count,
             thrash_lapse,
             thrash_pin,
-            thrash_nap,
+            thrash_delay,
             ..
         } = *by;
         self.lapse = self.lapse.max(thrash_lapse);
@@ -283,9 +283,9 @@ impl ThrashDetector {
             past.pinned = now + thrash_pin;
             return ThrashHint::Stay;
         }
-        if thrash_nap != 0 {
-            past.rests = now + thrash_nap;
-            return ThrashHint::Wait(thrash_nap);
+        if thrash_delay != 0 {
+            past.rests = now + thrash_delay;
+            return ThrashHint::Wait(thrash_delay);
         }
         ThrashHint::Move
     }
@@ -308,7 +308,7 @@ mod tests {
         thrash_count: 3,
         thrash_lapse: 100,
         thrash_pin: 1000,
-        thrash_nap: 0,
+        thrash_delay: 0,
         ..Parameters::DEFAULT
     };
 
@@ -369,7 +369,7 @@ mod tests {
     fn faulted_and_prefetched_pages_count_once() -> Result {
         let mut detector = ThrashDetector::new();
         let napping = Parameters {
-            thrash_nap: 5,
+            thrash_delay: 5,
             ..PARAMETERS
         };
         let part = PageRange::from_pages(page(0)?.start(), 16)?;
@@ -406,7 +406,7 @@ mod tests {
     fn fault_on_a_thrashing_page_waits_briefly() -> Result {
         let mut detector = ThrashDetector::new();
         let napping = Parameters {
-            thrash_nap: 5,
+            thrash_delay: 5,
             ..PARAMETERS
         };
         detector.moved(page(5)?, 10);

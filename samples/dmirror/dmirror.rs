@@ -159,7 +159,7 @@ module! {
             default: 500,
             description: "Default policy: time for which a page stays, up to 60000",
         },
-        thrash_nap_ms: u64 {
+        thrash_delay_ms: u64 {
             default: 2,
             description: "Default policy: time for which a device waits before it takes a page that bounces, up to 60000",
         },
@@ -206,7 +206,7 @@ impl kernel::Module for Dmirror {
                 number(module_parameters::thrash_count.value()),
                 number(module_parameters::thrash_lapse_ms.value()),
                 number(module_parameters::thrash_pin_ms.value()),
-                number(module_parameters::thrash_nap_ms.value()),
+                number(module_parameters::thrash_delay_ms.value()),
             ],
         )?;
         let private = (c"hmm_dmirror0", c"hmm_dmirror1");

@@ -87,7 +87,7 @@ impl Fixed {
     }
 
     /// Sets the parameters of placement. `numbers` are the threshold, the number of blocks ahead,
-    /// the thrashing count, and lapse, pin and nap time. `EINVAL`.
+    /// the thrashing count, and its lapse, pin time and delay. `EINVAL`.
     pub(crate) fn with_policy(
         self,
         policy: u64,
@@ -104,7 +104,7 @@ impl Fixed {
             pr_err!("a parameter is out of range\n");
             return Err(EINVAL);
         }
-        let [threshold, ahead, count, thrash_lapse, thrash_pin, thrash_nap] = numbers;
+        let [threshold, ahead, count, thrash_lapse, thrash_pin, thrash_delay] = numbers;
         Ok(Self {
             policy: u32::try_from(policy)?,
             own_alloc: own_alloc != 0,
@@ -114,7 +114,7 @@ impl Fixed {
                 thrash_count: u32::try_from(count)?,
                 thrash_lapse,
                 thrash_pin,
-                thrash_nap,
+                thrash_delay,
             },
             ..self
         })

@@ -123,12 +123,12 @@ fn faults() -> impl Strategy<Value = Fault> {
 /// The detection window is not shorter than the pin time, because slow thrashing would otherwise
 /// not be detected.
 fn parameters() -> impl Strategy<Value = Parameters> {
-    let nap = prop_oneof![Just(0u64), 1u64..10];
-    (1u32..5, 1u64..300, 0u64..300, nap).prop_map(|(count, pin, more, nap)| Parameters {
+    let delay = prop_oneof![Just(0u64), 1u64..10];
+    (1u32..5, 1u64..300, 0u64..300, delay).prop_map(|(count, pin, more, delay)| Parameters {
         thrash_count: count,
         thrash_lapse: pin + more,
         thrash_pin: pin,
-        thrash_nap: nap,
+        thrash_delay: delay,
         ..Parameters::DEFAULT
     })
 }
@@ -172,12 +172,12 @@ fn bounces(trial: &Trial<'_>) {
 }
 
 /// Memory is pinned for at most `thrash_pin` ms each time, and is left to other devices for
-/// `thrash_nap`. Memory that has not been migrated may be migrated.
+/// `thrash_delay`. Memory that has not been migrated may be migrated.
 fn ends(trial: &Trial<'_>) {
     trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
         let mut detector = ThrashDetector::new();
         // For each block: pages that were migrated since, the end of the pin time, and the end of
-        // the nap.
+        // the delay.
         let mut known: BTreeMap<usize, ([bool; PMD_PAGES], u64, u64)> = BTreeMap::new();
         let mut now = 1000;
         for fault in faults {
@@ -200,14 +200,14 @@ fn ends(trial: &Trial<'_>) {
                 ThrashHint::Wait(ms) if now < *rests => assert_eq!(ms, *rests - now),
                 ThrashHint::Wait(ms) => {
                     assert!(again && now >= *stays, "it waits, and has not bounced");
-                    assert_eq!(ms, parameters.thrash_nap);
+                    assert_eq!(ms, parameters.thrash_delay);
                     *rests = now + ms;
                     has_moved[first..first + fault.count].fill(false);
                 }
                 ThrashHint::Move => {
                     assert!(now >= *stays, "it moves, and stays until {stays}");
                     assert!(now >= *rests, "it moves, and rests until {rests}");
-                    assert!(!again || parameters.thrash_nap == 0, "it bounces without a nap");
+                    assert!(!again || parameters.thrash_delay == 0, "it bounces without a delay");
                     assert!(!again || !fault.full, "other ranges lose pages for it");
                     has_moved[first..first + fault.count].fill(fault.moves);
                     if fault.moves {

@@ -547,7 +547,7 @@ fn evictions(ctx: &Ctx) -> Outcome {
 /// place.
 fn thrashing(ctx: &Ctx) -> Outcome {
     let _restore =
-        with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=3")?;
+        with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_delay_ms=3")?;
     let device = ctx.open()?;
     device.set_policy(Policy::Default)?;
     let map = Mapping::anon(1)?;

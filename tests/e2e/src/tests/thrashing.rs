@@ -114,7 +114,7 @@ fn thrashing_page(ctx: &Ctx) -> Outcome {
 
 /// A page that a CPU and a device write in turns stays in place after three moves.
 fn thrashing_page_stays(ctx: &Ctx) -> Outcome {
-    let params = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
+    let params = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_delay_ms=1";
     let _restore = with(ctx, params)?;
     let device = ctx.open()?;
     device.set_policy(Policy::Default)?;
@@ -135,7 +135,7 @@ fn thrashing_page_stays(ctx: &Ctx) -> Outcome {
 /// Two mirrors of a device share the thrashing state of a page, so the page moves three times in
 /// total. A page that one mirror has on the device can be used by the other mirror immediately.
 fn stays_for_all(ctx: &Ctx) -> Outcome {
-    let params = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
+    let params = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_delay_ms=1";
     let _restore = with(ctx, params)?;
     let devices = [ctx.open()?, ctx.open()?];
     for device in &devices {
@@ -174,9 +174,9 @@ fn stays_for_all(ctx: &Ctx) -> Outcome {
 
 /// A device that wants a page back from a CPU waits for a while. It must sleep, and be killable.
 fn thrashing_wait(ctx: &Ctx) -> Outcome {
-    let params = "thrash_count=1000 thrash_lapse_ms=60000 thrash_nap_ms=";
-    for (nap, kill) in [(1000u64, false), (30_000, true)] {
-        let _restore = with(ctx, &format!("{params}{nap}"))?;
+    let params = "thrash_count=1000 thrash_lapse_ms=60000 thrash_delay_ms=";
+    for (delay, kill) in [(1000u64, false), (30_000, true)] {
+        let _restore = with(ctx, &format!("{params}{delay}"))?;
         let ready = Gate::new()?;
         let mut child = Child::spawn(|| -> Outcome {
             let device = ctx.open()?;
@@ -197,7 +197,7 @@ fn thrashing_wait(ctx: &Ctx) -> Outcome {
             device_fills(&device, &map, 2, "when it bounces")?;
             let waited = begin.elapsed();
             let used = procfs::thread_time() - used;
-            let least = Duration::from_millis(nap * 9 / 10);
+            let least = Duration::from_millis(delay * 9 / 10);
             check!(waited >= least, "it waited {waited:?} only");
             check!(used < waited / 4, "it used the CPU for {used:?} of {waited:?}");
             cpu_sees(&map, 2, "after all")

@@ -279,7 +279,7 @@ fn fight(ctx: &Ctx) -> Outcome {
 }
 
 fn thrashing(ctx: &Ctx) -> Outcome {
-    let thrash = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
+    let thrash = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_delay_ms=1";
     let _restore = with(ctx, &format!("{} {thrash}", two_tiles()))?;
     let pair = pair(ctx, Connection::Migratable)?;
     let devices = [&pair.one, &pair.two];

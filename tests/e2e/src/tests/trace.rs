@@ -199,7 +199,7 @@ fn for_space(ctx: &Ctx) -> Outcome {
 /// then it stays.
 fn thrashing(ctx: &Ctx) -> Outcome {
     let _restore =
-        with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=3")?;
+        with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_delay_ms=3")?;
     let device = ctx.open()?;
     device.set_policy(Policy::Default)?;
     let map = Mapping::anon(1)?;

@@ -79,7 +79,7 @@ fn asked() -> impl Strategy<Value = Asked> {
 
 /// The migrated range contains the faulting pages, is within the limits, and has at most a quarter
 /// of the device memory ahead of the fault. A range left in place is within the block. The duration
-/// of a nap is that of the parameters.
+/// of a delay is that of the parameters.
 pub(super) fn places(trial: &Trial<'_>) {
     let total = prop_oneof![Just(PMD_PAGES), Just(8 * PMD_PAGES), Just(1000 * PMD_PAGES)];
     let given = (parameters(), 0usize..10, total);
@@ -138,7 +138,7 @@ pub(super) fn places(trial: &Trial<'_>) {
                     assert!(holds(stays, range) && holds(limits, stays));
                     assert!(stays.start() >= block && stays.end() <= block + PMD_SIZE);
                 }
-                Decision::Later(ms) => assert!(1 <= ms && ms <= parameters.thrash_nap),
+                Decision::Later(ms) => assert!(1 <= ms && ms <= parameters.thrash_delay),
                 Decision::InPlace(_) => panic!("the default policy moves memory"),
             }
         }

@@ -105,8 +105,8 @@ struct rust_hmm_copy_job {
  *	during the copy. Called with the mmap lock and the page locks held; may sleep. Neither this
  *	callback nor an asynchronous copy may take a table lock or a lock under which memory is
  *	allocated, and neither may allocate with reclaim (GFP_NOWAIT is allowed)
- * @kick: start the queued copies: all jobs of a step have been passed to @copy. May be NULL. Called
- *	in the same context as @copy
+ * @ring_doorbell: start the queued copies: all jobs of a step have been passed to @copy. May be
+ *	NULL. Called in the same context as @copy
  * @cancelled: complete jobs early, with an error, if rust_hmm_copy_cancelled() returns true for
  *	them: the task that waits for them was killed. May be NULL. Called in the same context as
  *	@copy
@@ -116,7 +116,7 @@ struct rust_hmm_copy_job {
 struct rust_hmm_memory_ops {
 	size_t size;
 	void (*copy)(void *data, struct rust_hmm_copy_job *job);
-	void (*kick)(void *data);
+	void (*ring_doorbell)(void *data);
 	void (*cancelled)(void *data);
 	void (*freed)(void *data, unsigned long first, unsigned long pages);
 };

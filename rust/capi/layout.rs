@@ -23,7 +23,7 @@ macro_rules! layout {
 layout! {
     rust_hmm_place: 24 { kind: 0, reserved: 4, first: 8, pages: 16 }
     rust_hmm_copy_job: 64 { source: 0, destination: 24, state: 48, index: 56 }
-    rust_hmm_memory_ops: 40 { size: 0, copy: 8, kick: 16, cancelled: 24, freed: 32 }
+    rust_hmm_memory_ops: 40 { size: 0, copy: 8, ring_doorbell: 16, cancelled: 24, freed: 32 }
     rust_hmm_usage: 24 { used: 0, total: 8, limit: 16 }
     rust_hmm_mirror_ops: 32 { size: 0, flags: 8, reserved: 12, flush_start: 16, flush_wait: 24 }
     rust_hmm_served: 16 { moved: 0, in_place: 8 }

@@ -114,10 +114,10 @@ impl MemoryOps for CVram {
         unsafe { copy(self.data.0, &mut job) };
     }
 
-    fn kick(&self) {
-        if let Some(kick) = self.ops.kick {
-            // SAFETY: `kick` and its data are valid until the driver destroys the memory.
-            unsafe { kick(self.data.0) };
+    fn ring_doorbell(&self) {
+        if let Some(ring_doorbell) = self.ops.ring_doorbell {
+            // SAFETY: `ring_doorbell` and its data are valid until the driver destroys the memory.
+            unsafe { ring_doorbell(self.data.0) };
         }
     }
 

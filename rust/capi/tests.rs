@@ -150,7 +150,7 @@ struct Driver {
     flushes: Atomic<usize>,
     waits: Atomic<usize>,
     copies: Atomic<usize>,
-    kicks: Atomic<usize>,
+    doorbells: Atomic<usize>,
     freed: Atomic<usize>,
     runs: Atomic<usize>,
     releases: Atomic<usize>,
@@ -180,7 +180,7 @@ impl Driver {
                 flushes: none(),
                 waits: none(),
                 copies: none(),
-                kicks: none(),
+                doorbells: none(),
                 freed: none(),
                 runs: none(),
                 releases: none(),
@@ -338,11 +338,11 @@ unsafe extern "C" fn copy(data: *mut ffi::c_void, job: *mut rust_hmm_copy_job) {
 ///
 /// Must be called by the library, with the pointer from [`Driver::data`] and arguments as the
 /// header describes.
-unsafe extern "C" fn kick(data: *mut ffi::c_void) {
+unsafe extern "C" fn ring_doorbell(data: *mut ffi::c_void) {
     // SAFETY: The library passes the pointer from `Driver::data`.
     let driver = unsafe { driver(data) };
     driver.misbehave();
-    driver.kicks.fetch_add(1, Relaxed);
+    driver.doorbells.fetch_add(1, Relaxed);
 }
 
 /// # Safety
@@ -383,7 +383,7 @@ unsafe extern "C" fn cancelled(data: *mut ffi::c_void) {
 const MEMORY_OPS: rust_hmm_memory_ops = rust_hmm_memory_ops {
     size: size_of::<rust_hmm_memory_ops>(),
     copy: Some(copy),
-    kick: Some(kick),
+    ring_doorbell: Some(ring_doorbell),
     cancelled: Some(cancelled),
     freed: Some(freed),
 };

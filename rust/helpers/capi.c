@@ -30,7 +30,7 @@ AT(rust_hmm_copy_job, index, 56, 8);
 SIZE(rust_hmm_memory_ops, 40);
 AT(rust_hmm_memory_ops, size, 0, 8);
 AT(rust_hmm_memory_ops, copy, 8, 8);
-AT(rust_hmm_memory_ops, kick, 16, 8);
+AT(rust_hmm_memory_ops, ring_doorbell, 16, 8);
 AT(rust_hmm_memory_ops, cancelled, 24, 8);
 AT(rust_hmm_memory_ops, freed, 32, 8);
 

@@ -59,7 +59,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// May sleep. The mmap lock is held and the pages are locked until all jobs have completed.
     /// Neither this callback nor the code that completes the job may take the table lock of a
     /// mirror or allocate with reclaim. Blocking functions of the library that are called from here
-    /// or from [`Self::kick`] return `EDEADLK`.
+    /// or from [`Self::ring_doorbell`] return `EDEADLK`.
     fn copy(&self, job: CopyJob);
 
     /// Copies synchronously, if the driver can: this saves a job and its completion. `None` makes
@@ -79,7 +79,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// # Context
     ///
     /// As for [`Self::copy`].
-    fn kick(&self) {}
+    fn ring_doorbell(&self) {}
 
     /// Ends cancelled jobs, see [`CopyJob::is_cancelled`]. Queued jobs should fail immediately,
     /// because a killed task waits for them.

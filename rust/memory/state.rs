@@ -202,7 +202,7 @@ impl<M: MemoryOps> MemoryState<M> {
                 }
             }
         }
-        self.driver.kick();
+        self.driver.ring_doorbell();
         count
     }
 }

@@ -237,7 +237,7 @@ impl CopyEngine {
     }
 
     /// Wakes the threads after all jobs of a step were queued.
-    pub(crate) fn kick(&self) {
+    pub(crate) fn wake_threads(&self) {
         // Taking the lock orders this after the check of a thread that found the queue empty, so
         // that its wakeup is not lost.
         if !self.threads.is_empty() && self.shared.queue.lock().len != 0 {

@@ -167,8 +167,8 @@ impl MemoryOps for Vram {
         self.copy_engine.copy_sync(copy)
     }
 
-    fn kick(&self) {
-        self.copy_engine.kick();
+    fn ring_doorbell(&self) {
+        self.copy_engine.wake_threads();
     }
 
     fn cancelled(&self) {

@@ -139,7 +139,7 @@ impl MemoryOps for Copier {
     }
 
     // HARDWARE: ring the doorbell. All jobs of a step have been queued.
-    fn kick(&self) {
+    fn ring_doorbell(&self) {
         self.shared.wake.notify_one();
     }
 }

@@ -37,7 +37,7 @@ mod tests {
         assert_eq!((outcome.moved, outcome.copy_failed), (5, 1));
         assert_eq!(outcomes, [3, 5, 5, 5, 4, 4, 0, 0]);
         assert_eq!(driver.copies.load(Relaxed), 6);
-        assert_ne!(driver.kicks.load(Relaxed), 0);
+        assert_ne!(driver.doorbells.load(Relaxed), 0);
         let mut states = [residency(), residency(), residency(), residency()];
         let mut usage = rust_hmm_usage {
             used: 0,
@@ -176,7 +176,7 @@ mod tests {
         }
         driver.reenter.store(0, Relaxed);
         assert_eq!(driver.granted.load(Relaxed), 0);
-        // At least a flush, a wait for it, a copy and a kick have called all of them.
+        // At least a flush, a wait for it, a copy and a doorbell have called all of them.
         assert!(driver.refused.load(Relaxed) >= 4 * CALLS);
         assert_ne!(driver.copies.load(Relaxed), 0);
         detach(&driver);
@@ -197,7 +197,7 @@ mod tests {
         let seen = driver.clone();
         let theirs = mirror as usize;
         let thread = Thread::spawn(c"hmm-test", move || {
-            while seen.kicks.load(Relaxed) == 0 {
+            while seen.doorbells.load(Relaxed) == 0 {
                 fsleep(Delta::from_millis(1));
             }
             // SAFETY: The mirror is not destroyed before this thread has ended.
@@ -218,7 +218,7 @@ mod tests {
             let flags = rust_hmm_table_lookup(mirror, start, 2, &mut place);
             assert_eq!(flags, EINVAL.to_errno());
         }
-        driver.kicks.store(1, Relaxed);
+        driver.doorbells.store(1, Relaxed);
         while driver.runs.load(Relaxed) == 0 {
             fsleep(Delta::from_millis(1));
         }

@@ -237,7 +237,7 @@ mod suite {
 
     #[test]
     fn objects_dropped_in_migrations_are_freed() -> Result {
-        for from in [From::Choose, From::Copy, From::Kick] {
+        for from in [From::Choose, From::Copy, From::RingDoorbell] {
             assert_eq!(dropped_in(from, to_device), Ok(COUNTED_OBJECTS));
         }
         for from in [From::CopyAtOnce, From::Event] {

@@ -34,7 +34,7 @@ pub(super) enum From {
     FlushStart,
     FlushWait,
     Copy,
-    Kick,
+    RingDoorbell,
     Choose,
     Connection,
     CopyTo,
@@ -243,8 +243,8 @@ impl MemoryOps for NosyMemory {
         self.0.ask(From::MemoryEvent);
     }
 
-    fn kick(&self) {
-        self.0.ask(From::Kick);
+    fn ring_doorbell(&self) {
+        self.0.ask(From::RingDoorbell);
     }
 }
 

@@ -73,7 +73,12 @@ mod suite {
         mirror.fault(range, Access::Write)?;
         let armed = ArmedProbe::new(&mirror, range);
         assert_eq!(mirror.migrate(range).to_device()?.switched, 4);
-        for from in [From::FlushStart, From::FlushWait, From::Copy, From::Kick] {
+        for from in [
+            From::FlushStart,
+            From::FlushWait,
+            From::Copy,
+            From::RingDoorbell,
+        ] {
             assert!(armed.0.was_refused(from));
         }
         for from in [From::Choose, From::Event, From::CopyAtOnce] {

@@ -7,8 +7,8 @@
 //! function with its declaration, so that a difference fails the build. `rust/helpers/capi.c`
 //! exports the functions and asserts the same layout as [`layout`].
 //!
-//! Like `mm`, this is a boundary of safety: drivers in C have to keep the rules that the type
-//! system enforces in Rust.
+//! Like `mm`, this is a boundary of safety. Drivers in C must follow the rules that the type system
+//! enforces in Rust; the functions check those that they can check at run time.
 
 #[cfg(CONFIG_RUST_HMM_QUEUE)]
 use crate::kernel::identity::FenceType;
@@ -51,7 +51,7 @@ macro_rules! declared {
 }
 use declared;
 
-/// Opaque pointer of a driver, which its callbacks get.
+/// Opaque pointer of a driver, the first argument of its callbacks.
 #[derive(Clone, Copy)]
 struct DriverData(*mut ffi::c_void);
 

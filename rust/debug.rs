@@ -2,7 +2,7 @@
 
 //! Reports about the library: tracepoints, counters, and files in debugfs.
 //!
-//! - [`events`] has the events that tracepoints and drivers get.
+//! - [`events`] has the events that are passed to tracepoints and drivers.
 //! - [`stats`] has counters of events.
 //! - [`timing`] has the time that each phase of an operation takes.
 //! - `footprint` has the memory that page tables use, and the pages mapped for DMA.

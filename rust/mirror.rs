@@ -565,7 +565,7 @@ impl<D: Device> Drop for MirrorParts<D> {
         }
         self.membership = None;
         // Windows in which only this mirror had entries can be removed.
-        self.inner.space.windows().doubt_all();
+        self.inner.space.windows().queue_check_all();
     }
 }
 

@@ -42,9 +42,9 @@
 //!    lock, without this spinlock.
 //! 6. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
 //!
-//! The spinlocks of a `space` (`mirrors`, `windows`, `doubts`) are held for a short time, and no
-//! lock is taken under them. The mutexes under which mirrors are opened and attributes are watched
-//! (`attribute_watch`) are taken before all of these. `attribute_changes`, the mutex that
+//! The spinlocks of a `space` (`mirrors`, `windows`, `candidates`) are held for a short time, and
+//! no lock is taken under them. The mutexes under which mirrors are opened and attributes are
+//! watched (`attribute_watch`) are taken before all of these. `attribute_changes`, the mutex that
 //! serializes changes of attributes, is taken below the `mmap_lock` and in no callback, because
 //! allocations under it may reclaim.
 //!

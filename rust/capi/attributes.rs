@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! C interface: attributes.
+//! C interface: attributes of ranges. Structures of the driver are checked completely before any
+//! range is changed.
 
 use super::{
     declared,

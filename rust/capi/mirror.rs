@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! C interface: mirrors.
+//!
+//! A driver in C cannot hold a [`TableGuard`]. `rust_hmm_table_lock()` stores it in the mirror with
+//! the task that called it. Lookups and the unlock compare the current task with that one, so that
+//! a call by another task returns `EPERM`.
 
 use super::{
     declared,
@@ -116,7 +120,7 @@ impl Device for CDevice {
 ///
 /// # Invariants
 ///
-/// `guard` is only touched by the task that holds the table lock; it is there while `holder` names
+/// `guard` is only accessed by the task that holds the table lock, and is `Some` while `holder` is
 /// that task.
 pub(super) struct CMirror {
     // Dropped before `mirror`, which it borrows.

@@ -131,20 +131,20 @@ struct Driver {
     memory: Atomic<usize>,
     mirror: Atomic<usize>,
     queue: Atomic<usize>,
-    /// Whether callbacks call functions that they must not call, and how many of these calls were
-    /// refused, and how many were not.
+    /// Whether callbacks call functions that they must not call.
     reenter: Atomic<usize>,
+    /// Number of these calls that returned `EDEADLK`, and of those that did not.
     refused: Atomic<usize>,
     granted: Atomic<usize>,
     fail_copies: Atomic<usize>,
-    /// Whether the next copy is kept instead of completed, and then the state and the index of its
-    /// job.
+    /// Whether the next copy stays outstanding.
     keep: Atomic<usize>,
+    /// State and index of the outstanding job.
     kept: Atomic<usize>,
     kept_index: Atomic<usize>,
-    /// Start of the range that an operation of the queue migrates, and the number of pages that
-    /// moved.
+    /// Start of the range that an operation of the queue migrates.
     start: Atomic<usize>,
+    /// Number of pages that the operation moved.
     moved: Atomic<usize>,
     cancels: Atomic<usize>,
     flushes: Atomic<usize>,
@@ -214,14 +214,14 @@ impl Driver {
     }
 
     /// Calls blocking functions.
-    fn misbehave(&self) {
+    fn call_blocking_functions(&self) {
         if self.reenter.load(Relaxed) == 0 {
             return;
         }
         let mirror = self.mirror();
         let end = PAGE_SIZE;
         let how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
-        let mut said = said();
+        let mut attributes = no_attributes();
         // SAFETY: The objects are not destroyed before `detach`. A refused call has no effect.
         unsafe {
             self.note(rust_hmm_fault(mirror, 0, end, 0));
@@ -231,7 +231,7 @@ impl Driver {
             self.note(rust_hmm_snapshot(mirror, 0, end, &mut residency()));
             self.note(rust_hmm_migrate(mirror, 0, end, &how, null_mut()));
             self.note(rust_hmm_attributes_clear(mirror, 0, end));
-            self.note(rust_hmm_attributes_get(mirror, 0, end, &mut said));
+            self.note(rust_hmm_attributes_get(mirror, 0, end, &mut attributes));
             self.note(rust_hmm_mirror_destroy(mirror));
             self.note(rust_hmm_memory_destroy(self.memory()));
             self.note(rust_hmm_memory_evict(self.memory()) as ffi::c_int);
@@ -240,7 +240,7 @@ impl Driver {
     }
 }
 
-/// Number of calls in `misbehave`.
+/// Number of calls in `call_blocking_functions`.
 const CALLS: usize = 12;
 
 /// # Safety
@@ -263,7 +263,7 @@ unsafe extern "C" fn flush_start(
 ) -> ffi::c_ulong {
     // SAFETY: The library passes the pointer from `Driver::data`.
     let driver = unsafe { driver(data) };
-    driver.misbehave();
+    driver.call_blocking_functions();
     driver.flushes.fetch_add(1, Relaxed)
 }
 
@@ -274,7 +274,7 @@ unsafe extern "C" fn flush_start(
 unsafe extern "C" fn flush_wait(data: *mut ffi::c_void, flush: ffi::c_ulong) {
     // SAFETY: The library passes the pointer from `Driver::data`.
     let driver = unsafe { driver(data) };
-    driver.misbehave();
+    driver.call_blocking_functions();
     // The flush must be the one that was started last: here, only one is in progress at a time.
     if flush == driver.waits.load(Relaxed) {
         driver.waits.fetch_add(1, Relaxed);
@@ -311,7 +311,7 @@ fn transfer(driver: &Driver, job: &rust_hmm_copy_job) -> Result {
 unsafe extern "C" fn copy(data: *mut ffi::c_void, job: *mut rust_hmm_copy_job) {
     // SAFETY: The library passes the pointer from `Driver::data`, and a valid job.
     let (driver, job) = unsafe { (driver(data), &mut *job) };
-    driver.misbehave();
+    driver.call_blocking_functions();
     driver.copies.fetch_add(1, Relaxed);
     if driver.keep.xchg(0, Relaxed) != 0 {
         driver.kept_index.store(job.index as usize, Relaxed);
@@ -341,7 +341,7 @@ unsafe extern "C" fn copy(data: *mut ffi::c_void, job: *mut rust_hmm_copy_job) {
 unsafe extern "C" fn ring_doorbell(data: *mut ffi::c_void) {
     // SAFETY: The library passes the pointer from `Driver::data`.
     let driver = unsafe { driver(data) };
-    driver.misbehave();
+    driver.call_blocking_functions();
     driver.doorbells.fetch_add(1, Relaxed);
 }
 
@@ -354,7 +354,7 @@ unsafe extern "C" fn freed(data: *mut ffi::c_void, _first: ffi::c_ulong, pages: 
     unsafe { driver(data) }.freed.fetch_add(pages, Relaxed);
 }
 
-/// Completes the copy that was kept.
+/// Completes the outstanding copy.
 ///
 /// # Safety
 ///
@@ -363,7 +363,7 @@ unsafe extern "C" fn freed(data: *mut ffi::c_void, _first: ffi::c_ulong, pages: 
 unsafe extern "C" fn cancelled(data: *mut ffi::c_void) {
     // SAFETY: The library passes the pointer from `Driver::data`.
     let driver = unsafe { driver(data) };
-    driver.misbehave();
+    driver.call_blocking_functions();
     driver.cancels.fetch_add(1, Relaxed);
     let state = driver.kept.xchg(0, Full) as *mut ffi::c_void;
     let mut job = rust_hmm_copy_job {
@@ -406,7 +406,7 @@ fn to(target: u32) -> rust_hmm_migration {
     }
 }
 
-fn said() -> rust_hmm_attributes {
+fn no_attributes() -> rust_hmm_attributes {
     rust_hmm_attributes {
         valid: 0,
         preferred: 0,

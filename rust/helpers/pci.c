@@ -36,7 +36,7 @@ struct pci_dev *rust_hmm_pci_function(struct pci_dev *pdev,
 	link = device_link_add(&pdev->dev, &other->dev, DL_FLAG_AUTOREMOVE_CONSUMER);
 	if (!link)
 		goto put;
-	/* In other states it is being unbound, or its probe has failed since the check. */
+	/* In other states @pdev is being unbound, or its probe has failed since the check. */
 	*error = -EPROBE_DEFER;
 	if (READ_ONCE(link->status) != DL_STATE_CONSUMER_PROBE)
 		goto put;

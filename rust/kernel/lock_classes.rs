@@ -95,7 +95,7 @@ classes! {
     /// Notifier windows of an address space.
     windows = c"rust_hmm::windows";
     /// Notifier windows that a worker checks and removes if they are unused.
-    doubtful_windows = c"rust_hmm::doubtful_windows";
+    removal_candidates = c"rust_hmm::removal_candidates";
     /// The notifier that detects unmapped memory with attributes.
     attribute_watch = c"rust_hmm::attribute_watch";
     /// Started flushes that are waited for later.

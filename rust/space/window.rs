@@ -142,7 +142,7 @@ impl NotifierWindow {
         if all || idle % IDLE_EVENTS == 0 {
             // After an unmap of the whole window the check is not urgent: the device may also use
             // the next mapping at these addresses.
-            self.space.windows().doubt(self.range.start(), !all);
+            self.space.windows().queue_check(self.range.start(), !all);
         }
     }
 }

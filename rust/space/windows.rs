@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Notifier windows of a space. A window is created where a device uses memory, and removed when no
-//! mirror has an entry in it.
+//! mirror has an entry in it. The windows are in a tree under a spinlock. It is never held while a
+//! notifier is registered or removed, because both sleep.
 //!
 //! A worker removes windows, because `mmu_interval_notifier_remove()` waits for callbacks, and a
 //! callback itself may find a window empty. The worker checks twice whether a window has users:
 //! between the checks it searches for entries under the table locks, which cannot be taken under
-//! the lock of the windows. A task that is having an entry installed is a user.
+//! the lock of the windows. A fault and a migration are users from before they read the CPU page
+//! table until their entries are installed.
 
 use super::{
     find,
@@ -47,7 +49,7 @@ use kernel::{
 
 /// Maximum number of windows that are queued individually for the worker. If it is reached, the
 /// worker runs. If it is exceeded before that, the worker checks all windows.
-const MAX_DOUBTFUL_WINDOWS: usize = 16;
+const MAX_CANDIDATES: usize = 16;
 
 /// Windows by index.
 type WindowIndex = RBTree<usize, Arc<WindowNotifier>>;
@@ -130,8 +132,8 @@ impl NotifierWindows {
     /// # Context
     ///
     /// Any but interrupts.
-    pub(super) fn doubt(&self, addr: usize, urgent: bool) {
-        let many = self.sweeper.work().doubts.lock().add(index_of(addr));
+    pub(super) fn queue_check(&self, addr: usize, urgent: bool) {
+        let many = self.sweeper.work().candidates.lock().add(index_of(addr));
         if urgent || many {
             self.sweeper.queue();
         }
@@ -142,8 +144,8 @@ impl NotifierWindows {
     /// # Context
     ///
     /// Any but interrupts.
-    pub(crate) fn doubt_all(&self) {
-        self.sweeper.work().doubts.lock().all = true;
+    pub(crate) fn queue_check_all(&self) {
+        self.sweeper.work().candidates.lock().all = true;
         self.sweeper.queue();
     }
 
@@ -153,7 +155,7 @@ impl NotifierWindows {
     ///
     /// Any but interrupts.
     pub(super) fn restore_later(&self) {
-        self.sweeper.work().doubts.lock().restore = true;
+        self.sweeper.work().candidates.lock().restore = true;
         self.sweeper.queue();
     }
 
@@ -212,10 +214,10 @@ impl NotifierWindows {
         }
         let window = {
             let mut all = self.all.lock();
-            let goes = all
+            let is_unused = all
                 .get(&index)
                 .is_some_and(|window| window.subscriber().is_closing());
-            goes.then(|| all.remove_node(&index)).flatten()
+            is_unused.then(|| all.remove_node(&index)).flatten()
         };
         // Drop the window without the lock, because the drop waits for callbacks.
         drop(window);
@@ -264,16 +266,16 @@ impl Space {
     }
 }
 
-/// Windows to be checked by the worker, because they may not be needed.
+/// Windows that the worker has to check, because they may have no entries left.
 #[derive(Default)]
-struct DoubtfulWindows {
-    some: [Option<usize>; MAX_DOUBTFUL_WINDOWS],
+struct RemovalCandidates {
+    some: [Option<usize>; MAX_CANDIDATES],
     all: bool,
     /// Whether mirrors have lost entries of memory that they must always have mapped.
     restore: bool,
 }
 
-impl DoubtfulWindows {
+impl RemovalCandidates {
     /// Adds a window. Returns whether the list is full now.
     fn add(&mut self, index: usize) -> bool {
         if self.all || self.some.contains(&Some(index)) {
@@ -284,7 +286,7 @@ impl DoubtfulWindows {
                 if let Some(place) = self.some.get_mut(number) {
                     *place = Some(index);
                 }
-                number + 1 == MAX_DOUBTFUL_WINDOWS
+                number + 1 == MAX_CANDIDATES
             }
             None => {
                 self.all = true;
@@ -298,32 +300,32 @@ impl DoubtfulWindows {
 struct Sweep {
     /// The space. The space may have been freed when the work item runs.
     name: MmId,
-    doubts: Pin<KBox<SpinLock<DoubtfulWindows>>>,
+    candidates: Pin<KBox<SpinLock<RemovalCandidates>>>,
 }
 
 impl Sweep {
     fn new(name: MmId) -> Result<Arc<Recurring<Self>>> {
-        let (lock_name, key) = lock_classes::doubtful_windows();
-        let doubts = SpinLock::new(DoubtfulWindows::default(), lock_name, key);
-        let doubts = KBox::pin_init(doubts, GFP_KERNEL_ACCOUNT)?;
-        Recurring::new(Self { name, doubts })
+        let (lock_name, key) = lock_classes::removal_candidates();
+        let candidates = SpinLock::new(RemovalCandidates::default(), lock_name, key);
+        let candidates = KBox::pin_init(candidates, GFP_KERNEL_ACCOUNT)?;
+        Recurring::new(Self { name, candidates })
     }
 }
 
 impl RecurringWork for Sweep {
     fn run(&self) {
-        let doubts = core::mem::take(&mut *self.doubts.lock());
+        let candidates = core::mem::take(&mut *self.candidates.lock());
         let Some(space) = find(self.name) else {
             return;
         };
-        if doubts.restore {
+        if candidates.restore {
             space
                 .mirrors()
                 .entered(None)
                 .for_each(|mirror| mirror.restore(None));
         }
-        if !doubts.all {
-            for index in doubts.some.into_iter().flatten() {
+        if !candidates.all {
+            for index in candidates.some.into_iter().flatten() {
                 space.windows.sweep(&space, index);
             }
             return;

@@ -21,7 +21,7 @@ use kernel::{
         SpinLock, //
     }, //
 };
-use record::Said;
+use record::EventFields;
 use rust_hmm::{
     debug::events::Event,
     kernel::identity::MmId,
@@ -84,11 +84,11 @@ impl Streams {
     }
 
     fn offer(&self, mirror: u32, event: &Event, is_meant: impl Fn(&Stream) -> bool) {
-        let said = Said::new(event);
+        let fields = EventFields::new(event);
         let list = self.list.lock();
         for stream in list.iter() {
-            if is_meant(stream) && stream.wants(said.kind) {
-                stream.push(mirror, said);
+            if is_meant(stream) && stream.is_selected(fields.kind) {
+                stream.push(mirror, fields);
             }
         }
     }

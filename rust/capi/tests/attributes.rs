@@ -16,7 +16,7 @@ mod tests {
         let mirror = driver.mirror();
         let start = range.start();
         let end = range.end();
-        let mut got = said();
+        let mut got = no_attributes();
         for (preferred, flag, granularity) in [
             (RUST_HMM_PREFER_DEVICE, 1, 3),
             (RUST_HMM_PREFER_SYSTEM, 0, -1),
@@ -31,7 +31,7 @@ mod tests {
                 accessed_by: flag,
                 never_migrate: 1 - flag,
                 granularity,
-                ..said()
+                ..no_attributes()
             };
             // SAFETY: The objects are not destroyed before `detach`.
             unsafe {
@@ -44,7 +44,7 @@ mod tests {
             assert_eq!((got.granularity, got.read_mostly), (granularity, 0));
         }
         // An attribute that differs within the range is not reported.
-        let mut set = said();
+        let mut set = no_attributes();
         set.valid = RUST_HMM_HAS_PREFERRED | RUST_HMM_HAS_ACCESSED_BY;
         set.preferred = RUST_HMM_PREFER_SYSTEM as u8;
         let second = range.address(1);
@@ -69,9 +69,9 @@ mod tests {
             valid: RUST_HMM_HAS_PREFERRED | RUST_HMM_HAS_ACCESSED_BY,
             preferred: RUST_HMM_PREFER_DEVICE as u8,
             accessed_by: 1,
-            ..said()
+            ..no_attributes()
         };
-        let mut got = [said(), said()];
+        let mut got = [no_attributes(), no_attributes()];
         let [own, others] = &mut got;
         // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(got.each_ref().map(|got| got.accessed_by), [1, 0]);
         // After its device is closed, the memory has no preferred location.
         detach(&driver);
-        let mut got = said();
+        let mut got = no_attributes();
         // SAFETY: The objects are not destroyed before `detach`.
         let errno = unsafe { rust_hmm_attributes_get(other.mirror(), start, end, &mut got) };
         assert_eq!((errno, got.preferred), (0, RUST_HMM_PREFER_ANY as u8));
@@ -105,7 +105,7 @@ mod tests {
         let start = range.start();
         let end = range.end();
         let refused = |change: fn(&mut rust_hmm_attributes)| {
-            let mut set = said();
+            let mut set = no_attributes();
             change(&mut set);
             // SAFETY: The objects are not destroyed before `detach`.
             let errno = unsafe { rust_hmm_attributes_set(mirror, start, end, &set) };
@@ -125,7 +125,7 @@ mod tests {
         refused(|set| set.valid = 1 << 31);
         refused(|set| set.reserved = [0, 0, 1]);
         // No part of a refused change was applied.
-        let mut got = said();
+        let mut got = no_attributes();
         // SAFETY: The objects are not destroyed before `detach`.
         unsafe {
             assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);

@@ -294,7 +294,7 @@ mod tests {
                 rust_hmm_snapshot(mirror, end, start, &mut residency()),
                 invalid
             );
-            let mut set = said();
+            let mut set = no_attributes();
             set.valid = RUST_HMM_HAS_ACCESSED_BY;
             assert_eq!(rust_hmm_attributes_set(mirror, end, start, &set), invalid);
             set.accessed_by = 2;
@@ -331,12 +331,11 @@ mod tests {
             let nowhere = RUST_HMM_IS_NONE as u8;
             assert_eq!(states[1].location, nowhere);
             assert_eq!(states[2].location, nowhere);
-            // The page stays in place, because no attribute says otherwise.
+            // The page stays in place, because it has no attributes.
             let asked = rust_hmm_serve(mirror, start, second, 0, 0, &mut served);
             assert_eq!(asked, 0);
             assert_eq!((served.moved, served.in_place), (0, 1));
-            // The first policy migrates the page only. The second one migrates a page without
-            // history with or without its neighbours.
+            // Both policies migrate the page. The default policy may migrate neighbours, too.
             for policy in [1, 2] {
                 let write = RUST_HMM_WRITE;
                 let asked = rust_hmm_serve(mirror, start, second, write, policy, &mut served);

@@ -8,7 +8,7 @@ use crate::kernel::deferred;
 /// Returns the number of windows of the mirror's space, after a worker has removed the unused ones.
 fn windows(mirror: &Mirror<TestDevice>) -> usize {
     let windows = mirror.inner().space.windows();
-    windows.doubt_all();
+    windows.queue_check_all();
     deferred::flush();
     windows.count()
 }

@@ -49,33 +49,34 @@ struct Args {
     /// Print the picture in the end, from a line `<svg ...>` to a line `</svg>`.
     #[arg(long, conflicts_with = "json")]
     svg_to_stdout: bool,
-    /// Use memory in all ways for this many seconds, for observation with other tools, without a
-    /// story.
+    /// Use memory in all ways for this many seconds, for observation with other tools,
+    /// instead of the steps.
     #[arg(long, value_name = "SECONDS")]
     linger: Option<u64>,
 }
 
 /// Steps so far, each with the residency of the memory after it.
-struct Story {
+struct Steps {
     json: bool,
-    steps: Vec<serde_json::Value>,
+    list: Vec<serde_json::Value>,
 }
 
-impl Story {
-    fn tell(&mut self, device: &Device, map: &Mapping, block: usize, text: &str) -> Result<()> {
-        let places = places(device, map).context("where the memory is")?;
+impl Steps {
+    /// Adds a step that has just been performed, and prints it unless the output is JSON.
+    fn add(&mut self, device: &Device, map: &Mapping, block: usize, text: &str) -> Result<()> {
+        let places = places(device, map).context("query the residency")?;
         let picture = picture(&places, block);
-        let number = self.steps.len() + 1;
+        let number = self.list.len() + 1;
         if !self.json {
             println!("{number:2}. {text}\n    [{picture}]");
         }
-        self.steps.push(json!({ "step": number, "text": text, "residency": picture }));
+        self.list.push(json!({ "step": number, "text": text, "residency": picture }));
         Ok(())
     }
 }
 
-/// Small pages on the heap of this process.
-fn heap(story: &mut Story, device: &Device) -> Result<()> {
+/// Steps with small pages on the heap of this process.
+fn heap(steps: &mut Steps, device: &Device) -> Result<()> {
     let mut memory: Vec<u8> = vec![0; (PAGES + 16) * PAGE_SIZE];
     let view = View::of(&mut memory).context("whole pages on the heap")?;
     let map: &Mapping = &view;
@@ -83,7 +84,7 @@ fn heap(story: &mut Story, device: &Device) -> Result<()> {
     map.fill(1);
     let text =
         format!("The process mallocs {pages} pages of {} KiB and writes them.", PAGE_SIZE >> 10);
-    story.tell(device, map, 1, &text)?;
+    steps.add(device, map, 1, &text)?;
 
     let mut seen = vec![0; map.len()];
     let done = device.read(map.addr(), &mut seen).context("device read")?;
@@ -92,58 +93,59 @@ fn heap(story: &mut Story, device: &Device) -> Result<()> {
         "The device reads them through the same pointers: right, after {} fault round.",
         done.faults
     );
-    story.tell(device, map, 1, &text)?;
+    steps.add(device, map, 1, &text)?;
 
     device.write(map.addr(), &pattern::buffer(2, 0, pages)).context("device write")?;
     map.check(2)?;
-    story.tell(device, map, 1, "The device writes them; the process reads the new words.")?;
+    steps.add(device, map, 1, "The device writes them; the process reads the new words.")?;
 
     let done = device.migrate_to_device(map.addr(), &mut seen).context("migration")?;
     ensure!(done.cpages == pages as u64, "only {} pages migrated", done.cpages);
     pattern::check(2, 0, &seen)?;
-    story.tell(device, map, 1, "They migrate to the device's memory, contents unchanged.")?;
+    steps.add(device, map, 1, "They migrate to the device's memory, contents unchanged.")?;
 
     device.write(map.addr(), &pattern::buffer(3, 0, pages)).context("device write")?;
-    story.tell(device, map, 1, "The device writes them in its own memory, without a fault.")?;
+    steps.add(device, map, 1, "The device writes them in its own memory, without a fault.")?;
 
     ensure!(map.get(40, 0) == pattern::word(3, 40, 0), "the CPU reads something else");
     let text = "The CPU reads one word: its page comes back, with a window of 64 KiB around it.";
-    story.tell(device, map, 1, text)?;
+    steps.add(device, map, 1, text)?;
 
     map.check(3)?;
-    story.tell(device, map, 1, "The CPU reads everything: all pages are back in RAM.")
+    steps.add(device, map, 1, "The CPU reads everything: all pages are back in RAM.")
 }
 
-/// A huge page.
-fn huge(story: &mut Story, device: &Device) -> Result<()> {
+/// Steps with a huge page.
+fn huge(steps: &mut Steps, device: &Device) -> Result<()> {
     let map = Mapping::anon_huge(1)?;
     map.fill(4);
-    // Pages of a character.
+    // Number of pages that one character of the picture stands for.
     const BLOCK: usize = HUGE_PAGES / 64;
     let text = format!("A huge page of {} MiB, one character for {BLOCK} pages.", HUGE_SIZE >> 20);
-    story.tell(device, &map, BLOCK, &text)?;
+    steps.add(device, &map, BLOCK, &text)?;
     let mut seen = vec![0; map.len()];
     device.migrate_to_device(map.addr(), &mut seen).context("migration")?;
     pattern::check(4, 0, &seen)?;
-    story.tell(device, &map, BLOCK, "It migrates as a whole and stays huge on the device.")?;
+    steps.add(device, &map, BLOCK, "It migrates as a whole and stays huge on the device.")?;
     map.check(4)?;
-    story.tell(device, &map, BLOCK, "One CPU touch brings it back as a whole.")
+    steps.add(device, &map, BLOCK, "One CPU touch brings it back as a whole.")
 }
 
-/// Returns memory with pages in device memory, pages in system memory and unpopulated pages.
-fn at_the_end(story: &mut Story, device: &Device) -> Result<Mapping> {
+/// The last step. Returns memory with pages in device memory, pages in system memory and
+/// unpopulated pages.
+fn at_the_end(steps: &mut Steps, device: &Device) -> Result<Mapping> {
     let map = Mapping::anon(PAGES)?;
     map.fill_pages(5, 0, PAGES - 8);
     for first in [8, 24, 40] {
         device.migrate(map.page_addr(first), 8, Way::ToDevice).context("migration")?;
     }
     println!();
-    let text = "At the end: some of these pages are on the device, some in RAM, some nowhere yet.";
-    story.tell(device, &map, 1, text)?;
+    let text = "At the end: some of these pages are on the device, some in RAM, some unpopulated.";
+    steps.add(device, &map, 1, text)?;
     Ok(map)
 }
 
-/// Explains the counters of the device in words, with units. They count from the opening of the
+/// Returns the counters of the device as text with units. They count from the opening of the
 /// device's file.
 fn summary(counters: &Counters, first_touches: u64) -> String {
     let mib = |count: u64| count as f64 * PAGE_SIZE as f64 / f64::from(1 << 20);
@@ -190,15 +192,15 @@ fn main() -> Result<()> {
     if let Some(seconds) = args.linger {
         return linger::linger(&device, seconds);
     }
-    let mut story = Story { json: args.json, steps: Vec::new() };
+    let mut steps = Steps { json: args.json, list: Vec::new() };
     if !args.json {
         println!("One address space for CPU and device: where the pages are after each step.");
         let legend: Vec<String> =
             Place::LEGEND.iter().map(|(_, char, what)| format!("{char} {what}")).collect();
         println!("Legend: {}, * mixed.\n", legend.join(", "));
     }
-    heap(&mut story, &device)?;
-    huge(&mut story, &device)?;
+    heap(&mut steps, &device)?;
+    huge(&mut steps, &device)?;
 
     let lines = [timeline::measure(&device, true)?, timeline::measure(&device, false)?];
     if let Some(path) = &args.svg {
@@ -229,7 +231,7 @@ fn main() -> Result<()> {
                 })
             })
             .collect();
-        let all = json!({ "steps": story.steps, "timeline": timeline, "counters": counters });
+        let all = json!({ "steps": steps.list, "timeline": timeline, "counters": counters });
         println!("{all}");
         return Ok(());
     }
@@ -237,7 +239,7 @@ fn main() -> Result<()> {
     print!("{}", timeline::text(&lines));
     // The picture and the counters show the same moment, because the mapping lives until both are
     // printed.
-    let _map = at_the_end(&mut story, &device)?;
+    let _map = at_the_end(&mut steps, &device)?;
     let counters = device.counters().context("counters")?;
     let ordinary: u64 = lines.iter().map(|line| line.faults).sum();
     print!("{}", summary(&counters, counters.engine_faults_read.saturating_sub(ordinary)));

@@ -32,7 +32,7 @@ pub(crate) const ALL_TYPES: u64 = (1 << (Type::Thrash as u32 + 1)) - 1;
 
 /// The fields of a record that depend on the event.
 #[derive(Clone, Copy)]
-pub(super) struct Said {
+pub(super) struct EventFields {
     pub(super) kind: Type,
     error: i32,
     addr: u64,
@@ -48,10 +48,10 @@ fn errno(result: Result) -> i32 {
     result.map_or_else(Error::to_errno, |()| 0)
 }
 
-impl Said {
+impl EventFields {
     /// Converts `event`.
     pub(super) fn new(event: &Event) -> Self {
-        let mut said = Self {
+        let mut fields = Self {
             kind: Type::FaultBegin,
             error: 0,
             addr: 0,
@@ -64,7 +64,7 @@ impl Said {
         };
         let range = match *event {
             Event::FaultBegin { range, write } => {
-                said.detail = u32::from(write);
+                fields.detail = u32::from(write);
                 Some(range)
             }
             Event::FaultEnd {
@@ -72,17 +72,17 @@ impl Said {
                 write,
                 result,
             } => {
-                said.kind = Type::FaultEnd;
-                said.detail = u32::from(write);
-                said.error = errno(result);
+                fields.kind = Type::FaultEnd;
+                fields.detail = u32::from(write);
+                fields.error = errno(result);
                 Some(range)
             }
             Event::CpuFault { address, moved } => {
-                said.kind = Type::CpuFault;
-                said.addr = address as u64;
-                said.npages = 1;
-                said.moved = moved.unwrap_or(0) as u64;
-                said.error = errno(moved.map(|_| ()));
+                fields.kind = Type::CpuFault;
+                fields.addr = address as u64;
+                fields.npages = 1;
+                fields.moved = moved.unwrap_or(0) as u64;
+                fields.error = errno(moved.map(|_| ()));
                 None
             }
             Event::MigrateBegin {
@@ -90,10 +90,10 @@ impl Said {
                 to_device,
                 trigger,
             } => {
-                said.kind = Type::MigrateBegin;
-                said.to_device = to_device;
+                fields.kind = Type::MigrateBegin;
+                fields.to_device = to_device;
                 // CAST: As the header numbers them.
-                said.detail = trigger as u32;
+                fields.detail = trigger as u32;
                 Some(range)
             }
             Event::MigrateEnd {
@@ -104,21 +104,21 @@ impl Said {
                 stayed,
                 result,
             } => {
-                said.kind = Type::MigrateEnd;
-                said.to_device = to_device;
+                fields.kind = Type::MigrateEnd;
+                fields.to_device = to_device;
                 // CAST: As the header numbers them.
-                said.detail = trigger as u32;
-                said.moved = moved as u64;
-                said.switched = switched as u64;
-                said.stayed = stayed as u64;
-                said.error = errno(result);
+                fields.detail = trigger as u32;
+                fields.moved = moved as u64;
+                fields.switched = switched as u64;
+                fields.stayed = stayed as u64;
+                fields.error = errno(result);
                 None
             }
             Event::Evict { need, pages } => {
-                said.kind = Type::Evict;
+                fields.kind = Type::Evict;
                 // CAST: As the header numbers them.
-                said.detail = need as u32;
-                said.moved = pages as u64;
+                fields.detail = need as u32;
+                fields.moved = pages as u64;
                 None
             }
             Event::Invalidate {
@@ -126,29 +126,29 @@ impl Said {
                 reason,
                 changed,
             } => {
-                said.kind = Type::Invalidate;
-                said.detail = reason.number();
-                said.moved = changed as u64;
+                fields.kind = Type::Invalidate;
+                fields.detail = reason.number();
+                fields.moved = changed as u64;
                 Some(range)
             }
             Event::Retry { range, why } => {
-                said.kind = Type::Retry;
+                fields.kind = Type::Retry;
                 // CAST: As the header numbers them.
-                said.detail = why as u32;
+                fields.detail = why as u32;
                 Some(range)
             }
             Event::Thrash { range, ms } => {
-                said.kind = Type::Thrash;
-                said.detail = u32::from(ms.is_none());
-                said.stayed = ms.unwrap_or(0);
+                fields.kind = Type::Thrash;
+                fields.detail = u32::from(ms.is_none());
+                fields.stayed = ms.unwrap_or(0);
                 Some(range)
             }
         };
         if let Some(range) = range {
-            said.addr = range.start() as u64;
-            said.npages = range.pages() as u64;
+            fields.addr = range.start() as u64;
+            fields.npages = range.pages() as u64;
         }
-        said
+        fields
     }
 }
 
@@ -159,30 +159,30 @@ pub(super) struct Record {
     pub(super) lost: u64,
     pub(super) sequence: u64,
     pub(super) mirror: u32,
-    pub(super) said: Said,
+    pub(super) fields: EventFields,
 }
 
 impl Record {
     /// Encodes the record for user space.
     pub(super) fn encode(&self) -> arguments::Event {
-        let said = &self.said;
+        let fields = &self.fields;
         arguments::Event {
             version: VERSION,
             // CAST: As the header numbers them.
-            r#type: said.kind as u16,
-            error: said.error,
+            r#type: fields.kind as u16,
+            error: fields.error,
             time_ns: self.time_ns,
             sequence: self.sequence,
             lost: self.lost,
-            addr: said.addr,
-            npages: said.npages,
+            addr: fields.addr,
+            npages: fields.npages,
             mirror: self.mirror,
-            detail: said.detail,
-            to_device: u32::from(said.to_device),
+            detail: fields.detail,
+            to_device: u32::from(fields.to_device),
             reserved: 0,
-            moved: said.moved,
-            switched: said.switched,
-            stayed: said.stayed,
+            moved: fields.moved,
+            switched: fields.switched,
+            stayed: fields.stayed,
         }
     }
 }

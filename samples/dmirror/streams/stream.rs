@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The event stream of a file: a ring of records.
+//! The event stream of a file: a ring of records that user space reads.
+//!
+//! Records are added under the spinlock of the ring, in the context of the event, which may be
+//! atomic. If the ring is full, new records are dropped and counted. Readers are serialized by a
+//! mutex, because they copy records to user space before they remove them: a fault on the buffer
+//! then loses none.
 
 use super::record::{
+    EventFields,
     Record,
-    Said,
     Type,
     RECORD_BYTES, //
 };
@@ -52,7 +57,7 @@ struct Ring {
 }
 
 impl Ring {
-    fn push(&mut self, mirror: u32, said: Said) {
+    fn push(&mut self, mirror: u32, fields: EventFields) {
         let sequence = self.sequence;
         self.sequence += 1;
         let at = (self.first + self.count) % RING_RECORDS;
@@ -63,7 +68,7 @@ impl Ring {
                     lost: self.lost,
                     sequence,
                     mirror,
-                    said,
+                    fields,
                 });
                 self.count += 1;
             }
@@ -100,8 +105,7 @@ pub(crate) struct Stream {
     /// Notified when a record is added.
     #[pin]
     filled: PollCondVar,
-    /// Serialises readers: records are removed from the ring only after they were copied to user
-    /// space.
+    /// Held by the task that copies records to user space.
     #[pin]
     reading: Mutex<()>,
 }
@@ -146,16 +150,18 @@ impl Stream {
         self.all.load(Relaxed) != 0
     }
 
-    pub(super) fn wants(&self, kind: Type) -> bool {
+    /// Whether events of this type are selected.
+    pub(super) fn is_selected(&self, kind: Type) -> bool {
         self.mask.load(Relaxed) & (1 << kind as u32) != 0
     }
 
-    pub(super) fn push(&self, mirror: u32, said: Said) {
-        self.ring.lock().push(mirror, said);
+    pub(super) fn push(&self, mirror: u32, fields: EventFields) {
+        self.ring.lock().push(mirror, fields);
         self.filled.notify_all();
     }
 
-    /// Sets the event mask. Returns the previous one.
+    /// Selects events by `mask`, and with `all` those of all mirrors of the device. Returns the
+    /// previous mask.
     pub(crate) fn set(&self, mask: u64, all: bool) -> u64 {
         self.all.store(u32::from(all), Relaxed);
         self.mask.xchg(mask, kernel::sync::atomic::ordering::Full)
@@ -199,8 +205,10 @@ impl Stream {
         }
     }
 
+    /// Copies records to user space, and removes them from the ring. Returns the number of bytes, 0
+    /// if the ring is empty.
     fn copy_out(&self, to: &mut UserSliceWriter) -> Result<usize> {
-        let _alone = self.reading.lock();
+        let _reader = self.reading.lock();
         let mut bytes = 0;
         while to.len() >= RECORD_BYTES {
             let mut part = [const { None }; COPY_BATCH_RECORDS];

@@ -28,29 +28,29 @@ use std::time::{
 /// The signal that cannot be caught.
 pub const SIGKILL: i32 = libc::SIGKILL;
 
-/// How a child ended.
+/// End of a child process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// `_exit` with this status.
+    /// `_exit()` with this status.
     Exit(i32),
-    /// By this signal.
+    /// Killed by this signal.
     Signal(i32),
 }
 
-/// A pipe: the end to read from, and the one to write to.
+/// Creates a pipe. Returns the read end and the write end.
 pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut fds: [RawFd; 2] = [-1; 2];
-    // SAFETY: the array has room for the two numbers.
+    // SAFETY: the array has the two elements that pipe2() writes.
     Errno::check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;
     // SAFETY: pipe2() returned two new descriptors, which are owned here.
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
 }
 
-/// Waits until `fd` can be read; `false` when the time is over.
+/// Waits up to `timeout` until `fd` can be read. Returns whether it can.
 fn readable(fd: RawFd, timeout: Duration) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let millis = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: one valid structure.
+    // SAFETY: `poll` is one valid structure, as the count says.
     unsafe { libc::poll(&mut poll, 1, millis) > 0 }
 }
 
@@ -61,10 +61,10 @@ pub struct Gate {
     write: File,
 }
 
-/// Timeout for a gate: the other process has failed if it does not open it.
+/// Timeout of a gate. A process that does not open it in time has failed.
 const GATE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Factor for this timeout.
+/// Factor of this timeout.
 static TIMEOUT_SCALE: AtomicU32 = AtomicU32::new(1);
 
 /// Multiplies the timeouts of gates and of [`Child::join`], for devices that take long for each
@@ -83,21 +83,21 @@ fn gate_timeout() -> Duration {
 
 /// Interval for polling a child. Longer on slow devices, where each poll would cost more than the
 /// device's own work.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Gate {
-    /// A closed gate.
+    /// Creates a closed gate.
     pub fn new() -> Result<Gate, Errno> {
         let (read, write) = pipe()?;
         Ok(Gate { read: read.into(), write: write.into() })
     }
 
-    /// Lets one waiter pass, now or later.
+    /// Opens the gate for one call of [`Gate::wait`], which may begin later.
     pub fn open(&self) -> io::Result<()> {
         self.send(1)
     }
 
-    /// Waits for one [`Gate::open`].
+    /// Waits for one call of [`Gate::open`].
     pub fn wait(&self) -> io::Result<()> {
         self.receive().map(|_| ())
     }
@@ -107,10 +107,13 @@ impl Gate {
         (&self.write).write_all(&value.to_ne_bytes())
     }
 
-    /// Receives a number.
+    /// Receives a number. Fails with `TimedOut` after the timeout of gates.
     pub fn receive(&self) -> io::Result<u64> {
         if !readable(self.read.as_raw_fd(), gate_timeout()) {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the other process is silent"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the other process did not open the gate",
+            ));
         }
         let mut raw = [0; 8];
         (&self.read).read_exact(&mut raw)?;
@@ -118,7 +121,7 @@ impl Gate {
     }
 }
 
-/// Makes a signal interrupt a system call of this process after `time`, without another effect.
+/// Interrupts the system call of this process after `time` by a signal that has no other effect.
 pub fn interrupt_after(time: Duration) -> Result<(), Errno> {
     extern "C" fn nothing(_: libc::c_int) {}
     // SAFETY: zero is a valid value of all fields: no flags, so that calls are not restarted.
@@ -181,28 +184,28 @@ impl Child {
             Err(panic) => format!("panic: {}", panic_text(panic.as_ref())),
         };
         let _ = File::from(write).write_all(text.as_bytes());
-        // SAFETY: ends the child without running the parent's destructors.
+        // SAFETY: has no preconditions. Ends the child without running the parent's destructors.
         unsafe { libc::_exit(if text.is_empty() { 0 } else { 1 }) }
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> libc::pid_t {
         self.pid
     }
 
-    /// Sends a signal, if it still runs.
+    /// Sends a signal, unless the child has ended.
     pub fn signal(&self, signal: i32) {
         if self.ended.is_none() {
-            // SAFETY: the child is not reaped yet, so the number is its own.
+            // SAFETY: the child is not reaped yet, so that its PID is not reused.
             unsafe { libc::kill(self.pid, signal) };
         }
     }
 
-    /// How it ended, if it did.
+    /// Returns how the child ended, or `None` if it still runs.
     pub fn try_wait(&mut self) -> Option<Ended> {
         if self.ended.is_none() {
             let mut status = 0;
-            // SAFETY: the status is a valid place; the child is our own.
+            // SAFETY: `status` is valid for writes. The child is not reaped yet.
             let pid = unsafe { libc::waitpid(self.pid, &mut status, libc::WNOHANG) };
             if pid == self.pid {
                 self.ended = Some(if libc::WIFSIGNALED(status) {
@@ -215,7 +218,7 @@ impl Child {
         self.ended
     }
 
-    /// Waits at most `timeout` for the end.
+    /// Waits up to `timeout` for the end of the child.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Ended> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -228,7 +231,8 @@ impl Child {
             }
             // The report reaches end of file when the child ends, unless a grandchild holds the
             // pipe open. Hence the short interval.
-            if readable(self.report.as_raw_fd(), left.min(LOOK * timeout_scale().min(50))) {
+            if readable(self.report.as_raw_fd(), left.min(POLL_INTERVAL * timeout_scale().min(50)))
+            {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -240,10 +244,10 @@ impl Child {
         self.outcome()
     }
 
-    /// The result of a child that has ended, or should have ended.
+    /// Returns the result of the child, which must have ended.
     pub fn outcome(&mut self) -> Result<(), String> {
         match self.ended {
-            None => Err("does not end".to_string()),
+            None => Err("the child does not end".to_string()),
             Some(Ended::Exit(0)) => Ok(()),
             Some(Ended::Signal(signal)) => Err(format!("killed by signal {signal}")),
             Some(Ended::Exit(status)) => {
@@ -273,12 +277,12 @@ pub fn own_group() {
 
 /// Kills the remaining processes of the group that `pid` created with [`own_group`].
 pub fn kill_group(pid: libc::pid_t) {
-    assert!(pid > 1, "that would be another group");
+    assert!(pid > 1, "kill() of 0 or -1 would signal other groups");
     // SAFETY: plain system call on numbers.
     unsafe { libc::kill(-pid, libc::SIGKILL) };
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "?".to_string())

@@ -15,7 +15,7 @@ use serde::{
 };
 use std::collections::BTreeMap;
 
-/// Bytes of a page of this machine.
+/// Returns the page size of this machine in bytes.
 pub fn page_bytes() -> f64 {
     crate::places::page_size() as f64
 }
@@ -23,9 +23,9 @@ pub fn page_bytes() -> f64 {
 /// One mirror: the address space of a process on one device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Mirror {
-    /// Its number.
+    /// Number of the mirror.
     pub mirror: u32,
-    /// The process.
+    /// PID of the process.
     pub pid: u32,
     /// Name of the process.
     pub comm: String,
@@ -46,7 +46,7 @@ pub struct Mirror {
 /// The memory of a device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Device {
-    /// Its number.
+    /// Number of the device.
     pub device: u32,
     /// `private` or `coherent`.
     pub kind: String,
@@ -143,31 +143,32 @@ fn phases(text: &str) -> Result<BTreeMap<String, Phase>> {
 }
 
 impl Mirror {
-    /// The counter `name`.
+    /// Returns the counter `name`, 0 if it does not exist.
     pub fn get(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or(0)
     }
 
-    /// Pages migrated, in both directions.
+    /// Returns the number of pages migrated in both directions.
     pub fn moved(&self) -> u64 {
         self.get("to_device") + self.get("to_system")
     }
 }
 
 impl Device {
-    /// The counter `name`.
+    /// Returns the counter `name`, 0 if it does not exist.
     pub fn get(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or(0)
     }
 
-    /// Pages migrated back by CPU faults and evictions.
+    /// Returns the number of pages migrated back by CPU faults and evictions.
     pub fn returned(&self) -> u64 {
         self.get("cpu_fault_pages") + self.get("evicted")
     }
 }
 
 impl Sample {
-    /// Reads the files.
+    /// Reads all files. They are read one after the other, so that their values may differ by
+    /// events in between.
     pub fn take() -> Result<Sample> {
         let mut mirrors = mirrors(&source::text("mirrors")?)?;
         for mirror in &mut mirrors {
@@ -181,12 +182,12 @@ impl Sample {
         })
     }
 
-    /// The mirror with this number.
+    /// Returns the mirror with this number.
     pub fn mirror(&self, number: u32) -> Option<&Mirror> {
         self.mirrors.iter().find(|mirror| mirror.mirror == number)
     }
 
-    /// The device with this number.
+    /// Returns the device with this number.
     pub fn device(&self, number: u32) -> Option<&Device> {
         self.devices.iter().find(|device| device.device == number)
     }
@@ -230,31 +231,32 @@ impl Sample {
 /// Two samples, for differences between them.
 #[derive(Clone, Debug)]
 pub struct Between {
-    /// The first one.
+    /// Earlier sample.
     pub before: Sample,
-    /// The second one.
+    /// Later sample.
     pub now: Sample,
 }
 
 impl Between {
-    /// Time between the samples.
+    /// Returns the time between the samples in seconds.
     pub fn seconds(&self) -> f64 {
         (self.now.time - self.before.time).max(0.001)
     }
 
-    /// Increase of `value` of this mirror. A new mirror began with 0.
+    /// Returns the increase of `value` of this mirror. A mirror that is not in the earlier sample
+    /// began with 0.
     pub fn mirror(&self, mirror: &Mirror, value: impl Fn(&Mirror) -> u64) -> u64 {
         let before = self.before.mirror(mirror.mirror).map_or(0, &value);
         value(mirror).saturating_sub(before)
     }
 
-    /// Increase of `value` of this device.
+    /// Returns the increase of `value` of this device.
     pub fn device(&self, device: &Device, value: impl Fn(&Device) -> u64) -> u64 {
         let before = self.before.device(device.device).map_or(0, &value);
         value(device).saturating_sub(before)
     }
 
-    /// Increase of a phase.
+    /// Returns the increase of a phase.
     pub fn phase(&self, name: &str) -> Phase {
         let of = |sample: &Sample| sample.phases.get(name).copied().unwrap_or_default();
         let before = of(&self.before);
@@ -275,7 +277,7 @@ impl Between {
 pub mod tests {
     use super::*;
 
-    /// Example data for tests.
+    /// Returns example data for tests.
     pub fn example() -> Between {
         let text = |faults: u64, ns: u64, moved: u64| {
             format!(

@@ -34,16 +34,16 @@ use std::time::{
 /// Arguments of `hmmctl top`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Seconds from one look to the next
+    /// Interval in seconds
     #[arg(long, short, default_value_t = 1.0, value_name = "SECONDS")]
     interval: f64,
-    /// Print one table and end
+    /// Print one table and exit
     #[arg(long, conflicts_with = "batch")]
     once: bool,
-    /// Print so many tables and end; otherwise, where the output is no terminal, without end
+    /// Print N tables and exit; without this, print until interrupted if the output is no terminal
     #[arg(long, short, value_name = "N")]
     batch: Option<u64>,
-    /// One JSON object for each interval
+    /// Print one JSON object for each interval
     #[arg(long)]
     json: bool,
     /// Only this process
@@ -52,7 +52,7 @@ pub struct Args {
     /// Only this device and its mirrors
     #[arg(long, short, value_name = "NUMBER")]
     device: Option<u32>,
-    /// Write the screen after one interval as a picture to this file, and end
+    /// Write the screen after one interval to this file as SVG, and exit
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "batch"])]
     svg: Option<PathBuf>,
 }
@@ -83,7 +83,7 @@ pub struct DeviceRow<'a> {
     pub evicted: f64,
 }
 
-/// The rows, the busiest mirrors first.
+/// Returns the rows of both tables, the busiest mirrors first.
 pub fn rows(between: &Between) -> (Vec<MirrorRow<'_>>, Vec<DeviceRow<'_>>) {
     let mirror = |mirror| MirrorRow {
         mirror,
@@ -104,7 +104,7 @@ pub fn rows(between: &Between) -> (Vec<MirrorRow<'_>>, Vec<DeviceRow<'_>>) {
     (mirrors, between.now.devices.iter().map(device).collect())
 }
 
-/// A bar of `width` characters: `parts` of `whole`, each with its character.
+/// Returns a bar of `width` characters that shows `parts` of `whole`, each by its character.
 pub fn bar(parts: &[(u64, char)], whole: u64, width: usize) -> String {
     let mut text = String::new();
     let mut sum = 0u64;
@@ -132,11 +132,12 @@ pub fn rate(value: f64) -> String {
     }
 }
 
-/// The number of the device, or `-`.
+/// Returns the number of the device, or `-`.
 pub fn device_name(device: Option<u32>) -> String {
     device.map_or("-".to_string(), |number| number.to_string())
 }
 
+/// Formats both tables as text.
 fn plain(between: &Between) -> String {
     const WIDTH: usize = 20;
     let (mirrors, devices) = rows(between);
@@ -184,6 +185,7 @@ fn plain(between: &Between) -> String {
     text
 }
 
+/// Returns both tables as a JSON object.
 fn object(between: &Between) -> Value {
     let (mirrors, devices) = rows(between);
     let mirror = |row: &MirrorRow| {
@@ -231,7 +233,7 @@ impl<'a> Source<'a> {
         Ok(Self { args, before: all.only(args.pid, args.device) })
     }
 
-    /// The difference since the last call.
+    /// Takes a sample and returns it with the previous one.
     fn next(&mut self) -> Result<Between> {
         let all = Sample::take()?;
         if let Some(pid) = self.args.pid {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Loading and unloading modules: refused while they are in use, and otherwise without a leak.
+//! Loading and unloading of modules. Unloading is refused while a module is in use, and leaks
+//! nothing.
 
 use crate::harness::{
     Ctx,
@@ -38,7 +39,7 @@ pub const TESTS: &[Test] = &[
     Test::new("module_reload", "reload_cycles_leak_nothing", many_cycles).seconds(400),
     Test::new("module_reload", "migration_beyond_device_memory_fails", no_memory_left)
         .only_rust(NO_LIMIT),
-    Test::new("module_reload", "onlined_memory_is_removed_when_idle", out_of_use)
+    Test::new("module_reload", "onlined_memory_is_removed_when_idle", offline_before_use)
         .only_rust(NO_LIMIT),
     Test::new("module_reload", "bad_parameters_are_refused", bad_parameters).only_rust(NO_LIMIT),
 ];
@@ -56,7 +57,7 @@ fn load_one(ctx: &Ctx, name: &str, params: &str) -> Result<(), Errno> {
     module::load(&ctx.modules.join(format!("{name}.ko")), params)
 }
 
-/// Loads all modules that are not loaded. `params` are the driver's parameters.
+/// Loads the modules that are not loaded yet. `params` are the driver's parameters.
 pub fn load(ctx: &Ctx, params: &str) -> Outcome {
     for name in names(ctx).iter().filter(|name| !module::is_loaded(name)) {
         let own = if *name == "rust_hmm" { "" } else { params };
@@ -78,7 +79,7 @@ pub fn as_booted(ctx: &Ctx) -> String {
     module::boot_parameters(names(ctx).last().copied().unwrap_or_default())
 }
 
-/// Restores the modules with all devices when it is dropped, whatever the test has done.
+/// Loads the modules with all devices again when it is dropped, also if the test has failed.
 pub struct Restore<'a>(pub &'a Ctx);
 
 impl Drop for Restore<'_> {
@@ -90,16 +91,17 @@ impl Drop for Restore<'_> {
     }
 }
 
-/// Taking pages out of use is the first operation on the device's memory, and adds the memory.
-fn out_of_use(ctx: &Ctx) -> Outcome {
+/// Offlines pages before any other use of the device's memory, which adds their chunk. The shrinker
+/// removes the chunk when the pages are online and idle.
+fn offline_before_use(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     unload(ctx)?;
     load(ctx, &as_booted(ctx))?;
     let device = ctx.open()?;
-    check_eq!(device.placement()?.pieces, 0, "pieces of memory that nothing has used");
+    check_eq!(device.placement()?.pieces, 0, "chunks before the first use");
     check_eq!(device.resize(0, HUGE_PAGES, false)?, 0, "pages left");
     check_eq!(device.resize(0, HUGE_PAGES, true)?, 0, "pages left");
-    check_eq!(device.placement()?.pieces, 1, "pieces that were made");
+    check_eq!(device.placement()?.pieces, 1, "chunks that were added");
     let begin = Instant::now();
     while device.placement()?.pieces != 0 {
         check!(begin.elapsed() < Duration::from_secs(20), "idle device memory stays");
@@ -153,11 +155,11 @@ fn refused_with_pages(ctx: &Ctx) -> Outcome {
 /// Loads the modules, uses the device and unloads them. The device memory is small, because the
 /// kernel initializes a struct page for each of its pages.
 fn cycle(ctx: &Ctx) -> Outcome {
-    let little = match ctx.driver {
+    let params = match ctx.driver {
         Driver::Rust => "vram_mib=16",
         Driver::C | Driver::Hw => "",
     };
-    load(ctx, little)?;
+    load(ctx, params)?;
     let device = ctx.open()?;
     let map = Mapping::anon(16)?;
     map.fill(1);
@@ -168,6 +170,7 @@ fn cycle(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
+/// Values that grow if a module leaks.
 struct State {
     iomem: String,
     vmalloc: BTreeMap<String, procfs::VmallocUse>,
@@ -187,7 +190,7 @@ impl State {
         self.kib("MemAvailable") + self.lists as i64 * (PAGE_SIZE as i64 / 1024)
     }
 
-    /// Lists every value that grew by more than a MiB since `before`, as a hint.
+    /// Lists the values of `/proc/meminfo` that grew by more than a MiB since `before`, as a hint.
     fn grown_since(&self, before: &State) -> String {
         let grown = self.meminfo.keys().filter_map(|name| {
             let more = self.kib(name) - before.kib(name);
@@ -197,6 +200,7 @@ impl State {
     }
 }
 
+/// Reads the values.
 fn state() -> Result<State, Stop> {
     // Read the slabs first: that drops the kernel's caches, which are not leaks, so that the memory
     // counts as free.
@@ -262,7 +266,7 @@ fn many_cycles(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     load(ctx, "")?;
     unload(ctx)?;
-    // The first rounds fill caches that stay.
+    // The first cycles fill caches that the kernel keeps.
     for _ in 0..5 {
         cycle(ctx)?;
     }
@@ -295,7 +299,7 @@ fn many_cycles(ctx: &Ctx) -> Outcome {
     let slabs = grown_slabs([&start, &middle, &end], half.into());
     println!("# {lost} KiB in {half} cycles; grew: {what}; slabs: {}", slabs.join(", "));
     check!(slabs.is_empty(), "slab caches grew in {half} cycles: {}", slabs.join(", "));
-    check!(lost < NOISE_KIB, "{lost} KiB of memory were lost in {half} cycles; grew: {what}");
+    check!(lost < NOISE_KIB, "{lost} KiB of memory leaked in {half} cycles; grew: {what}");
     Ok(())
 }
 

@@ -89,6 +89,7 @@ mod table_guard;
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 mod tiles;
+mod walkers;
 
 pub use crate::mm::location::{
     PageAddress,
@@ -115,10 +116,10 @@ pub use snapshot::{
 pub use software_mmu::{
     AccessSection,
     TableTranslation,
-    TranslateError,
-    Walkers, //
+    TranslateError, //
 };
 pub use table_guard::TableGuard;
+pub use walkers::Walkers;
 
 use in_flight::InFlightMigrations;
 use invalidate::{

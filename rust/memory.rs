@@ -1,6 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Device memory: allocation, CPU faults, eviction.
+//!
+//! A [`Memory`] is shared by all mirrors of the device. Its pages are ordinary pages of the
+//! processes that map them. CPU faults and eviction need no mirror, because the process that
+//! migrated a page may have exited or forked since.
+//!
+//! - `arrivals` and `steps` count migrations to and from the memory. An unplug waits for both.
+//! - `reclaim` and `evict` free blocks, in the order that `lru` records. One task at a time claims
+//!   a block.
+//! - `splits` splits huge pages in a workqueue, because a CPU fault has a reference that prevents
+//!   it. `worker` frees idle chunks in a thread, because reclaim cannot take the memory hotplug
+//!   lock.
+//! - `copy` and `copying` pass copies to the driver, and wait for them with the pages locked.
 
 use crate::{
     debug::{

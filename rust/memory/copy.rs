@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Copy jobs of a migration, which a driver may complete asynchronously and in any order.
+//!
+//! [`CopyBatch`] is the side of the library, [`CopyJob`] that of the driver. They share a counter
+//! of outstanding jobs. The batch borrows the locked pages. Its drop waits until the counter is 0,
+//! without a time limit and also if the task is killed, because the device may still access the
+//! pages. A fatal signal only cancels jobs that have not begun.
+//!
+//! A driver may complete jobs in any context that may sleep. The last job takes a mutex to wake the
+//! waiter. No task waits for anything else with that mutex held.
 
 use super::MemoryOps;
 use crate::{

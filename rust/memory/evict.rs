@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Eviction of pages from device memory, by block, whichever processes map them.
+//!
+//! The task that has claimed a block in the LRU evicts it, and other tasks skip it. The pages are
+//! found by page frame, and their mappings by the reverse mapping. An eviction may be part of a
+//! fault or a migration of any process. Therefore it waits for the mmap lock of the current process
+//! only, and tries that of others ([`MmapLocks`]), unless the memory is removed.
+//!
+//! Eviction is best effort. A page with a temporary reference is evicted in a later pass.
 
 use super::{
     lru::{

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Mirrors of a device, in any address space: for evictions, and for unplug.
+//!
+//! The mutex of the list is held for lookups only. The mutex of a slot is held while its mirror is
+//! used, so that dropping a registration waits for users of that mirror and of no other. Table
+//! locks are taken below the mutex of a slot.
 
 use crate::{
     debug::events::EvictReason,

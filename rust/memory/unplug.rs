@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Removal of device memory: of a part of it at run time, or of all of it on unplug.
+//!
+//! Unplug first closes `arrivals`. Faults and migrations recheck that under the table lock before
+//! they install an entry. Therefore none is installed after unplug has removed the entries of a
+//! mirror. Then unplug waits for migrations that have begun, and evicts the remaining pages.
+//!
+//! Pages are evicted in several passes, because a page with a temporary reference cannot be
+//! migrated.
 
 use super::{
     CopyContext,

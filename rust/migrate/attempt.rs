@@ -2,6 +2,14 @@
 
 //! One attempt of a migration step: isolate, allocate, copy, migrate, replace device PTEs,
 //! finalize.
+//!
+//! The mmap lock is held for reading throughout. [`submit`] isolates the pages, which locks their
+//! folios, and submits the copies. [`finish`] waits for the copies, and completes the migration. In
+//! between, the thread may submit another block (`overlap`). It must then not wait for an
+//! invalidation or for an mmap lock, because a task that holds these may wait for the folios.
+//!
+//! The device PTEs of all mirrors are replaced under their table locks before the core finalizes
+//! the migration. After that, the CPU can write to the new pages.
 
 use super::{
     survey::Movable,

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Exclusive access of the device, for atomic operations.
+//!
+//! Each page is announced like a step of a migration. Then `make_device_exclusive()` replaces the
+//! CPU PTE with the mmap lock held. It invokes the notifiers, so that the table lock is not held.
+//! The entry is installed under the table lock, if the mark of the page is still there: no foreign
+//! event has concerned the page since the announcement. Otherwise the page is retried. A CPU access
+//! ends the exclusive access, and invokes the notifiers again.
 
 use super::{
     Device,

@@ -1,6 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Device faults: collect, validate, commit.
+//!
+//! `hmm_range_fault()` collects the pages under the mmap lock, which is released before the table
+//! lock is taken. If the notifier sequence has not changed until then, no invalidation of the range
+//! has begun, and one that begins now waits for the table lock. So the entries can be installed.
+//! Otherwise the fault retries, for a limited time.
+//!
+//! A page that an in-flight migration has marked gets no new entry. A fault that needs it waits for
+//! the end of the migration, killably and without a lock.
+//!
+//! Table pages and DMA windows are allocated, and the connections of tiles looked up, before the
+//! table lock is taken, because nothing is allocated with reclaim under it.
 
 use super::{
     tiles::Unreached,
@@ -155,15 +166,15 @@ pub(super) enum TilePages {
     ToSystem,
 }
 
-/// Pages that are installed, and faults that may be taken for them.
+/// Pages that a fault installs, and CPU faults that it may take for them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum FaultRequest {
     /// All pages. Missing pages are faulted in.
-    Asked(Access),
-    /// As [`Self::Asked`], and pages in device-private memory are migrated to system memory.
-    Brought(Access),
+    FaultIn(Access),
+    /// As [`Self::FaultIn`], and pages in device-private memory are migrated to system memory.
+    FaultInSystem(Access),
     /// Present pages only.
-    There(InstallFilter),
+    Present(InstallFilter),
 }
 
 /// Calls `f` without inlining it, so that rare cases in a loop over pages use no registers there.
@@ -175,8 +186,8 @@ fn out_of_line<R>(f: impl FnOnce() -> R) -> R {
 impl FaultRequest {
     fn access(self) -> Access {
         match self {
-            Self::Asked(access) | Self::Brought(access) => access,
-            Self::There(_) => Access::Snapshot,
+            Self::FaultIn(access) | Self::FaultInSystem(access) => access,
+            Self::Present(_) => Access::Snapshot,
         }
     }
 }
@@ -305,7 +316,7 @@ impl<D: Device> Mirror<D> {
     ) -> Result {
         let inner = self.inner();
         for _ in 0..FAULT_MAX_PULLS {
-            let asked = FaultRequest::Asked(access);
+            let asked = FaultRequest::FaultIn(access);
             let Some(unreached) = inner.fault_piece(space, piece, asked, buffer, prealloc)? else {
                 return Ok(());
             };
@@ -313,7 +324,7 @@ impl<D: Device> Mirror<D> {
             let moved = tile.map_or(Ok(0), |tile| self.pull_from(unreached.range(), tile))?;
             *pulled += moved;
             if moved == 0 {
-                let brought = FaultRequest::Brought(access);
+                let brought = FaultRequest::FaultInSystem(access);
                 inner
                     .fault_piece(space, unreached.range(), brought, buffer, prealloc)
                     .map(drop)?;
@@ -348,7 +359,7 @@ impl<D: Device> MirrorShared<D> {
         self.fault_piece(
             space,
             piece,
-            FaultRequest::There(which),
+            FaultRequest::Present(which),
             &mut buffer,
             prealloc,
         )
@@ -432,7 +443,7 @@ impl<D: Device> MirrorShared<D> {
             );
         drop(guard);
         if signal {
-            // One that does not kill: it would not let us wait.
+            // A pending signal that is not fatal makes each interruptible wait return at once.
             fsleep(FAULT_POLL_INTERVAL);
         }
         stopwatch.end(Phase::Wait);
@@ -476,7 +487,7 @@ impl<D: Device> MirrorShared<D> {
     ) -> Result<FaultTry> {
         let memory = self.device.memory();
         let owner = match what {
-            FaultRequest::Brought(_) => PgmapOwner::NONE,
+            FaultRequest::FaultInSystem(_) => PgmapOwner::NONE,
             _ => memory.map_or(PgmapOwner::NONE, |memory| memory.owner()),
         };
         let access = what.access();
@@ -514,8 +525,8 @@ impl<D: Device> MirrorShared<D> {
         let mut unreached = None;
         let mut installed = 0u64;
         let is_write = access == Access::Write;
-        // Most pages of the system become entries without a look elsewhere.
-        let own_only = what == FaultRequest::There(InstallFilter::Own);
+        // Most pages of system memory need no lookup of other tiles.
+        let own_only = what == FaultRequest::Present(InstallFilter::Own);
         let is_plain = !own_only && !has_tiles;
         let mut unwritten = None;
         let (result, flush) = self.change(table, None, |table, batch| {
@@ -571,7 +582,7 @@ impl<D: Device> MirrorShared<D> {
         result?;
 
         self.stats.add(Counter::MappedPages, installed);
-        if let (Some(unreached), FaultRequest::Asked(_)) = (unreached, what) {
+        if let (Some(unreached), FaultRequest::FaultIn(_)) = (unreached, what) {
             return Ok(FaultTry::Unreached(unreached));
         }
         if let Some(addr) = read_only {

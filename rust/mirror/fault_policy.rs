@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Device faults that may migrate memory, as attributes or the policy decide.
+//!
+//! The decision is made without locks, from state that may be stale, so that it only affects
+//! performance. In the end [`Mirror::fault`] maps the pages at the location that they have by then.
+//!
+//! A policy can delay a fault on memory that thrashes. The task then sleeps killably and without a
+//! reference to the mm, at most [`POLICY_MAX_DELAYS`] times in a row.
 
 use super::{
     attributes::AttributesAt,
@@ -89,11 +95,11 @@ const DELAY_SLICE_MS: u64 = 10;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PageArrival {
     /// In the mirror's own memory.
-    There,
+    OwnMemory,
     /// In its own memory, if the device has an entry for it.
-    Perhaps,
+    OwnMemoryIfMapped,
     /// Elsewhere.
-    Stayed,
+    Elsewhere,
 }
 
 /// Result of a part of a fault.
@@ -109,11 +115,11 @@ enum PolicyResult {
 /// Action for a fault.
 enum FaultAction {
     /// As the policy decided.
-    Place(Decision),
+    Policy(Decision),
     /// Map these pages in place, because they are cached as immovable.
-    Keep(PageRange),
+    MapInPlace(PageRange),
     /// Migrate these pages to the device from wherever they are, because of their attributes.
-    Bring(PageRange),
+    Migrate(PageRange),
 }
 
 impl<D: Device> Mirror<D> {
@@ -224,15 +230,15 @@ impl<D: Device> Mirror<D> {
         let mut tiles = TilePages::Pull;
         let plan = match self.device().memory() {
             Some(_) => self.place(space, range, access, policy, cached),
-            None => Ok(FaultAction::Place(Decision::InPlace(range))),
+            None => Ok(FaultAction::Policy(Decision::InPlace(range))),
         };
         let around = match plan {
-            Ok(FaultAction::Place(Decision::Move { range: all, evict })) => {
+            Ok(FaultAction::Policy(Decision::Move { range: all, evict })) => {
                 return self
                     .serve_moved(range, access, policy, (all, evict))
                     .map(PolicyResult::Served);
             }
-            Ok(FaultAction::Bring(all)) => {
+            Ok(FaultAction::Migrate(all)) => {
                 let outcome = self.attract(all, true, &mut [])?;
                 served.moved = outcome.moved;
                 if outcome.no_memory + outcome.copy_failed == 0 {
@@ -240,23 +246,23 @@ impl<D: Device> Mirror<D> {
                 }
                 None
             }
-            Ok(FaultAction::Place(Decision::Later(ms))) if may_wait => {
+            Ok(FaultAction::Policy(Decision::Later(ms))) if may_wait => {
                 self.inner().emit(&Event::Thrash {
                     range,
                     ms: Some(ms),
                 });
                 return Ok(PolicyResult::Later(ms));
             }
-            Ok(FaultAction::Place(Decision::Later(_))) => {
+            Ok(FaultAction::Policy(Decision::Later(_))) => {
                 served.in_place = true;
                 tiles = TilePages::ToSystem;
                 None
             }
-            Ok(FaultAction::Place(Decision::InPlace(all))) => {
+            Ok(FaultAction::Policy(Decision::InPlace(all))) => {
                 served.in_place = true;
                 Some(all)
             }
-            Ok(FaultAction::Place(Decision::Stay(all))) => {
+            Ok(FaultAction::Policy(Decision::Stay(all))) => {
                 self.inner().emit(&Event::Thrash {
                     range: all,
                     ms: None,
@@ -265,7 +271,7 @@ impl<D: Device> Mirror<D> {
                 tiles = TilePages::ToSystem;
                 Some(all)
             }
-            Ok(FaultAction::Keep(all)) => {
+            Ok(FaultAction::MapInPlace(all)) => {
                 served.in_place = true;
                 kept = true;
                 Some(all)
@@ -358,24 +364,27 @@ impl<D: Device> Mirror<D> {
         // The outcome of a page in another tile does not say whether it moved.
         let has_tiles = self.device().memory().is_some_and(Memory::shares_owner);
         let kind = |page: PageOutcome| match page {
-            page if page.has_moved() => PageArrival::There,
-            _ if has_tiles => PageArrival::Perhaps,
-            PageOutcome::None => PageArrival::There,
-            _ => PageArrival::Stayed,
+            page if page.has_moved() => PageArrival::OwnMemory,
+            _ if has_tiles => PageArrival::OwnMemoryIfMapped,
+            PageOutcome::None => PageArrival::OwnMemory,
+            _ => PageArrival::Elsewhere,
         };
         let mut next = 0;
         for run in pages.chunk_by(|page, other| kind(*page) == kind(*other)) {
             let first = next;
             next += run.len();
-            match run.first().map_or(PageArrival::Stayed, |page| kind(*page)) {
-                PageArrival::There => report(first, run.len()),
-                PageArrival::Perhaps => {
+            match run
+                .first()
+                .map_or(PageArrival::Elsewhere, |page| kind(*page))
+            {
+                PageArrival::OwnMemory => report(first, run.len()),
+                PageArrival::OwnMemoryIfMapped => {
                     if let Ok(run) = PageRange::from_pages(range.address(first), run.len()) {
                         let report = |index, count| report(first + index, count);
                         self.inner().each_resident(run, report);
                     }
                 }
-                PageArrival::Stayed => {}
+                PageArrival::Elsewhere => {}
             }
         }
     }
@@ -446,16 +455,16 @@ impl<D: Device> Mirror<D> {
         let write = access == Access::Write;
         if !movable || stays(attributes, write) {
             let around = block(range.start()).and_then(|block| block.intersect(&limits));
-            return Ok(FaultAction::Place(Decision::InPlace(
+            return Ok(FaultAction::Policy(Decision::InPlace(
                 around.map_or(range, |all| all.union(&range)),
             )));
         }
         if let Some(around) = self.known_immovable(range).filter(|_| cached) {
             let around = around.intersect(&limits).unwrap_or(range);
-            return Ok(FaultAction::Keep(around.union(&range)));
+            return Ok(FaultAction::MapInPlace(around.union(&range)));
         }
         if whole {
-            return Ok(FaultAction::Bring(limits.union(&range)));
+            return Ok(FaultAction::Migrate(limits.union(&range)));
         }
         let bounces = self.bounces()?;
         let (used, _) = memory.usage();
@@ -476,9 +485,9 @@ impl<D: Device> Mirror<D> {
             Decision::InPlace(_)
                 if attributes.preferred() == PreferredLocation::Device && policy.is_idle() =>
             {
-                FaultAction::Bring(by_granularity(range, attributes, limits))
+                FaultAction::Migrate(by_granularity(range, attributes, limits))
             }
-            placement => FaultAction::Place(placement),
+            placement => FaultAction::Policy(placement),
         })
     }
 

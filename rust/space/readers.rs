@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Mirrors whose devices keep reading pages while these migrate.
+//!
+//! A mirror may join a migration while folios of another block are locked. Therefore it waits for
+//! no invalidation, whose task may wait for these folios; it only takes its table lock. A joined
+//! mirror is not closed until it leaves. [`Readers`] leaves when it is dropped, also after an
+//! error, so that no marks of an ended migration remain.
 
 use super::{
     find,

@@ -17,6 +17,7 @@
 #include <linux/module.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
+#include <linux/sizes.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 #include <linux/vmalloc.h>
@@ -25,8 +26,8 @@
 size_t rust_hmm_page_to_user(unsigned long user, unsigned long pfn,
 			     size_t offset, size_t len);
 
-#define BATCH 512
-#define WINDOW 16
+#define BATCH PTRS_PER_PTE
+#define WINDOW (SZ_64K >> PAGE_SHIFT)
 
 struct command {
 	__u64 addr, ptr, npages, cpages, faults;

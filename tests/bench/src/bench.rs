@@ -7,7 +7,10 @@ use anyhow::{
     Result, //
 };
 use hmm::{
-    abi::PAGE_SIZE,
+    abi::{
+        HUGE_SIZE,
+        PAGE_SIZE, //
+    },
     mapping::Mapping,
     pattern::{
         self,
@@ -21,8 +24,8 @@ use serde_json::{
 };
 use std::time::Instant;
 
-/// Pages of one ioctl. Larger ranges take several calls with the same buffer.
-const CHUNK: usize = 8192;
+/// Pages of one ioctl, which are 32 MiB. Larger ranges take several calls with the same buffer.
+const CHUNK: usize = (32 << 20) / PAGE_SIZE;
 
 /// One word in `STEP` of each page is written and checked. Other tests check all words, and here
 /// these accesses are most of the benchmark's own work.
@@ -69,6 +72,11 @@ fn marker() {
     unsafe {
         std::arch::asm!("xchg bx, bx", options(nomem, nostack, preserves_flags))
     };
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: The instruction moves the zero register to itself, so it changes no state.
+    unsafe {
+        std::arch::asm!("orr xzr, xzr, xzr", options(nomem, nostack, preserves_flags))
+    };
 }
 
 /// Returns the nanoseconds that `work` takes.
@@ -92,7 +100,7 @@ impl Bench {
 
     /// Returns the pages of the memory.
     pub fn pages(&self) -> usize {
-        self.mib * 256
+        (self.mib << 20) / PAGE_SIZE
     }
 
     /// Returns whether there is only one round, whose cost would include everything that is done
@@ -101,16 +109,17 @@ impl Bench {
         self.rounds == 1
     }
 
-    /// Returns the huge pages of the memory: none if it is smaller than one, or if they are
+    /// Returns the huge pages of the memory: none if it is not a multiple of one, or if they are
     /// disabled.
     pub fn huge_pages(&self) -> usize {
-        if self.small {
+        let bytes = self.mib << 20;
+        if self.small || bytes % HUGE_SIZE != 0 {
             return 0;
         }
-        self.mib / 2
+        bytes / HUGE_SIZE
     }
 
-    /// Maps memory of 4 KiB pages, which is not populated. It does not share page tables with
+    /// Maps memory of small pages, which is not populated. It does not share page tables with
     /// earlier mappings.
     pub fn small(&self) -> Result<Mapping> {
         let map = Mapping::reserve(self.pages() * PAGE_SIZE, hmm::mapping::Prot::ReadWrite)?;

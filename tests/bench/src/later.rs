@@ -27,7 +27,7 @@ const CALLS: usize = 100;
 
 /// Maximal number of pages. Two devices hold a copy of them, and the cost of a page does not depend
 /// on their number.
-const MOST: usize = 64 * 256;
+const MOST: usize = (64 << 20) / PAGE_SIZE;
 
 /// Opens the device and fills memory by the CPU.
 fn filled(bench: &Bench) -> Result<(Device, Mapping)> {
@@ -76,7 +76,7 @@ fn queues(bench: &mut Bench) -> Result<()> {
             Ok(())
         })
     })?;
-    bench.row("queue: RAM to device, 4 KiB", "page", pages, |bench| {
+    bench.row("queue: RAM to device", "page", pages, |bench| {
         let (device, map) = filled(bench)?;
         let queue = device.queue()?;
         let cost = timed(|| {

@@ -23,7 +23,9 @@ use hmm::{
     EngineOp,
     Mapping,
     QueueOp,
-    HUGE_PAGES, //
+    HUGE_PAGES,
+    HUGE_SIZE,
+    PAGE_SIZE, //
 };
 
 /// MiB that fill a chunk of device memory.
@@ -66,7 +68,7 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
     // Full chunks must not be searched again for each page.
     bench.row("RAM to device, beside 256 MiB", "page", pages, |bench| {
         let (device, full, map) =
-            (Device::open(0)?, Mapping::anon_huge(PIECE / 2)?, bench.small()?);
+            (Device::open(0)?, Mapping::anon_huge((PIECE << 20) / HUGE_SIZE)?, bench.small()?);
         (0..full.pages()).step_by(HUGE_PAGES).for_each(|page| full.set(page, 0, 1));
         let there = device.migrate(full.addr(), full.pages(), Way::ToDevice)?;
         ensure!(there.moved as usize == full.pages(), "{} pages moved", there.moved);
@@ -90,7 +92,7 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
         bench.check(&map, 1)?;
         Ok(cost)
     })?;
-    bench.row("bytes of tables, pages of 4 KiB", "page", SPACE * 256, |_| {
+    bench.row("bytes of tables, small pages", "page", (SPACE << 20) / PAGE_SIZE, |_| {
         Ok(space::fill(SPACE, false)?.1 as u64)
     })?;
     bench.row("attributes set and asked for", "call", 200, |bench| {

@@ -31,8 +31,9 @@ fn touch(map: &Mapping) {
 /// Does the same for each 2 MiB in turn, but within these in an order in which a driver cannot
 /// detect a pattern.
 fn touch_random(map: &Mapping) {
-    for first in (0..map.pages()).step_by(512) {
-        let count = 512.min(map.pages() - first);
+    const STEP: usize = (2 << 20) / PAGE_SIZE;
+    for first in (0..map.pages()).step_by(STEP) {
+        let count = STEP.min(map.pages() - first);
         let mut at = 0usize;
         for _ in 0..count {
             // The generator has full period because the count is a power of two, so all pages are
@@ -125,7 +126,7 @@ pub fn migrations(bench: &mut Bench) -> Result<()> {
             Ok(())
         })
     };
-    bench.row("RAM to device, 4 KiB, with read-back", PAGE, pages, |bench| {
+    bench.row("RAM to device, with read-back", PAGE, pages, |bench| {
         to_device(bench, bench.small()?)
     })?;
     if bench.huge_pages() > 0 {
@@ -158,7 +159,7 @@ pub fn migrations(bench: &mut Bench) -> Result<()> {
         let map = bench.small()?;
         let device = bench.on_device(&map, &mut buffer)?;
         let cost = bench.chunks(&map, &mut buffer, None, |addr, part| {
-            device.migrate_to_system(addr, part.len() / 4096)?;
+            device.migrate_to_system(addr, part.len() / PAGE_SIZE)?;
             Ok(())
         })?;
         bench.check(&map, 1)?;
@@ -205,8 +206,8 @@ pub fn invalidations(bench: &mut Bench) -> Result<()> {
     one_page(bench)
 }
 
-/// Adds the rows of invalidations of a single page. Each page is in another 2 MiB and has a mapped
-/// neighbour, so that its page table stays and freeing it is not measured.
+/// Adds the rows of invalidations of a single page. Each page is in another huge page and has a
+/// mapped neighbour, so that its page table stays and freeing it is not measured.
 fn one_page(bench: &mut Bench) -> Result<()> {
     const TIMES: usize = 64;
     let mut row = |name, mirrored: bool| {
@@ -240,7 +241,7 @@ pub fn sparse(bench: &mut Bench) -> Result<()> {
             let first = map.pages() / 2;
             map.fill_pages(1, first, PAGES);
             if mirrored {
-                let mut buffer = vec![1; PAGES * 4096];
+                let mut buffer = vec![1; PAGES * PAGE_SIZE];
                 device.read(map.page_addr(first), &mut buffer)?;
                 hmm::pattern::check(1, first, &buffer)?;
             }

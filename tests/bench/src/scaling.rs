@@ -17,7 +17,8 @@ use hmm::engine::{
 use hmm::mapping::Mapping;
 use hmm::{
     pattern,
-    Device, //
+    Device,
+    PAGE_SIZE, //
 };
 use serde_json::{
     json,
@@ -109,7 +110,7 @@ fn measure(args: &Args, engines: u32) -> Result<Point> {
     let begin = Instant::now();
     let mut jobs = Vec::new();
     for (index, map) in maps.iter().enumerate() {
-        let touch = Command::new(EngineOp::Strided, map.addr(), map.len()).stride(4096);
+        let touch = Command::new(EngineOp::Strided, map.addr(), map.len()).stride(PAGE_SIZE);
         jobs.push(device.submit(touch.engine(index as u32))?);
     }
     let mut sums = Vec::new();

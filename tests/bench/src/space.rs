@@ -7,7 +7,10 @@ use anyhow::{
     Context,
     Result, //
 };
-use hmm::abi::PAGE_SIZE;
+use hmm::abi::{
+    HUGE_SIZE,
+    PAGE_SIZE, //
+};
 use hmm::mapping::{
     Mapping,
     Prot, //
@@ -20,8 +23,8 @@ use serde_json::{
 
 const TABLES: &str = "/sys/kernel/debug/rust_hmm/tables";
 
-/// Pages of one ioctl.
-const CHUNK: usize = 8192;
+/// Pages of one ioctl, which are 32 MiB.
+const CHUNK: usize = (32 << 20) / PAGE_SIZE;
 
 /// Returns the bytes of the page tables of all mirrors.
 fn table_bytes() -> Result<f64> {
@@ -56,15 +59,16 @@ pub fn fill(mib: usize, huge: bool) -> Result<(f64, f64)> {
 
 /// Measures one size, with small and with huge pages.
 pub fn measure(mib: usize) -> Result<Value> {
-    anyhow::ensure!(mib % 2 == 0, "--space must be even");
+    let bytes_mapped = mib << 20;
+    anyhow::ensure!(bytes_mapped % HUGE_SIZE == 0, "--space must be whole huge pages");
     let (cost, bytes) = fill(mib, false)?;
     let (huge_cost, huge_bytes) = fill(mib, true)?;
     eprintln!("{mib} MiB of address space: {cost:.1} per page, {bytes} bytes of tables, huge {huge_bytes}");
     Ok(json!({
         "mib": mib,
         "cost": cost,
-        "bytes_per_page": bytes / (mib * 256) as f64,
+        "bytes_per_page": bytes / (bytes_mapped / PAGE_SIZE) as f64,
         "huge_cost": huge_cost,
-        "bytes_per_leaf": huge_bytes / (mib / 2) as f64,
+        "bytes_per_leaf": huge_bytes / (bytes_mapped / HUGE_SIZE) as f64,
     }))
 }

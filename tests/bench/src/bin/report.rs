@@ -46,7 +46,7 @@ enum What {
         /// The floor, measured on the same kernel.
         #[arg(long)]
         floor: Option<PathBuf>,
-        /// Kernel of the measurement, which selects the targets: test or debian.
+        /// Kernel of the measurement. The kernels test and debian have targets.
         #[arg(long, default_value = "test")]
         kernel: String,
         /// Print JSON.

@@ -41,7 +41,7 @@ const TARGETS: &[Target] = &[
     target("device read of one mapped page", Some(0.20), Some(0.40)),
     target("CPU first touch", None, None),
     target("device write fault, unpopulated", Some(0.62), Some(0.65)),
-    target("RAM to device, 4 KiB, with read-back", Some(0.60), Some(0.50)),
+    target("RAM to device, with read-back", Some(0.60), Some(0.50)),
     target("RAM to device, THP, with read-back", Some(0.40), Some(0.45)),
     target("prefetch of resident memory, with read-back", None, None),
     target("prefetch of resident memory", None, None),
@@ -75,7 +75,7 @@ const TARGETS: &[Target] = &[
     target("CPU faults on device pages, 2 threads", None, None),
     target("CPU faults on device pages, 4 threads", None, None),
     target("bytes of an open mirror", None, None),
-    target("bytes of tables, pages of 4 KiB", None, None),
+    target("bytes of tables, small pages", None, None),
     target("DMA: device read fault, without the engine", None, None),
     target("DMA: munmap of mapped pages", None, None),
     target("DMA: RAM to device, without the engine", None, None),
@@ -136,7 +136,11 @@ pub fn judge(size: &Size, peers: &[&Size], floor: Option<&Size>, kernel: &str) -
         let peer = peers.iter().filter_map(|peer| value(peer, target)).reduce(f64::min);
         // There is no ratio if the peer's cost is 0.
         let ratio = peer.filter(|peer| *peer > 0.0).map(|peer| ours / peer);
-        let goal = if kernel == "debian" { target.debian } else { target.test };
+        let goal = match kernel {
+            "debian" => target.debian,
+            "test" => target.test,
+            _ => None,
+        };
         let row = size.rows.iter().find(|row| row.row == target.row);
         let mut phases: Vec<_> = row
             .filter(|_| target.less.is_none())

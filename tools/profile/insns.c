@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * QEMU plugin: counts the executions of each translated block between two markers, and writes
- * "address instructions runs" for each block when QEMU exits. A marker is the instruction "xchg
- * %bx, %bx", a no-op: the first one starts counting, the next one stops it, and so on. For machines
- * with one CPU.
+ * "address instructions runs" for each block when QEMU exits. A marker is a no-op that compilers
+ * do not generate, "xchg %bx, %bx" or on arm64 "orr xzr, xzr, xzr": the first one starts counting,
+ * the next one stops it, and so on. For machines with one CPU.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -59,16 +59,20 @@ static void marked(unsigned int vcpu, void *data)
 	counting = !counting;
 }
 
+static const uint8_t marker_x86[] = { 0x66, 0x87, 0xdb };
+static const uint8_t marker_arm64[] = { 0xff, 0x03, 0x1f, 0xaa };
+static const uint8_t *marker = marker_x86;
+static size_t marker_len = sizeof(marker_x86);
+
 static int has_marker(const struct qemu_plugin_tb *tb)
 {
-	static const uint8_t marker[] = { 0x66, 0x87, 0xdb };
-	uint8_t bytes[sizeof(marker)];
+	uint8_t bytes[sizeof(marker_arm64)];
 	size_t i;
 
 	for (i = 0; i < qemu_plugin_tb_n_insns(tb); i++)
 		if (qemu_plugin_insn_data(qemu_plugin_tb_get_insn(tb, i), bytes,
-					  sizeof(bytes)) == sizeof(bytes) &&
-		    !memcmp(bytes, marker, sizeof(bytes)))
+					  marker_len) == marker_len &&
+		    !memcmp(bytes, marker, marker_len))
 			return 1;
 	return 0;
 }
@@ -111,7 +115,10 @@ __attribute__((visibility("default")))
 int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info,
 			int argc, char **argv)
 {
-	(void)info;
+	if (!strcmp(info->target_name, "aarch64")) {
+		marker = marker_arm64;
+		marker_len = sizeof(marker_arm64);
+	}
 	if (argc > 0 && !strncmp(argv[0], "out=", 4))
 		output = strdup(argv[0] + 4);
 	qemu_plugin_register_vcpu_tb_trans_cb(id, translated);

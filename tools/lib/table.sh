@@ -42,11 +42,12 @@ write_table() {
 	say "    table: Documentation/$1"
 }
 
-# measured_kernel KERNEL SERIES: kernel and release, as tables name them.
+# measured_kernel KERNEL SERIES [ARCH]: kernel and release, as tables name them.
 measured_kernel() {
-	local release
-	read -r _ release _ <<<"$("$HMM_TOP/tools/kernel/prepare" --kernel "$1" --series "$2" --show)"
-	printf '%s %s\n' "$1" "$release"
+	local release arch=${3:-amd64}
+	read -r _ release _ <<<"$("$HMM_TOP/tools/kernel/prepare" --kernel "$1" --series "$2" --arch "$arch" --show)"
+	[ "$arch" = amd64 ] || arch=-$arch
+	printf '%s%s %s\n' "$1" "${arch#amd64}" "$release"
 }
 
 # rst_table: converts lines with tabs, of which the first one is the header, to a simple table in

@@ -6,9 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
+#include <unistd.h>
 
 enum { SUM = 0, FILL = 2, MIGRATE = 5 };
-enum { PAGES = 4, WORDS = PAGES * 4096 / 8 };
+enum { PAGES = 4 };
 
 /* The driver's struct request, with the first member of struct rust_hmm_outcome. */
 struct request {
@@ -29,14 +30,16 @@ static struct request call(int fd, unsigned int nr, void *addr, uint64_t value)
 int main(void)
 {
 	int fd = open("/dev/hmm_c_mirror", O_RDWR);
-	uint64_t *words = aligned_alloc(4096, PAGES * 4096);
+	size_t page = sysconf(_SC_PAGESIZE);
+	size_t count = PAGES * page / sizeof(uint64_t);
+	uint64_t *words = aligned_alloc(page, PAGES * page);
 	uint64_t sum;
 
 	if (fd < 0 || !words) {
 		perror("/dev/hmm_c_mirror");
 		return 1;
 	}
-	for (int i = 0; i < WORDS; i++)
+	for (size_t i = 0; i < count; i++)
 		words[i] = 1;
 	printf("sum in system memory: %ju\n", (uintmax_t)call(fd, SUM, words, 0).out);
 	printf("pages moved to the device: %ju\n", (uintmax_t)call(fd, MIGRATE, words, 0).moved);
@@ -45,5 +48,5 @@ int main(void)
 	printf("the first word, filled by the device: %ju\n", (uintmax_t)words[0]);
 	sum = call(fd, SUM, words, 0).out;
 	printf("sum in both memories: %ju\n", (uintmax_t)sum);
-	return sum != 2 * WORDS;
+	return sum != 2 * count;
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
+#include <unistd.h>
 
 #define ADD		_IOW('T', 0, uint64_t[2])
 #define TO_DEVICE	_IOW('T', 1, uint64_t[2])
@@ -26,7 +27,8 @@ static int call(int fd, unsigned long command, void *addr, uint64_t value)
 int main(void)
 {
 	int fd = open("/dev/rust_template", O_RDWR);
-	uint64_t *word = aligned_alloc(4096, 4096);
+	size_t page = sysconf(_SC_PAGESIZE);
+	uint64_t *word = aligned_alloc(page, page);
 
 	if (fd < 0 || !word) {
 		perror("/dev/rust_template");

@@ -2,7 +2,8 @@
 
 //! Access of a device to the memory of another one.
 
-/// How pages in the memory of one (device, mirror) pair are moved to, or used by, another pair.
+/// Connection of two (device, mirror) pairs: the way in which pages in the memory of one are moved
+/// to, or used by, the other.
 ///
 /// # Examples
 ///

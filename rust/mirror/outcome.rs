@@ -24,9 +24,9 @@ pub enum PageOutcome {
     /// The page could not move: it is pinned, shared, file-backed, merged (KSM), or was changed
     /// concurrently.
     Skipped = 1,
-    /// There was no memory at the destination.
+    /// No memory was available at the destination.
     NoMemory = 2,
-    /// Its copy failed.
+    /// The copy of the page failed.
     CopyFailed = 3,
     /// The page moved. The device had no entry for it.
     Moved = 4,

@@ -280,8 +280,8 @@ impl Queue {
     }
 
     /// Migrates `range` to the device when all fences of `after` have signalled. The returned fence
-    /// signals when the migration has ended. Blocks ([`PMD_SIZE`](crate::mm::addr::PMD_SIZE)) are
-    /// migrated independently, so that their copies overlap. Pages that stay are not an error.
+    /// signals when the migration has ended. Blocks of [`PMD_SIZE`] are migrated independently, so
+    /// that their copies overlap. Pages that stay are not an error.
     ///
     /// # Errors
     ///

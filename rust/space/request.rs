@@ -21,7 +21,7 @@ use kernel::{
     task::Pid, //
 };
 
-/// How a migration recognises the notifier events that it causes itself.
+/// Criterion by which a migration recognises the notifier events that it causes itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EventMatch {
     /// By name: its events carry the name of the migration, which is unique.

@@ -31,7 +31,7 @@ pub(crate) struct Translation {
 pub(crate) enum Miss {
     /// An entry is not valid.
     NotPresent,
-    /// There is no memory at the address of a table.
+    /// The address of a table is not that of memory.
     Bus(u64),
     /// The table was replaced, and the flush of that change has not ended.
     Superseded,
@@ -65,7 +65,7 @@ enum Decoded {
     },
 }
 
-/// Log2 of the size of a device page, whatever the CPU's is.
+/// Log2 of the size of a device page, which does not depend on that of the CPU.
 pub(crate) const DEVICE_PAGE_SHIFT: u32 = 12;
 
 /// Bits 47 to 12.

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! State of an open file, shared with its commands: the mirror of the process that opened it.
+//!
+//! Commands and threads of the fault buffer hold references, so that a file may be closed while its
+//! commands run. The mirror is dropped with the last one.
 
 use crate::{
     device::{
@@ -52,10 +55,10 @@ use rust_hmm::{
     }, //
 };
 
-/// Commands of a file that were not waited for.
+/// Maximum number of commands of a file whose status was not collected.
 const MAX_COMMANDS: usize = 1024;
 
-/// A command, and the engine that has it.
+/// A command, and the engine that executes it.
 struct Command {
     status: Arc<Status>,
     engine: Arc<Engine<Client>>,
@@ -72,7 +75,7 @@ pub(crate) struct Client {
     // Before `session`: no entry may be left when the device's pages are evicted.
     mirror: Mirror<View>,
     session: Session,
-    /// What engines know of the mirror.
+    /// Tag and page table of the mirror, for engines.
     context: Context,
     counters: Counters,
     fault_policy: FaultPolicy,
@@ -159,7 +162,7 @@ impl Client {
         &self.context
     }
 
-    /// Who decides about faults of engines.
+    /// Returns the policy for faults of engines.
     pub(crate) fn fault_policy(&self) -> &FaultPolicy {
         &self.fault_policy
     }
@@ -181,7 +184,8 @@ impl Client {
         Ok(())
     }
 
-    /// The file's events; made if there are none yet. `EBUSY`: too many of the device; `ENOMEM`.
+    /// Returns the event stream of the file, and creates it if there is none. `EBUSY`: too many
+    /// streams of the device. `ENOMEM`.
     pub(crate) fn stream(&self) -> Result<&Arc<Stream>> {
         // Not two of them.
         let _commands = self.commands.lock();

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The queues and fences of an open file, and the numbers by which user space refers to them.
+//!
+//! A mutex protects the tables. Queues and fences are dropped without it, because the drop of a
+//! queue waits for its operations. The slot of a fence is reserved before its operation is
+//! submitted, so that a failure cannot leave an operation without a number.
 
 use crate::{
     blit::Locked,
@@ -72,7 +76,7 @@ const CANCEL_POLL_INTERVAL: Delta = Delta::from_millis(50);
 /// Identifies this type of device by its address.
 static KIND: u8 = 0;
 
-/// Results of an operation; final when its fence is signalled.
+/// Results of an operation. They are final when its fence is signalled.
 #[derive(Clone)]
 pub(crate) struct Findings {
     /// Numbers of migrated pages, and timestamps.

@@ -40,7 +40,7 @@ const LOCKED_BATCH_PAGES: usize = 64;
 /// Number of user pages that are faulted in at once.
 const USER_PAGES: usize = 64;
 
-/// How to handle a page without a device entry.
+/// Handling of a page without a device entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
     /// Fault it in, together with the pages that follow.
@@ -49,7 +49,7 @@ pub(crate) enum Missing {
     Fail,
 }
 
-/// Why a copy has stopped.
+/// Reason why a copy has stopped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stopped {
     /// The batch or the whole range was copied.

@@ -23,7 +23,7 @@ use kernel::{
 /// Number of low bits that [`short`] keeps.
 const SHORT_NUMBER_BITS: u32 = 19;
 
-/// Returns the low bits of a number. File positions have room for these only, and therefore they
+/// Returns the low bits of a number. File positions contain these only, and therefore they
 /// are the primary sort key of the list.
 pub(super) fn short(number: u32) -> u64 {
     u64::from(number) & ((1 << SHORT_NUMBER_BITS) - 1)

@@ -58,12 +58,12 @@ impl<L: Lane> Bus for Tables<'_, L> {
     }
 }
 
-/// Does `action` at `addr`, which is not one of locked memory. Context: any in which `lane` is
-/// held.
+/// Performs `action` at `addr`, which is not an address of locked memory. Context: with the lock of
+/// `lane` held.
 ///
 /// # Errors
 ///
-/// What ends the command: see [`Lane`].
+/// Errors that end the command, see [`Lane`].
 pub(crate) fn access<L: Lane>(
     lane: &mut L,
     context: &Context,

@@ -25,19 +25,19 @@ struct TlbLine {
     tag: u64,
     /// First device page of the mapping.
     page: usize,
-    /// What a walk gave, for that page.
+    /// Result of the walk for that page.
     found: Translation,
 }
 
-/// A TLB. Nothing in it is used without being resolved again.
+/// A TLB. Each translation is resolved again before it is used.
 pub(crate) struct Tlb {
     lines: KVec<Option<TlbLine>>,
-    /// Lines that hold one: most flushes find none.
+    /// Number of valid lines. Most flushes find none, and end early.
     used: usize,
 }
 
 impl Tlb {
-    /// A TLB of at least one line.
+    /// Creates a TLB of at least one line.
     pub(crate) fn new(lines: usize) -> Result<Self> {
         Ok(Self {
             lines: KVec::from_elem(None, lines.max(1), GFP_KERNEL)?,
@@ -50,7 +50,7 @@ impl Tlb {
         hash_64(key, 32) as usize % self.lines.len()
     }
 
-    /// The translation of `addr`, if it is there.
+    /// Returns the translation of `addr`, if a line has it.
     pub(crate) fn lookup(&self, tag: u64, addr: usize) -> Option<Translation> {
         let page = addr >> DEVICE_PAGE_SHIFT;
         LINE_ORDERS.into_iter().find_map(|order| {
@@ -66,7 +66,8 @@ impl Tlb {
         })
     }
 
-    /// Whether a page of the leaf of `1 << order` pages around `addr` is there in another size.
+    /// Returns whether a line has a page of the leaf of `1 << order` pages around `addr` in another
+    /// size.
     pub(crate) fn has_other_size(&self, tag: u64, addr: usize, order: u32) -> bool {
         let first = addr >> DEVICE_PAGE_SHIFT & !((1 << order) - 1);
         let mut lines = self.lines.iter().flatten();

@@ -20,7 +20,7 @@ pub const HUGE_PAGES: usize = HUGE_SIZE / PAGE_SIZE;
 pub struct Cmd {
     /// First address of the range, page aligned.
     pub addr: u64,
-    /// Where data is copied from or to.
+    /// User buffer that data is copied from or to.
     pub ptr: u64,
     /// Length of the range in base pages (flag bits for [`Op::Flags`]).
     pub npages: u64,
@@ -102,7 +102,7 @@ pub const fn iowr(nr: u8, size: usize) -> u64 {
     (READ_WRITE << 30) | ((size as u64) << 16) | ((b'H' as u64) << 8) | nr as u64
 }
 
-/// What [`Op::Snapshot`] says about one page.
+/// State of a page, as [`Op::Snapshot`] reports it.
 ///
 /// The low bits are permissions and size; the high four are the kind.
 #[derive(Clone, Copy, PartialEq, Eq)]

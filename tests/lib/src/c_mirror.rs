@@ -27,7 +27,7 @@ struct Request {
 pub struct Outcome {
     /// Pages that moved.
     pub moved: u64,
-    /// Of these, pages whose device entry was switched.
+    /// Pages that moved and whose device entry was switched.
     pub switched: u64,
     /// Entries that moved and had contents.
     pub entries: u64,
@@ -129,7 +129,7 @@ impl PageAt {
 pub struct CMirror(MirrorOnly);
 
 impl CMirror {
-    /// Its name below `/dev`.
+    /// Name of the device node below `/dev`.
     pub const NODE: &'static str = "hmm_c_mirror";
 
     /// Opens it for the address space of the calling process.
@@ -201,7 +201,7 @@ impl CMirror {
         self.call(6, &mut Request::default())
     }
 
-    /// Where the page at `addr` is.
+    /// Returns the location of the page at `addr`.
     pub fn page(&self, addr: usize) -> Result<PageAt, Errno> {
         let mut request = CMirror::of(addr, 1);
         self.call(7, &mut request)?;
@@ -209,7 +209,7 @@ impl CMirror {
         Ok(PageAt { location, writable: writable == 1, order })
     }
 
-    /// How many pages of a mapping are in the device's memory.
+    /// Returns the number of pages of a mapping that are in the device's memory.
     pub fn resident(&self, map: &Mapping) -> Result<usize, Errno> {
         (0..map.pages())
             .map(|page| self.page(map.page_addr(page)).map(|at| usize::from(at.is_local())))

@@ -32,11 +32,11 @@ macro_rules! counters {
 counters! {
     /// Counters of `rust_dmirror`, ioctl 0x41.
     ///
-    /// Those about the mirror are per open file; `cpu_fault*`, `evicted_pages` and
+    /// Counters of the mirror are per open file; `cpu_fault*`, `evicted_pages` and
     /// `device_pages_*` are per device.
     pub struct Counters {
         head {
-            /// In: bytes the caller has room for, at least 16.  Out: bytes written.
+            /// In: size of the caller's structure in bytes, at least 16. Out: bytes written.
             pub size: u32,
             /// Out: [`ABI_VERSION`].
             pub version: u32,
@@ -71,21 +71,21 @@ counters! {
         device_pages_total,
         /// Accesses by engines.
         accesses,
-        /// Of these, those served by the TLB.
+        /// Accesses served by the TLB.
         tlb_hits,
-        /// Of these, those that walked the page table.
+        /// Accesses that walked the page table.
         tlb_misses,
-        /// Of these, reads that had to fault.
+        /// Reads that faulted.
         engine_faults_read,
-        /// Of these, writes and atomics that had to fault.
+        /// Writes and atomics that faulted.
         engine_faults_write,
         /// Reads that waited for their page.
         stalls_read,
         /// Writes and atomics that waited for their page.
         stalls_write,
-        /// How long these reads waited, in sum.
+        /// Total time of the waits of reads in ns.
         stall_ns_read,
-        /// How long these writes waited, in sum.
+        /// Total time of the waits of writes and atomics in ns.
         stall_ns_write,
         /// The longest wait.
         stall_ns_max,
@@ -139,9 +139,9 @@ counters! {
         stalls_read,
         /// Writes that waited.
         stalls_write,
-        /// How long reads waited.
+        /// Total time of the waits of reads in ns.
         stall_ns_read,
-        /// How long writes waited.
+        /// Total time of the waits of writes in ns.
         stall_ns_write,
         /// The longest wait.
         stall_ns_max,

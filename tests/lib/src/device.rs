@@ -72,9 +72,9 @@ impl Device {
         Device { file: File::from(fd) }
     }
 
-    /// A second descriptor of the same open device of another process.
+    /// Duplicates the descriptor of another process for its open device.
     ///
-    /// It keeps the mirror, not the process, alive.
+    /// The descriptor keeps the mirror alive, but not the process.
     pub fn of_process(pid: libc::pid_t, fd: RawFd) -> Result<Device, Errno> {
         // SAFETY: plain system call on numbers.
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -168,7 +168,7 @@ impl Device {
         self.plain(Op::MigrateToSys, addr, npages as u64)
     }
 
-    /// How the CPU maps each page of the range, from the device's view.
+    /// Returns for each page of the range how the CPU maps it, from the device's view.
     pub fn snapshot(&self, addr: usize, npages: usize) -> Result<Vec<PageState>, Errno> {
         // The kernel writes one byte per page.
         let mut bytes = vec![0u8; npages];

@@ -45,7 +45,7 @@ impl Type {
         Type::Thrash,
     ];
 
-    /// Its bit in a mask.
+    /// Returns the bit of this type in a mask.
     pub fn bit(self) -> u64 {
         1 << self as u16
     }

@@ -78,7 +78,7 @@ impl Pin {
     /// readable.
     pub fn of_pages(addr: usize, npages: usize) -> io::Result<Pin> {
         let mut ends = [0; 2];
-        // SAFETY: there is room for two descriptors.
+        // SAFETY: The array has the two elements that the kernel writes.
         Errno::check(unsafe { libc::pipe(ends.as_mut_ptr()) }.into())?;
         // SAFETY: pipe() returned two new descriptors, which are owned here.
         let pipe = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });

@@ -271,13 +271,13 @@ pub fn set_percent(kind: Kind, percent: u32) -> io::Result<()> {
 /// A failure that was armed.
 #[derive(Debug)]
 pub enum Armed {
-    /// Of a point, with its number of failures before.
+    /// Failure of a point, with its number of failures before.
     Point(String, u64),
-    /// Of this task.
+    /// One failure of this task.
     Nth(PathBuf),
-    /// Of any task.
+    /// Failures of any task.
     AnyTask(Kind),
-    /// Of this task, until it is disarmed.
+    /// Failures of this task, until they are disarmed.
     Lasting(Kind),
 }
 

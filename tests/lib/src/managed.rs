@@ -34,9 +34,9 @@ unsafe impl Extension for RawAlloc {}
 /// Flags of managed memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ManagedFlags {
-    /// Device faults map it without a migration.
+    /// Device faults map the memory without a migration.
     pub host_shared: bool,
-    /// It is populated in device memory.
+    /// Populates the memory on the device.
     pub populate: bool,
     /// Huge pages are preferred.
     pub huge: bool,
@@ -53,17 +53,17 @@ impl ManagedFlags {
 pub struct Managed {
     addr: usize,
     len: usize,
-    /// It lies in an area that stays reserved when it is unmapped.
+    /// Whether the address range stays reserved when the memory is unmapped.
     reserved: bool,
 }
 
 impl Managed {
-    /// Start address.
+    /// Returns the start address.
     pub fn addr(&self) -> usize {
         self.addr
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -73,7 +73,7 @@ impl Managed {
         self.len == 0
     }
 
-    /// Its length in pages.
+    /// Returns the length in pages.
     pub fn pages(&self) -> usize {
         self.len / PAGE_SIZE
     }

@@ -63,7 +63,7 @@ impl Terminal {
         Ok(Terminal { child, master, text: String::new() })
     }
 
-    /// Its process.
+    /// Returns the PID of the program.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -73,7 +73,7 @@ impl Terminal {
         self.master.write_all(text.as_bytes())
     }
 
-    /// Its output so far, including escape sequences.
+    /// Returns the output so far, including escape sequences.
     pub fn text(&mut self) -> &str {
         let mut buffer = [0; 4096];
         while let Ok(read) = self.master.read(&mut buffer) {

@@ -24,10 +24,10 @@ pub(crate) struct RawPull {
 // SAFETY: Plain numbers.
 unsafe impl Extension for RawPull {}
 
-/// How a device accesses the memory of another one.
+/// Access of a device to the memory of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
-    /// Not at all: through system memory.
+    /// None: pages move through system memory.
     None = 0,
     /// By a direct copy.
     Migratable = 1,
@@ -64,7 +64,7 @@ impl Device {
         Ok(Pulled { connection, moved, switched, no_memory, copy_failed })
     }
 
-    /// How this device accesses the memory of `other`.
+    /// Returns the connection of this device to the memory of `other`.
     pub fn connection(&self, other: &Device) -> Result<Connection, Errno> {
         let raw = RawPull { flags: 1, ..RawPull::default() };
         self.pull_call(raw, other).map(|pulled| pulled.connection)

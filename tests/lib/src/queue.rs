@@ -257,7 +257,7 @@ impl Device {
 }
 
 impl<'d> Queue<'d> {
-    /// Its number.
+    /// Returns the number of the queue.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -309,7 +309,7 @@ impl Drop for Queue<'_> {
 }
 
 impl Fence<'_> {
-    /// Its number.
+    /// Returns the number of the fence.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -423,7 +423,7 @@ impl Event {
     /// Number of signals since the last call.
     pub fn take(&self) -> Result<u64, Errno> {
         let mut count = 0u64;
-        // SAFETY: room for the eight bytes that the kernel writes.
+        // SAFETY: The buffer has the eight bytes that the kernel writes.
         let ret = unsafe { libc::read(self.as_raw_fd(), (&raw mut count).cast(), 8) };
         match Errno::check(ret as i64) {
             Ok(_) => Ok(count),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
-/// Where tracefs is mounted.
+/// Mount points of tracefs.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
 /// The library's events.

@@ -50,15 +50,15 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Processes and devices, live: faults, migrations, bytes moved, waiting, where the pages are
+    /// Live table of processes and devices: faults, migrations, bytes moved, waits, residency
     Top(top::Args),
-    /// Where the pages of a process are
+    /// Residency of the pages of a process
     Map(map::Args),
-    /// What happens, event by event
+    /// Events as they happen
     Trace(trace::Args),
-    /// Writes down what happens, for `hmmctl report`
+    /// Records events, for `hmmctl report`
     Record(record::Args),
-    /// Makes a page with plots of a record
+    /// Creates a page with plots of a record
     Report(report::Args),
 }
 

@@ -45,7 +45,7 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Also private memory that no device knows
+    /// Also private memory without a device entry
     #[arg(long)]
     all: bool,
     /// Only pages of this device

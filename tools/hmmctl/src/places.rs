@@ -54,7 +54,7 @@ impl Place {
         (Place::Nothing, '.', "nothing"),
     ];
 
-    /// Its character.
+    /// Returns the character of the place.
     pub fn char(self) -> char {
         Self::ALL.iter().find(|(place, ..)| *place == self).map_or('?', |(_, char, _)| *char)
     }

@@ -32,7 +32,7 @@ use std::path::PathBuf;
 /// Arguments of `hmmctl report`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What `hmmctl record` has written
+    /// Output of `hmmctl record`
     file: PathBuf,
     /// File that the page is written to
     #[arg(long, short, value_name = "FILE", required_unless_present = "json")]

@@ -105,25 +105,25 @@ enum What {
     Plot {
         /// Results of some sizes.
         runs: Vec<PathBuf>,
-        /// The picture.
+        /// Output file.
         #[arg(long)]
         svg: PathBuf,
     },
     /// Prints the results of `hmm-bench --space`; fails if a bound is exceeded.
     Space {
-        /// Its result.
+        /// Output of that command.
         run: PathBuf,
     },
     /// Prints the results of `hmm-bench scaling`.
     Scaling {
-        /// Its result.
+        /// Output of that command.
         run: PathBuf,
     },
     /// Plots the results of `hmm-bench scaling`.
     PlotScaling {
-        /// Its result.
+        /// Output of that command.
         run: PathBuf,
-        /// The picture.
+        /// Output file.
         #[arg(long)]
         svg: PathBuf,
     },

@@ -58,7 +58,7 @@ pub fn checksum_of_write(value: u64, words: usize) -> u64 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Command {
-    /// Set when it is submitted.
+    /// Set when the command is submitted.
     pub size: u32,
     /// [`Command::VERIFY`].
     pub flags: u32,
@@ -74,13 +74,13 @@ pub struct Command {
     pub src: u64,
     /// Depends on the operation.
     pub value: u64,
-    /// Of [`EngineOp::AtomicAdd`] and [`EngineOp::Strided`].
+    /// Distance of accesses of [`EngineOp::AtomicAdd`] and [`EngineOp::Strided`].
     pub stride: u64,
-    /// How often; 0 is until stopped.
+    /// Number of rounds; 0: until stopped.
     pub rounds: u64,
     /// Pause after each round, in ns.
     pub think_ns: u64,
-    /// Set when it is submitted.
+    /// Set when the command is submitted.
     pub id: u64,
 }
 
@@ -145,7 +145,7 @@ pub struct Status {
     pub(super) timeout_ns: u64,
     pub(super) status: i32,
     pub(super) reserved: u32,
-    /// Of the last complete round.
+    /// Result of the last complete round.
     pub result: u64,
     /// Complete rounds.
     pub rounds: u64,
@@ -153,7 +153,7 @@ pub struct Status {
     pub faults: u64,
     /// Accesses that waited.
     pub stalls: u64,
-    /// How long they waited.
+    /// Total time of these waits in ns.
     pub stall_ns: u64,
 }
 
@@ -164,10 +164,10 @@ pub struct Job<'d> {
     id: u64,
 }
 
-/// How a command ended.
+/// End of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Its error, if it failed.
+    /// Error of the command, if it failed.
     pub error: Option<Errno>,
     /// Final status.
     pub status: Status,

@@ -11,7 +11,7 @@ use crate::errno::Errno;
 /// Result for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PageOutcome {
-    /// There was no page to migrate.
+    /// No page to migrate.
     None,
     /// Could not be migrated.
     Skipped,
@@ -62,7 +62,7 @@ pub struct Migration {
     pub(super) outcomes: u64,
     /// Pages that moved.
     pub moved: u64,
-    /// Of these, those whose device entry was switched.
+    /// Pages that moved and whose device entry was switched.
     pub switched: u64,
     /// Pages that could not move.
     pub skipped: u64,
@@ -70,7 +70,7 @@ pub struct Migration {
     pub no_memory: u64,
     /// Pages whose copy failed.
     pub copy_failed: u64,
-    /// How long it took, in ns.
+    /// Duration in ns.
     pub ns: u64,
 }
 

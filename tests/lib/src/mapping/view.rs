@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 /// The whole pages inside of other memory, such as a stack array or the heap.
 ///
-/// It is used like a [`Mapping`], but dropping it unmaps nothing.
+/// Used like a [`Mapping`], but dropping it unmaps nothing.
 #[derive(Debug)]
 pub struct View<'a> {
     map: Mapping,

@@ -35,7 +35,7 @@ pub struct Case {
     pub policy: Policy,
     /// The working set, in units of the device's memory.
     pub set: f64,
-    /// How engines access it.
+    /// Access pattern of the engines.
     pub pattern: Pattern,
     /// Number of CPU threads that access a part of it concurrently.
     pub threads: usize,

@@ -4,6 +4,9 @@
 # The record of tests/run/mutation, and its judgement of a run. tools/check/summary tests these
 # functions.
 
+# turn_hash: the hash for turn(): that of the commit, or of the day if there is no git.
+turn_hash() { git -C "$HMM_TOP" rev-parse HEAD 2>/dev/null || date +%j | sha1sum; }
+
 # turn HASH NAME...: selects the tenth of the NAMEs that is due for commit HASH. Their order also
 # depends on HASH, because there may be time for the first one only.
 turn() {

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! C interface: device memory.
+//!
+//! The driver and each mirror have a reference to a memory. The driver can destroy it only when no
+//! mirror has one; `rust_hmm_memory_destroy()` returns `EBUSY` otherwise. Therefore the last
+//! reference is that of the driver, and its callbacks are not called after that function has
+//! returned 0.
+//!
+//! The number of mirrors is in an object of its own, because it is decremented after the reference
+//! was dropped.
 
 use super::{
     declared,

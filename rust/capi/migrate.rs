@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! C interface: migration.
+//!
+//! The flags and the target are checked here. The array for the outcomes is cleared before it
+//! becomes a slice of [`PageOutcome`], because the driver may have left any value in it.
 
 use super::{
     declared,

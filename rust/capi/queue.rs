@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! C interface: queues.
+//!
+//! The thread of a queue runs the operations of the driver. `worker` records the task that is
+//! executing one, so that an operation that destroys its own queue gets `EDEADLK` and does not wait
+//! for itself.
+//!
+//! `release` of an operation is called exactly once, also if the operation could not be submitted.
 
 use super::{
     declared,

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Cache of the connections between device memories, as their drivers reported them.
+//!
+//! Drivers are queried without the lock of the cache, because they may call the library. A result
+//! is stored with the generation in which the query began. [`invalidate`] increments the
+//! generation, so that the result of a concurrent query is not used afterwards.
 
 use super::Connection;
 use crate::kernel::{
@@ -21,16 +25,16 @@ use kernel::{
     }, //
 };
 
-/// Number of cached connections. With more devices, drivers are asked again.
+/// Number of cached connections. With more devices, drivers are queried again.
 const MAX_CACHED_CONNECTIONS: usize = 16;
 
 /// Generation of the connections. A cached connection of an older generation is stale.
 static CONNECTION_GENERATION: Atomic<usize> = Atomic::new(0);
 
 #[inline(never)]
-fn changes() -> usize {
-    // Acquire: the driver's changes that led to this generation are visible to the call that asks
-    // it again. Pairs with the release in `invalidate()`.
+fn generation() -> usize {
+    // Acquire: the driver's changes that led to this generation are visible to the next query.
+    // Pairs with the release in `invalidate()`.
     CONNECTION_GENERATION.load(Acquire)
 }
 
@@ -46,7 +50,7 @@ pub(crate) fn invalidate() {
 struct CachedConnection {
     other: MemoryId,
     connection: Connection,
-    /// Generation in which the driver was asked.
+    /// Generation in which the query of the driver began.
     since: usize,
 }
 
@@ -57,7 +61,7 @@ struct CacheState {
 
 impl CacheState {
     fn find(&self, other: MemoryId) -> Option<Connection> {
-        let now = changes();
+        let now = generation();
         let mut answers = self.list.iter().flatten();
         let answer = answers.find(|answer| answer.other == other && answer.since == now);
         answer.map(|answer| answer.connection)
@@ -102,7 +106,7 @@ impl ConnectionCache {
             return answer;
         }
         // Call the driver without the lock, because it may call back into the library.
-        let since = changes();
+        let since = generation();
         let connection = ask();
         let answers = &mut *self.answers.lock();
         if answers.find(other).is_none() {

@@ -101,7 +101,7 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Makes room for `pages` pages, at most [`PMD_PAGES`], by evicting blocks that were not used
-    /// after `before`. Returns whether there is room. A concurrent allocation may take it.
+    /// after `before`. Returns whether they are free. A concurrent allocation may take them.
     ///
     /// # Errors
     ///

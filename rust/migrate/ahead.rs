@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Preparation of overlapping steps without locks, and their completion.
+//! Preparation of overlapping steps before the mmap lock is taken, and their completion after it
+//! was released.
+//!
+//! Reading a notifier sequence waits for invalidations, which may wait for the mmap lock. Therefore
+//! the sequences of several blocks are read in advance. A block whose sequence has changed by the
+//! time of its announcement is migrated later, without overlap.
 
 use super::{
     attempt::BlockBuffers,

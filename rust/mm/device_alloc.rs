@@ -10,8 +10,8 @@
 //! by page. It also requires `CONFIG_GPU_BUDDY`, which few kernels enable.
 //!
 //! Splitting and merging cost nothing in a bitmap: a free folio of order `n` is an aligned run of
-//! `2^n` set bits. Small folios are allocated from the block with the fewest free pages that has
-//! room, so that whole blocks remain for huge folios.
+//! `2^n` set bits. Small folios are allocated from the block with the fewest free pages that
+//! suffice, so that whole blocks remain for huge folios.
 
 use super::addr::{
     PMD_ORDER,
@@ -166,7 +166,8 @@ impl FreeMap {
         })
     }
 
-    /// Allocates a folio of `order`, 0 to 9. Returns the index of its first page. Context: any.
+    /// Allocates a folio of `order`, 0 to [`PMD_ORDER`]. Returns the index of its first page.
+    /// Context: any.
     pub(in crate::mm) fn take(&self, order: u32) -> Option<usize> {
         // Do not search a full piece: if there are many pieces, most are full.
         if self.free() < 1 << order.min(PMD_ORDER) {
@@ -249,7 +250,7 @@ impl FreeMap {
         None
     }
 
-    /// Returns the block with the fewest free pages that has room for a folio of `order`.
+    /// Returns the block with the fewest free pages among those that have a free folio of `order`.
     fn best(&self, order: u32) -> Option<usize> {
         let mut best = None;
         for (number, words) in self.words.chunks_exact(BLOCK_WORDS).enumerate() {

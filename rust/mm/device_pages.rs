@@ -4,9 +4,9 @@
 //!
 //! Memory is divided into chunks of [`CHUNK_PAGES`], which are added when they are needed and
 //! removed when they are idle. A chunk is looked up by number in a table of two levels, and by page
-//! frame in a maple tree; `hints.rs` records which chunks may have room. Therefore the cost of an
-//! operation on a page does not depend on the number of chunks. A device page is identified by its
-//! *device page number*, which counts from 0 over all chunks.
+//! frame in a maple tree; `hints.rs` records which chunks may have free folios. Therefore the cost
+//! of an operation on a page does not depend on the number of chunks. A device page is identified
+//! by its *device page number*, which counts from 0 over all chunks.
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 

@@ -127,7 +127,7 @@ impl PoolShared {
                 let _signal = self.called.wait_interruptible(&mut state);
                 continue;
             };
-            // Cannot fail, because there is room for one request per thread.
+            // Cannot fail, because the capacity is one request per thread.
             let _full = state.running.push_within_capacity(call.number);
             drop(state);
             let HelpRequest { number, work } = call;

@@ -97,7 +97,7 @@ impl JoinedMirrors {
         self.more.clear();
     }
 
-    /// Returns whether there is room for another mirror.
+    /// Reserves an element for another mirror. Returns whether there is one.
     ///
     /// # Context
     ///
@@ -115,7 +115,7 @@ impl JoinedMirrors {
             }
             None => mirror,
         };
-        // Cannot fail, because there is room.
+        // Cannot fail, because `has_room` has reserved the element.
         let _ = self.more.push_within_capacity(rest);
     }
 

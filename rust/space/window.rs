@@ -157,7 +157,7 @@ impl StartedFlushes {
         }
     }
 
-    /// Adds a started flush, or waits for it if there is no room.
+    /// Adds a started flush, or waits for it if the list is full.
     fn add(&mut self, mirror: EnteredMirror, flush: usize) {
         match self.0.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some((mirror, flush)),

@@ -444,7 +444,7 @@ impl Number<'_> {
             findings: self.findings.clone(),
             watched: None,
         };
-        // There is room.
+        // Cannot fail: the element was reserved.
         let _full = tables.fences.push_within_capacity(named);
         id
     }

@@ -130,7 +130,7 @@ impl MemoryOps for Copier {
     fn copy(&self, job: CopyJob) {
         let mut queue = self.shared.queue.lock();
         if queue.jobs.len() < QUEUE_DEPTH {
-            // There is room, so that nothing is allocated.
+            // Not full, so that nothing is allocated.
             let _failed = queue.jobs.push(job, GFP_NOWAIT);
             return;
         }

@@ -68,7 +68,7 @@ impl fmt::Write for MapLines {
 }
 
 impl MapLines {
-    /// Adds a translation. Returns `false` if there is no room for it.
+    /// Adds a translation. Returns `false` if it does not fit into the buffer.
     fn add(&mut self, range: PageRange, entry: DevicePte, huge: bool) -> bool {
         if let Some(run) = &mut self.run {
             let end = run.start + (run.pages << PAGE_SHIFT);
@@ -77,7 +77,7 @@ impl MapLines {
                 return true;
             }
         }
-        // Require room for the previous run, which is written now, and for this one.
+        // Require space for the previous run, which is written now, and for this one.
         if self.text.capacity() - self.text.len() < 2 * LINE_MAX_BYTES {
             return false;
         }
@@ -109,7 +109,7 @@ impl MapLines {
         let pid = self.pid;
         let start = run.start;
         let pages = run.pages;
-        // Cannot fail: `add` has ensured that there is room for the longest line.
+        // Cannot fail: `add` has ensured that the longest line fits.
         let _fits = writeln!(
             self,
             "{mirror} {pid} {start:#x} {pages} {place} {access} {size}"

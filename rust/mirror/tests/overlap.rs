@@ -400,7 +400,7 @@ mod suite {
     #[test]
     fn next_block_evicts_nothing() -> Result {
         let (range, shared, mirror, engine) = blocks(BLOCKS, None)?;
-        // There is room for two blocks.
+        // Device memory has two blocks.
         let used = PageRange::from_pages(range.address(2 * PMD_PAGES), 2 * PMD_PAGES)?;
         engine.set(&[2 * P, 2 * P], 0..0)?;
         assert_eq!(mirror.migrate(used).to_device()?.moved, used.pages());

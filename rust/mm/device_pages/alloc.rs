@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Allocation of device pages, and withdrawal of pages from use.
+//!
+//! An allocation takes no lock but that of the new folio, and allocates no system memory. It may be
+//! called with the mmap lock and folio locks held. Hints lead to a chunk that has a free folio of
+//! the order.
+//!
+//! Pages are taken offline and online under the mutex `adding`, because a chunk that is added
+//! concurrently would make all of its pages free.
 
 use super::{
     chunk::Chunk,
@@ -26,7 +33,7 @@ use crate::{
 use kernel::sync::atomic::ordering::Full;
 
 impl<T: DevicePageOps> DevicePages<T> {
-    /// Allocates a device folio of order 0 to 9. It is locked and has one reference.
+    /// Allocates a device folio of order 0 to [`PMD_ORDER`]. It is locked and has one reference.
     ///
     /// # Context
     ///

@@ -72,7 +72,7 @@ pub(super) struct Chunk<T: DevicePageOps> {
     base: Atomic<usize>,
     pub(super) index: usize,
     pub(super) free: FreeMap,
-    /// Orders of which a free folio may exist, one bit each. A set bit says that the owner's hint
+    /// Orders of which a free folio may exist, one bit each. A set bit means that the owner's hint
     /// is set.
     maybe_free: Atomic<u64>,
     /// Number of [`FrameGuard`]s. The page frames are not removed while it is not 0.

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Adds and removes chunks of device memory, and maintains the hints which of them have
-//! free folios or are idle.
+//! Adds and removes chunks of device memory, and maintains the hints which of them have free folios
+//! or are idle.
+//!
+//! Chunks are added and removed under the mutex `adding`, and below it under the memory hot-plug
+//! locks. A caller must not hold the mmap lock or a folio lock.
+//!
+//! Hints change without a lock. A stale hint costs a search of its chunk. A missing one would hide
+//! free pages. Therefore a task that clears a hint checks the chunk again afterwards.
 
 use super::{
     chunk::Chunk,

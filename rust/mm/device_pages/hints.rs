@@ -44,7 +44,7 @@ const CLASS_COUNT: usize = PMD_ORDER as usize + 4;
 /// Property of the chunks that a search looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HintClass {
-    /// Has a free folio of this order, 0 to 9.
+    /// Has a free folio of this order, 0 to [`PMD_ORDER`].
     Room(u32),
     /// Has no page in use.
     Idle,

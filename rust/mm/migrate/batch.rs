@@ -94,7 +94,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: the batch has a capacity of fewer pages.
+    /// - `EINVAL`: `pages` exceeds the capacity of the batch.
     pub(super) fn clear(&mut self, pages: usize) -> Result {
         self.src.get_mut(..pages).ok_or(EINVAL)?.fill(0);
         self.dst.get_mut(..pages).ok_or(EINVAL)?.fill(0);

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Operations on the pages of a device memory: CPU faults, copies, and the release of pages.
+//!
+//! The core calls these from a CPU fault, with the mmap lock and the page locked, and when a page
+//! is freed, in any context. Callbacks of the driver are called within a [`ReentryGuard`], so that
+//! functions which would wait for the caller return `EDEADLK`.
 
 use super::{
     arrivals::Arrivals,
@@ -248,7 +252,7 @@ impl<M: MemoryOps> DevicePageOps for MemoryState<M> {
     }
 
     #[inline]
-    fn given_back(pages: &DevicePages<Self>, range: DeviceRange) {
+    fn pages_released(pages: &DevicePages<Self>, range: DeviceRange) {
         if range.count < PMD_PAGES {
             pages.data().lru.freed(range.first / PMD_PAGES);
         }

@@ -145,7 +145,7 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
     /// # Context
     ///
     /// As [`Self::freed`].
-    fn given_back(pages: &DevicePages<Self>, range: DeviceRange) {
+    fn pages_released(pages: &DevicePages<Self>, range: DeviceRange) {
         let _ = (pages, range);
     }
 
@@ -412,7 +412,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Called after the folio of `order` at `index` of `chunk` was freed. `is_used` is whether
     /// other pages of the chunk are in use. Context: any.
     #[inline]
-    fn given_back(&self, chunk: &Chunk<T>, index: usize, order: u32, is_used: bool) {
+    fn pages_released(&self, chunk: &Chunk<T>, index: usize, order: u32, is_used: bool) {
         self.used.fetch_sub(1 << order, Relaxed);
         if !is_used {
             self.hints.set(HintClass::Idle, chunk.index);
@@ -422,7 +422,7 @@ impl<T: DevicePageOps> DevicePages<T> {
             first: chunk.index * CHUNK_PAGES + index,
             count: 1 << order,
         };
-        T::given_back(self, range);
+        T::pages_released(self, range);
     }
 
     /// Prevents the removal of the chunk of device page `number` while the returned object exists.

@@ -246,7 +246,7 @@ impl<T: DevicePageOps> Drop for Row<'_, T> {
     fn drop(&mut self) {
         for index in self.next..self.end {
             let is_used = self.chunk.free.release(index, 1);
-            self.owner.given_back(self.chunk, index, 0, is_used);
+            self.owner.pages_released(self.chunk, index, 0, is_used);
         }
     }
 }

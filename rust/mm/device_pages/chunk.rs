@@ -2,6 +2,10 @@
 
 //! Chunks of device memory: the `dev_pagemap` of each, whose page frames are added and removed at
 //! run time, and the callbacks of its pages.
+//!
+//! Page frames are added and removed under the mutex `adding` of the owner. At run time, they are
+//! removed only while all pages are withdrawn and no [`FrameGuard`] exists. The core frees pages in
+//! any context, also in interrupts, so that freeing them only uses atomics.
 
 use super::{
     super::{
@@ -350,7 +354,7 @@ impl<T: DevicePageOps> Chunk<T> {
         // From here on, the pages can be allocated concurrently. The core holds a reference of
         // `pgmap`, which keeps the owner alive until this function returns.
         let is_used = chunk.free.release(index, 1 << order);
-        pages.given_back(chunk, index, order, is_used);
+        pages.pages_released(chunk, index, order, is_used);
     }
 
     /// # Safety

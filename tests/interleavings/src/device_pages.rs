@@ -53,7 +53,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         &super::chunk::Chunk::<T>::OPS
     }
 
-    pub(super) fn given_back(
+    pub(super) fn pages_released(
         &self,
         _piece: &super::chunk::Chunk<T>,
         _index: usize,

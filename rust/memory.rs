@@ -164,7 +164,7 @@ pub struct Memory<M: MemoryOps> {
     parts: Deferred<MemoryParts<M>>,
 }
 
-/// The parts of a device memory, in the order of their drop.
+/// Parts of a device memory, in the order of their drop.
 struct MemoryParts<M: MemoryOps> {
     /// Set on first use. Dropped before `pages`, to which it has a reference.
     worker: SetOnce<MemoryWorker<M>>,
@@ -173,8 +173,8 @@ struct MemoryParts<M: MemoryOps> {
 }
 
 impl<M: MemoryOps> DropWaits for MemoryParts<M> {
-    /// The worker thread of the memory splits and frees pages. If it drops the last reference, the
-    /// drop would wait for the thread itself.
+    /// The worker thread of the memory frees chunks. If it drops the last reference, the drop would
+    /// wait for the thread itself.
     fn waits_for_current(&self) -> bool {
         self.worker.as_ref().is_some_and(MemoryWorker::is_current)
     }
@@ -238,7 +238,7 @@ impl<M: MemoryOps> MemoryParts<M> {
 }
 
 impl<M: MemoryOps> Memory<M> {
-    /// Creates memory of at most `max_pages` pages of 4 KiB. The memory grows on demand.
+    /// Creates memory of at most `max_pages` pages of `PAGE_SIZE`. The memory grows on demand.
     ///
     /// # Errors
     ///
@@ -308,7 +308,7 @@ impl<M: MemoryOps> Memory<M> {
         (local < self.limit()).then_some(local)
     }
 
-    /// The pages of the memory.
+    /// Returns the pages of the memory.
     #[inline]
     fn pages(&self) -> &Arc<DevicePages<MemoryState<M>>> {
         &self.parts.pages

@@ -70,7 +70,7 @@ impl NotifierEvent {
     }
 }
 
-/// An event. Numbers of pages count pages of 4 KiB.
+/// An event. Numbers of pages count pages of `PAGE_SIZE`.
 ///
 /// # Examples
 ///

@@ -23,8 +23,8 @@ impl Writer for TablesReport {
     }
 }
 
-/// Text of the file `dma`: numbers of pages of 4 KiB that were mapped for devices so far, that were
-/// unmapped again, and that are mapped now.
+/// Text of the file `dma`: numbers of pages that were mapped for devices so far, that were unmapped
+/// again, and that are mapped now.
 pub(crate) struct DmaReport;
 
 impl Writer for DmaReport {

@@ -7,7 +7,7 @@ use kernel::sync::atomic::{
     Atomic, //
 };
 
-/// Type of an event that is counted. Numbers of pages count pages of 4 KiB.
+/// Type of an event that is counted. Numbers of pages count pages of `PAGE_SIZE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Counter {

@@ -3,7 +3,7 @@
  * Tracepoints, in tracefs below events/rust_hmm. All events of an address space
  * have these fields in common: @pid is the owner of the memory, not the current
  * task; @mirror and @device are numbers in the order of creation. Addresses are
- * virtual addresses of the owner. Numbers of pages count pages of 4 KiB.
+ * virtual addresses of the owner. Numbers of pages count pages of PAGE_SIZE.
  */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM rust_hmm

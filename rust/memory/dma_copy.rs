@@ -121,7 +121,7 @@ impl DmaCopy {
         })
     }
 
-    /// Returns the number of 4 KiB pages to copy.
+    /// Returns the number of pages to copy.
     ///
     /// # Context
     ///

@@ -12,7 +12,8 @@
  * ignored.
  *
  * Addresses are virtual addresses of the process that opened the file. Those of
- * commands must be multiples of 8, those of migrations multiples of 4096.
+ * commands must be multiples of 8, those of migrations multiples of the
+ * page size. Numbers of pages count pages of the CPU.
  */
 #ifndef _DMIRROR_UAPI_H
 #define _DMIRROR_UAPI_H
@@ -87,7 +88,7 @@ struct dmirror_info {
  * @faults_coalesced: faults whose page was already in the fault buffer
  * @fault_batches: batches of faults taken from the fault buffer
  *
- * Pages are 4 KiB. cpu_faults, cpu_fault_pages, evicted_pages, device_pages_*,
+ * cpu_faults, cpu_fault_pages, evicted_pages, device_pages_*,
  * bytes_copied, copy_failures, faults_coalesced and fault_batches belong to the
  * device, the others to the open file.
  */
@@ -311,8 +312,8 @@ struct dmirror_engine {
  * struct dmirror_migrate - migrates a range, best effort
  * @size: see above, at least 80
  * @flags: DMIRROR_MIGRATE_*
- * @addr: start, a multiple of 4096
- * @npages: pages of 4096 bytes, not 0
+ * @addr: start, a multiple of the page size
+ * @npages: number of pages, not 0
  * @outcomes: user pointer to @npages bytes, which receive DMIRROR_PAGE_* for
  *	each page, or 0
  * @moved: out: migrated pages
@@ -386,8 +387,8 @@ struct dmirror_set {
  * struct dmirror_discard - removes device entries that are no longer needed
  * @size: see above, at least 24
  * @flags: 0
- * @addr: start, a multiple of 4096
- * @npages: pages of 4096 bytes, not 0
+ * @addr: start, a multiple of the page size
+ * @npages: number of pages, not 0
  *
  * Pages keep their contents and are not migrated.
  */
@@ -418,8 +419,8 @@ struct dmirror_discard {
  * struct dmirror_attributes - sets or reads attributes of a range
  * @size: see above, at least 40
  * @flags: 0
- * @addr: start, a multiple of 4096
- * @npages: pages of 4096 bytes, not 0
+ * @addr: start, a multiple of the page size
+ * @npages: number of pages, not 0
  * @what: set: attributes to change; get, out: attributes that are equal in the
  *	whole range
  * @preferred: preferred location
@@ -537,7 +538,8 @@ struct dmirror_memory {
  * struct dmirror_unplug - simulates surprise removal of the device
  * @size: see above, at least 40
  * @flags: DMIRROR_UNPLUG_SURE; else -EINVAL
- * @addr: start of a range whose device pages are lost, a multiple of 4096
+ * @addr: start of a range whose device pages are lost, a multiple of the
+ *	page size
  * @npages: its pages, at most 1024 on the device; 0: none
  * @saved: out: pages migrated to system memory
  * @lost: out: pages whose contents are lost: an access raises SIGBUS
@@ -588,7 +590,7 @@ struct dmirror_unplug {
  * @flags: 0
  * @queue: number of the queue; out for DMIRROR_QUEUE_CREATE
  * @op: DMIRROR_QUEUE_*
- * @addr: start; a multiple of 4096 unless @op is a command of an engine.
+ * @addr: start; a multiple of the page size unless @op is a command of an engine.
  *	DMIRROR_QUEUE_WAITS, out: waits for fences of the same type of device
  * @bytes: length, with the same alignment. DMIRROR_QUEUE_WAITS, out: waits for
  *	other fences
@@ -784,8 +786,8 @@ struct dmirror_lock {
  * @flags: DMIRROR_PULL_ASK
  * @fd: the other device
  * @reserved: 0
- * @addr: start, a multiple of 4096
- * @npages: pages of 4096 bytes, not 0
+ * @addr: start, a multiple of the page size
+ * @npages: number of pages, not 0
  * @connection: out: DMIRROR_CONNECTION_*, the best that both devices support
  * @moved: out: pages migrated to this device
  * @switched: out: those of @moved whose entry of this device was replaced
@@ -899,7 +901,7 @@ struct dmirror_alloc {
  * @sequence: number of the event in this stream, from 0; lost events count
  * @lost: events of this stream that were lost before this one
  * @addr: start address, or 0 for types without a range
- * @npages: pages of 4 KiB
+ * @npages: number of pages
  * @mirror: number of the mirror, as in tracepoints; ~0 for CPU faults, which
  *	belong to the address space
  * @detail: see the types

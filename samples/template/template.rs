@@ -50,7 +50,7 @@ use rust_hmm::{
 
 // Step 1: the memory.
 
-/// Number of 4 KiB pages of device memory.
+/// Number of pages of device memory.
 const MEMORY_PAGES: usize = 4096;
 
 /// HARDWARE: the memory on the card, simulated by kernel memory.

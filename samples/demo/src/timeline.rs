@@ -27,7 +27,7 @@ use std::{
     }, //
 };
 
-/// MiB that the engine reads, in 4 KiB pages.
+/// MiB that the engine reads, in small pages.
 const MIB: usize = 8;
 /// Delay of each copy, in microseconds, so that migrating all pages takes visible time.
 const COPY_DELAY_US: u64 = 50;

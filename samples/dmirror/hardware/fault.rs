@@ -42,7 +42,7 @@ impl<P> FaultTicket<P> {
 pub(crate) struct Packet {
     /// Identifier of the address space.
     pub(crate) tag: u64,
-    /// Page number of the address, in pages of 4 KiB.
+    /// Page number of the address, in pages of the CPU.
     pub(crate) page: usize,
     pub(crate) write: bool,
 }

@@ -113,10 +113,13 @@ impl PinnedPages {
         // exists.
         let flags = GFP_KERNEL_ACCOUNT | __GFP_NOWARN;
         // INVARIANT: The list is empty.
-        let mut pinned = Self(KVVec::with_capacity(range.pages(), flags)?);
+        let mut pinned = Self(KVVec::new());
         while pinned.0.len() < range.pages() {
             let done = pinned.0.len();
             let count = (range.pages() - done).min(PIN_BATCH_PAGES);
+            // Grow the list with the pinned pages. Most of a large range may not be mapped, and a
+            // list for all of it could take all memory.
+            pinned.0.reserve(count, flags)?;
             let place = pinned.0.spare_capacity_mut().as_mut_ptr();
             // SAFETY: The mmap lock is held, and the list has capacity for `count` more elements.
             let got = unsafe {
@@ -141,6 +144,8 @@ impl PinnedPages {
             // INVARIANT: The helper pinned each of these pages.
             unsafe { pinned.0.inc_len(got) };
         }
+        // The capacity doubles as the list grows. If this fails, the list stays large.
+        let _ = pinned.0.shrink_to(0, flags);
         Ok(pinned)
     }
 

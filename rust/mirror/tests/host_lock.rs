@@ -94,6 +94,19 @@ mod suite {
     }
 
     #[test]
+    fn list_of_pins_grows_with_the_pinned_pages() -> Result {
+        let (range, _shared, mirror) = attached(4)?;
+        let agents = agent()?;
+        // A list of all pages of this range would have 32 GiB.
+        let large = PageRange::from_pages(range.start(), 1 << 32)?;
+        let locked = mirror.lock(large, &agents, Coherence::Fine);
+        assert_eq!(locked, Err(LockError::Error(EFAULT)));
+        assert_eq!(agents[0].live(), 0);
+        assert!(mirror.lock(range, &agents, Coherence::Fine).is_ok());
+        Ok(())
+    }
+
+    #[test]
     fn removed_agent_is_unmapped_and_maps_nothing() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         let agents = agent()?;

@@ -352,6 +352,8 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     fails(try_lock(map.addr(), PAGE_SIZE, 16), Errno(libc::ENODEV), "an agent that is not there")?;
     fails(try_lock(map.guard(), PAGE_SIZE, 1), Errno::EFAULT, "lock an unmapped range")?;
     fails(try_lock(map.addr(), map.len() + PAGE_SIZE, 1), Errno::EFAULT, "beyond the mapping")?;
+    // A list of all these pages would not fit into memory.
+    fails(try_lock(map.addr(), 1 << 45, 1), Errno::EFAULT, "far beyond the mapping")?;
     fails(
         try_lock(usize::MAX - (PAGE_SIZE - 1), 2 * PAGE_SIZE, 1),
         Errno::EINVAL,

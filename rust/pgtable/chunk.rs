@@ -68,6 +68,8 @@ pub(super) struct PageMeta {
 pub(super) struct TableChunk<F: Format> {
     pub(super) cells: KVVec<PteCell>,
     pub(super) meta: KVVec<PageMeta>,
+    /// Whether the pages are only for tables above level 0.
+    pub(super) above: bool,
     /// Images of the pages, if the device has table memory.
     pub(super) images: Option<Images<F>>,
     /// Number of pages in the pool's list of free pages. Changed under the lock of that list.
@@ -80,7 +82,8 @@ pub(super) struct TableChunk<F: Format> {
 }
 
 impl<F: Format> TableChunk<F> {
-    /// Allocates a chunk of `pages` pages for the pool of `owner`.
+    /// Allocates a chunk of `pages` pages for the pool of `owner`, with `above` for tables above
+    /// level 0 only.
     ///
     /// # Errors
     ///
@@ -94,6 +97,7 @@ impl<F: Format> TableChunk<F> {
         memory: &TableMemory,
         owner: &Arc<ReclaimOwner>,
         pages: usize,
+        above: bool,
     ) -> Result<Self> {
         let cells = zeroed::words(pages * fan::<F>(), GFP_KERNEL_ACCOUNT)?;
         let mut meta = KVVec::with_capacity(pages, GFP_KERNEL_ACCOUNT)?;
@@ -108,6 +112,7 @@ impl<F: Format> TableChunk<F> {
         Ok(Self {
             cells,
             meta,
+            above,
             images: Images::new(memory, pages)?,
             free: Atomic::new(0),
             reclaimable: Reclaimable::new(owner)?,

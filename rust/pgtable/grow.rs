@@ -29,6 +29,9 @@ pub(super) const ROOT_PAGE: u32 = 0;
 /// has only the root, and is not freed before the pool.
 const FIRST_GROUP_PAGES: [usize; 3] = [1, 8, 16];
 
+/// Number of pages in the further chunks for tables above level 0, of which there are few.
+const ABOVE_PAGES: usize = 8;
+
 impl<F: Format> Pool<F> {
     /// Allocates the root, unless it exists.
     ///
@@ -48,7 +51,7 @@ impl<F: Format> Pool<F> {
         }
         let [pages, ..] = FIRST_GROUP_PAGES;
         let chunk = KBox::new(
-            TableChunk::new(&self.memory, &self.owner, pages)?,
+            TableChunk::new(&self.memory, &self.owner, pages, false)?,
             GFP_KERNEL_ACCOUNT,
         )?;
         let guard = rcu::read_lock();
@@ -66,7 +69,8 @@ impl<F: Format> Pool<F> {
         Ok(())
     }
 
-    /// Adds a chunk, with all its pages free.
+    /// Adds a chunk, with all its pages free. After the first chunks, which are for tables of all
+    /// levels, `above` selects one for tables above level 0, otherwise one for tables of level 0.
     ///
     /// # Errors
     ///
@@ -76,13 +80,14 @@ impl<F: Format> Pool<F> {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn grow(&self) -> Result {
-        let pages = FIRST_GROUP_PAGES
-            .get(self.count.load(Relaxed))
-            .unwrap_or(&CHUNK);
-        let pages = *pages;
+    pub(super) fn grow(&self, above: bool) -> Result {
+        let (pages, above) = match FIRST_GROUP_PAGES.get(self.count.load(Relaxed)) {
+            Some(pages) => (*pages, false),
+            None if above => (ABOVE_PAGES, true),
+            None => (CHUNK, false),
+        };
         let chunk = KBox::new(
-            TableChunk::new(&self.memory, &self.owner, pages)?,
+            TableChunk::new(&self.memory, &self.owner, pages, above)?,
             GFP_KERNEL_ACCOUNT,
         )?;
         // Count the chunk before it is stored, because it may be freed as soon as it is.

@@ -243,7 +243,7 @@ impl<F: Format> Table<F> {
                 let above = above.ok_or(EINVAL)?;
                 let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
                 let slot = slot_of::<F>(1, start);
-                let child = self.pool.pop(&mut prealloc.pages).ok_or(ENOMEM)?;
+                let child = self.pool.pop(&mut prealloc.pages.leaves).ok_or(ENOMEM)?;
                 self.pool.split(&page, slot, 1, huge, child).ok_or(EINVAL)?;
                 self.pool.publish_split(above, 1, start, child, batch);
                 child
@@ -437,7 +437,8 @@ impl<F: Format> Table<F> {
     ) -> Result<u32> {
         let guard = rcu::read_lock();
         let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
-        let child = self.pool.pop(&mut prealloc.pages).ok_or(ENOMEM)?;
+        let list = prealloc.pages.of(level > 1);
+        let child = self.pool.pop(list).ok_or(ENOMEM)?;
         let slot = slot_of::<F>(level, addr);
         page.store(slot, tree::table(child));
         page.set_used(page.used() + 1);

@@ -24,7 +24,10 @@ use super::{
         Format, //
     },
     image::Images,
-    list::PageList,
+    list::{
+        PageList,
+        PageLists, //
+    },
     sizes::FlushClock,
     table::{
         range_of,
@@ -111,7 +114,7 @@ pub(super) struct Pool<F: Format> {
     /// Number of huge leaves in the table. Written only with exclusive access to the table.
     huge: Atomic<usize>,
     #[pin]
-    pub(super) free: SpinLock<PageList>,
+    pub(super) free: SpinLock<PageLists>,
 }
 
 /// Accounts `pages` added (`sign` is 1) or removed (-1) table pages, with or without images.
@@ -147,7 +150,7 @@ impl<F: Format> Pool<F> {
                 huge: Atomic::new(0),
                 free <- {
                     let (name, key) = lock_classes::table_pool();
-                    SpinLock::new(PageList::EMPTY, name, key)
+                    SpinLock::new(PageLists::EMPTY, name, key)
                 },
             }),
             GFP_KERNEL_ACCOUNT,
@@ -219,23 +222,35 @@ impl<F: Format> Pool<F> {
         list.pop(self.chunk(&guard, list.head)?)
     }
 
-    /// As [`Self::push`], to the list of free pages. The caller must hold the lock of the list.
-    pub(super) fn push_free(&self, guard: &Guard, free: &mut PageList, index: u32) {
+    /// As [`Self::push`], to the lists of free pages. The caller must hold the lock of the lists.
+    pub(super) fn push_free(&self, guard: &Guard, free: &mut PageLists, index: u32) {
         if let Some(chunk) = self.chunk(guard, index) {
             if chunk.free.fetch_add(1, Relaxed) + 1 == chunk.pages() {
                 self.whole.fetch_add(chunk.pages(), Relaxed);
             }
-            free.push(chunk, index);
+            free.of(chunk.above).push(chunk, index);
         }
     }
 
-    /// Moves a page from the list of free pages to `list`. Returns `None` if there is none. The
-    /// caller must hold the lock of the list of free pages.
-    fn pop_free(&self, guard: &Guard, free: &mut PageList, list: &mut PageList) -> Option<()> {
+    /// Moves a page for a table of level 0, or with `above` for one above it, from the lists of
+    /// free pages to `list`. Returns `None` if there is none. The caller must hold the lock of the
+    /// lists of free pages.
+    fn pop_free(
+        &self,
+        guard: &Guard,
+        free: &mut PageLists,
+        list: &mut PageList,
+        above: bool,
+    ) -> Option<()> {
+        let free = free.of(above && !free.above.is_empty());
         if free.is_empty() {
             return None;
         }
         let chunk = self.chunk(guard, free.head)?;
+        // Only the first chunks, which are smaller, have pages for all levels.
+        if above && chunk.pages() == CHUNK {
+            return None;
+        }
         let index = free.pop(chunk)?;
         if chunk.free.fetch_sub(1, Relaxed) == chunk.pages() {
             self.whole.fetch_sub(chunk.pages(), Relaxed);
@@ -256,7 +271,7 @@ impl<F: Format> Pool<F> {
         {
             let guard = rcu::read_lock();
             let mut free = self.free.lock();
-            let mut spare = free.len.saturating_sub(self.kept());
+            let mut spare = free.leaves.len.saturating_sub(self.kept());
             if want == 0 || self.whole.load(Relaxed) == 0 {
                 return 0;
             }
@@ -269,22 +284,26 @@ impl<F: Format> Pool<F> {
                 if chosen == GOING || going >= want {
                     break;
                 }
-                if pages <= spare && chunk.free.load(Relaxed) == pages {
+                let counted = if chunk.above { 0 } else { pages };
+                if counted <= spare && chunk.free.load(Relaxed) == pages {
                     chunk.going.store(true, Relaxed);
                     chunk.reclaimable.remove();
                     chosen += 1;
                     going += pages;
-                    spare -= pages;
+                    spare -= counted;
                 }
             }
             let goes = |chunk: &TableChunk<F>| chunk.going.load(Relaxed);
-            let mut rest = PageList::EMPTY;
-            while let Some(index) = self.pop(&mut free) {
-                if !self.chunk(&guard, index).is_some_and(goes) {
-                    self.push(&mut rest, index);
+            for above in [false, true] {
+                let list = free.of(above);
+                let mut rest = PageList::EMPTY;
+                while let Some(index) = self.pop(list) {
+                    if !self.chunk(&guard, index).is_some_and(goes) {
+                        self.push(&mut rest, index);
+                    }
                 }
+                *list = rest;
             }
-            *free = rest;
             for place in used {
                 if place.get(&guard).is_some_and(goes) {
                     // There is room.
@@ -316,14 +335,14 @@ impl<F: Format> Pool<F> {
     /// Returns whether there are fewer free pages than to be kept for splits.
     pub(super) fn is_short(&self) -> bool {
         let kept = self.kept();
-        kept != 0 && self.free.lock().len < kept
+        kept != 0 && self.free.lock().leaves.len < kept
     }
 
     /// Takes a page that was kept for a split.
     pub(super) fn take_kept(&self) -> Option<u32> {
         let mut list = PageList::EMPTY;
         let guard = rcu::read_lock();
-        self.pop_free(&guard, &mut self.free.lock(), &mut list)?;
+        self.pop_free(&guard, &mut self.free.lock(), &mut list, false)?;
         Some(list.head)
     }
 
@@ -376,8 +395,9 @@ impl<F: Format> Pool<F> {
         }
     }
 
-    /// Moves free table pages to `list` until it has `want`, and allocates more as needed. Also
-    /// allocates the pages to keep for splits, best effort.
+    /// Moves free table pages to `lists` until they have `leaves` pages for tables of level 0 and
+    /// `above` for those above, and allocates more as needed. Also allocates the pages to keep for
+    /// splits, best effort.
     ///
     /// # Errors
     ///
@@ -386,22 +406,28 @@ impl<F: Format> Pool<F> {
     /// # Context
     ///
     /// May sleep.
-    pub(super) fn reserve(&self, list: &mut PageList, want: usize) -> Result {
+    pub(super) fn reserve(&self, lists: &mut PageLists, leaves: usize, above: usize) -> Result {
         if fails(FailPoint::TablePage) {
             return Err(ENOMEM);
         }
         self.make_root()?;
+        self.reserve_list(&mut lists.above, above, true)?;
+        self.reserve_list(&mut lists.leaves, leaves, false)
+    }
+
+    /// As [`Self::reserve`], for one of the lists.
+    fn reserve_list(&self, list: &mut PageList, want: usize, above: bool) -> Result {
         loop {
             if list.len < want {
                 let guard = rcu::read_lock();
                 let mut free = self.free.lock();
-                while list.len < want && self.pop_free(&guard, &mut free, list).is_some() {}
+                while list.len < want && self.pop_free(&guard, &mut free, list, above).is_some() {}
             }
             let enough = list.len >= want;
-            if enough && !self.is_short() {
+            if enough && (above || !self.is_short()) {
                 return Ok(());
             }
-            match self.grow() {
+            match self.grow(above) {
                 Err(_) if enough => return Ok(()),
                 result => result?,
             }
@@ -450,7 +476,7 @@ impl<F: Format> Pool<F> {
     /// Returns the number of free pages, for tests.
     #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(super) fn free_pages(&self) -> usize {
-        self.free.lock().len
+        self.free.lock().len()
     }
 
     /// Returns the upper bound of the slots of chunks that were ever used, for tests.

@@ -19,7 +19,7 @@ use super::{
         Format, //
     },
     grow::ROOT_PAGE,
-    list::PageList,
+    list::PageLists,
     pool::Pool,
     tree::{
         self,
@@ -176,16 +176,37 @@ impl<F: Format> TableReader<F> {
     pub fn prealloc(&self) -> Prealloc<F> {
         Prealloc {
             pool: self.pool.clone(),
-            pages: PageList::EMPTY,
+            pages: PageLists::EMPTY,
             scratch: KVec::new(),
         }
     }
 }
 
+/// Returns the number of tables of `level` that cover a block.
+const fn tables_in_block<F: Format>(level: u32) -> usize {
+    let tables = PMD_PAGES >> order::<F>(level + 1);
+    if tables == 0 {
+        1
+    } else {
+        tables
+    }
+}
+
+/// Returns the number of tables between level 0 and the root that cover a block.
+const fn tables_above<F: Format>() -> usize {
+    let mut tables = 0;
+    let mut level = 1;
+    while level + 1 < F::LEVELS {
+        tables += tables_in_block::<F>(level);
+        level += 1;
+    }
+    tables
+}
+
 /// Table pages and memory reserved for one [`Table::install`].
 pub struct Prealloc<F: Format> {
     pool: Arc<Pool<F>>,
-    pub(super) pages: PageList,
+    pub(super) pages: PageLists,
     pub(super) scratch: KVec<DevicePte>,
 }
 
@@ -204,23 +225,26 @@ impl<F: Format> Prealloc<F> {
     ///
     /// May sleep. No lock of this crate may be held.
     pub fn refill(&mut self) -> Result {
-        // One table page for each level below the root, and one for each table of level 0 in a
-        // block.
-        let want = usize::try_from(F::LEVELS)? + PMD_PAGES.div_ceil(slots::<F>(0));
+        // The tables of a block, and two more, because the tables of an install may be unlinked
+        // before the next one.
+        let leaves = const { tables_in_block::<F>(0) + 2 };
+        let above = const { tables_above::<F>() };
         if self.scratch.is_empty() {
             self.scratch
                 .resize(slots::<F>(0), DevicePte::NONE, GFP_KERNEL)?;
         }
-        if self.pages.len() >= want && !self.pool.is_short() {
+        let enough = self.pages.leaves.len() >= leaves && self.pages.above.len() >= above;
+        if enough && !self.pool.is_short() {
             return Ok(());
         }
-        self.pool.reserve(&mut self.pages, want)
+        self.pool.reserve(&mut self.pages, leaves, above)
     }
 }
 
 impl<F: Format> Drop for Prealloc<F> {
     fn drop(&mut self) {
-        self.pool.release(&mut self.pages);
+        self.pool.release(&mut self.pages.leaves);
+        self.pool.release(&mut self.pages.above);
     }
 }
 

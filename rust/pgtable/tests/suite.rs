@@ -385,6 +385,43 @@ mod tests {
         Ok(())
     }
 
+    /// As many tables above level 0 as there are chunks of 32 pages, and more.
+    #[test]
+    fn chunks_of_tables_far_apart_are_cold() -> Result {
+        const TABLES: usize = 400;
+        let mut table = Table::<Radix4>::new()?;
+        // 16 tables of level 0 for each table above.
+        let distance = 32 * LEAF_SIZE;
+        for index in 0..TABLES {
+            let page = PageRange::from_pages(index * distance, 1)?;
+            fill(&mut table, page, 16 + index, false)?;
+        }
+        let before = table.pool.pages();
+        let mut cold = 0;
+        for _ in 0..2 * table.chunks() {
+            let Some(chunk) = table.next_cold(|_| false) else {
+                continue;
+            };
+            for span in chunk.ranges() {
+                cold += clear(&mut table, span).0;
+            }
+        }
+        // All but those in the first chunks, which are for tables of all levels, and in the last
+        // one, from which the next update takes pages.
+        assert!(cold >= TABLES - 64 && cold < TABLES);
+        while table.pool.count() != 0 {
+            assert_ne!(table.pool.scan(usize::MAX), 0);
+        }
+        assert!(table.pool.pages() + cold <= before);
+        assert_eq!(table.live(), TABLES - cold);
+        for index in 0..TABLES {
+            let page = PageRange::from_pages(index * distance, 1)?;
+            fill(&mut table, page, 16 + index, false)?;
+        }
+        assert_eq!(table.live(), TABLES);
+        Ok(())
+    }
+
     #[test]
     fn free_tables_are_reclaimed() -> Result {
         let mut table = Table::<Radix4>::new()?;

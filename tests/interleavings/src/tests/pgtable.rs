@@ -172,9 +172,9 @@ fn use_again(table: &mut Table<Small>, prealloc: &mut Prealloc<Small>, walkers: 
     let freed = table.pool.take_kept().unwrap();
     let mut only = super::list::PageList::EMPTY;
     table.pool.push(&mut only, freed);
-    core::mem::swap(&mut prealloc.pages, &mut only);
+    core::mem::swap(&mut prealloc.pages.leaves, &mut only);
     put(table, prealloc, page(16 + 3), 8);
-    core::mem::swap(&mut prealloc.pages, &mut only);
+    core::mem::swap(&mut prealloc.pages.leaves, &mut only);
     assert!(only.is_empty());
 }
 

@@ -126,7 +126,7 @@ impl<F: Format> Both<F> {
     ) {
         let first = range.start() / PAGE_SIZE;
         let last = ((range.end() - 1) / PAGE_SIZE).min(total::<F>() - 1);
-        let free = self.table.pool.free_pages();
+        let free = self.table.pool.free.lock().leaves.len();
         let batch = self.batch.as_mut().unwrap();
         let mut seen = Vec::new();
         if fast {
@@ -243,7 +243,7 @@ impl<F: Format> Both<F> {
             Op::RemoveAll(fast) => self.pass(everything(), false, fast, &|_, _| DevicePte::NONE),
             Op::Refill => {
                 if self.prealloc.refill().is_ok() {
-                    let free = self.table.pool.free_pages();
+                    let free = self.table.pool.free.lock().leaves.len();
                     let kept = self.model.kept();
                     assert!(free >= kept, "{free} pages for splits, not {kept}");
                 }

@@ -76,13 +76,13 @@ impl<'t, F: Format<Word = u64>> HardwareWalker<'t, F> {
     }
 
     /// Checks that all words of the run of `1 << order` entries around `slot` are marked as
-    /// members of the run.
-    fn check_run(&self, level: u32, address: u64, slot: usize, order: u32) -> Result {
+    /// members of the run. Each maps `1 << shift` bytes.
+    fn check_run(&self, level: u32, address: u64, slot: usize, order: u32, shift: u32) -> Result {
         let first = slot & !((1 << order) - 1);
         let expected = self.read(level, address, first)?;
         for index in 0..1 << order {
             let word = self.read(level, address, first + index)?;
-            if word != expected + ((index as u64) << 12) {
+            if word != expected + ((index as u64) << shift) {
                 pr_err!("run at slot {first}: {expected:#x}, then {word:#x} at {index}\n");
                 return Err(EIO);
             }
@@ -93,6 +93,9 @@ impl<'t, F: Format<Word = u64>> HardwareWalker<'t, F> {
 
 /// A format with a walker of its own.
 pub(super) trait Walked: Format<Word = u64> {
+    /// Log2 of the device pages of a run, which is smaller than a leaf of level 1.
+    const RUN: u32 = 4;
+
     /// Walks the table for `addr` as the hardware does.
     ///
     /// # Errors
@@ -103,39 +106,57 @@ pub(super) trait Walked: Format<Word = u64> {
 
 impl Walked for Lpae {
     fn walk(walker: &HardwareWalker<'_, Self>, addr: usize) -> Result<Option<Found>> {
-        walker.lpae(addr)
+        walker.lpae(addr, 12)
+    }
+}
+
+impl Walked for Lpae16k {
+    const RUN: u32 = 7;
+
+    fn walk(walker: &HardwareWalker<'_, Self>, addr: usize) -> Result<Option<Found>> {
+        walker.lpae(addr, 14)
     }
 }
 
 impl Walked for BreakBeforeMake<Lpae> {
     fn walk(walker: &HardwareWalker<'_, Self>, addr: usize) -> Result<Option<Found>> {
-        walker.lpae(addr)
+        walker.lpae(addr, 12)
     }
 }
 
 impl<F: Format<Word = u64>> HardwareWalker<'_, F> {
-    /// Arm ARM, D8.2.7 and D8.3: levels 0 to 3, a granule of 4 KiB.
-    fn lpae(&self, addr: usize) -> Result<Option<Found>> {
+    /// Arm ARM, D8.2.7, D8.2.8 and D8.3: levels 0 to 3 with a granule of 4 KiB (`granule` is 12),
+    /// or levels 1 to 3 with one of 16 KiB (14), for 47 bits of addresses.
+    fn lpae(&self, addr: usize, granule: u32) -> Result<Option<Found>> {
         let walker = self;
         let mut at = walker.root()?;
-        for level in 0..4u32 {
-            let low = 39 - 9 * level;
-            let slot = (addr >> low) & 0x1ff;
+        let bits = granule - 3;
+        let addresses = 0x0000_ffff_ffff_ffff & !((1 << granule) - 1);
+        let first = if granule == 12 { 0 } else { 1 };
+        for level in first..4u32 {
+            let low = granule + bits * (3 - level);
+            let slot = (addr >> low) & ((1 << bits) - 1);
             let descriptor = walker.read(level, at, slot)?;
             match (descriptor & 0b11, level) {
                 (0b00 | 0b10, _) => return Ok(None),
-                (0b11, 0..=2) => at = descriptor & 0x0000_ffff_ffff_f000,
+                (0b11, 0..=2) => at = descriptor & addresses,
+                // Without LPA2 there are blocks of level 1 only with a granule of 4 KiB.
+                (0b01, 1) if granule != 12 => return Err(EIO),
                 (0b01, 1 | 2) | (0b11, 3) => {
                     // The access flag, and AP[1].
                     if descriptor >> 10 & 1 == 0 || descriptor >> 6 & 1 == 0 {
                         return Err(EIO);
                     }
-                    let contiguous = descriptor >> 52 & 1 != 0;
-                    if contiguous {
-                        walker.check_run(level, at, slot, 4)?;
-                    }
+                    // The Contiguous bit: 16 entries; or 128 pages, or 32 blocks.
+                    let run = match (descriptor >> 52 & 1, granule, level) {
+                        (0, ..) => 0,
+                        (_, 12, _) => 4,
+                        (_, _, 3) => 7,
+                        _ => 5,
+                    };
+                    walker.check_run(level, at, slot, run, low)?;
                     let offset = addr as u64 & ((1 << low) - 1) & !0xfff;
-                    let output = descriptor & 0x0000_ffff_ffff_f000;
+                    let output = descriptor & addresses;
                     if output & ((1 << low) - 1) != 0 {
                         return Err(EIO);
                     }
@@ -144,7 +165,7 @@ impl<F: Format<Word = u64>> HardwareWalker<'_, F> {
                         writable: descriptor >> 7 & 1 == 0,
                         // AttrIndx: 1 is write-back cacheable.
                         device: descriptor >> 2 & 0b111 != 1,
-                        order: low - 12 + if contiguous { 4 } else { 0 },
+                        order: low - granule + run,
                     }));
                 }
                 _ => return Err(EIO),
@@ -177,7 +198,7 @@ impl Walked for Gfx9 {
                 return Err(EIO);
             }
             if level == 3 {
-                walker.check_run(level, at, slot, fragment)?;
+                walker.check_run(level, at, slot, fragment, low)?;
             }
             return Ok(Some(Found {
                 address: address | (addr as u64 & ((1 << low) - 1) & !0xfff),
@@ -262,7 +283,12 @@ impl Flusher for Started<'_> {
 }
 
 /// Pages of a run of 64 KiB.
-pub(super) const RUN_PAGES: usize = (64 << 10) / PAGE_SIZE;
+pub(super) const RUN_PAGES: usize = run_pages::<Lpae>();
+
+/// Returns the number of pages of a run.
+const fn run_pages<F: Walked>() -> usize {
+    ((1 << F::RUN) << F::PAGE_SHIFT) / PAGE_SIZE
+}
 
 /// Returns whether `found` is the translation of device page `part` of the page of `entry`. The
 /// size is not compared.
@@ -313,31 +339,29 @@ macro_rules! expect_eq {
     };
 }
 
-/// An aligned group of 64 KiB is mapped as a run exactly while its pages are consecutive and have
-/// the same rights.
+/// An aligned group of the size of a run is mapped as a run exactly while its pages are consecutive
+/// and have the same rights.
 fn runs<F: Walked>() -> Result {
     let mut table = Table::<F>::with(None, memory())?;
-    let at = 0x7f00_0010_0000;
-    let run = PageRange::from_pages(at, RUN_PAGES)?;
-    let last = PageRange::from_pages(at + (RUN_PAGES - 1) * PAGE_SIZE, 1)?;
+    let pages = run_pages::<F>();
+    let at = 0x7f00_0080_0000;
+    let number = 4 * pages;
+    let run = PageRange::from_pages(at, pages)?;
+    let last = PageRange::from_pages(at + (pages - 1) * PAGE_SIZE, 1)?;
     // While one page is missing, the entries are small. The last page completes the run, and the
     // TLB entries of the small pages must be flushed.
-    fill(
-        &mut table,
-        PageRange::from_pages(at, RUN_PAGES - 1)?,
-        64,
-        true,
-    )?;
+    let most = PageRange::from_pages(at, pages - 1)?;
+    fill(&mut table, most, number, true)?;
     expect_eq!(order(&table, at), Some(0));
-    expect_eq!(fill(&mut table, last, 64 + RUN_PAGES - 1, true)?, Some(run));
+    expect_eq!(fill(&mut table, last, number + pages - 1, true)?, Some(run));
     for addr in (run.start()..run.end()).step_by(1 << 12) {
-        expect_eq!(order(&table, addr), Some(4));
+        expect_eq!(order(&table, addr), Some(F::RUN));
     }
     // The entry was empty, so that no flush is needed.
-    let next = PageRange::from_pages(run.end(), 3 * RUN_PAGES)?;
-    expect_eq!(fill(&mut table, next, 128, true)?, None);
-    expect_eq!(order(&table, next.start()), Some(4));
-    expect_eq!(order(&table, next.end() - 1), Some(4));
+    let next = PageRange::from_pages(run.end(), 3 * pages)?;
+    expect_eq!(fill(&mut table, next, 2 * number, true)?, None);
+    expect_eq!(order(&table, next.start()), Some(F::RUN));
+    expect_eq!(order(&table, next.end() - 1), Some(F::RUN));
     // Change the rights of a page, and change them back.
     let mut batch = table.batch();
     table.for_each(last, &mut batch, |_, entry| {
@@ -345,44 +369,46 @@ fn runs<F: Walked>() -> Result {
     });
     expect_eq!(flush(batch), Some(run));
     expect_eq!(order(&table, at), Some(0));
-    expect_eq!(fill(&mut table, last, 64 + RUN_PAGES - 1, true)?, Some(run));
-    expect_eq!(order(&table, at), Some(4));
+    expect_eq!(fill(&mut table, last, number + pages - 1, true)?, Some(run));
+    expect_eq!(order(&table, at), Some(F::RUN));
     // One page is removed.
     expect_eq!(clear(&mut table, last), (1, Some(run)));
     expect_eq!(order(&table, at), Some(0));
     expect_eq!(order(&table, last.start()), None);
     // Consecutive but not aligned; then aligned but not consecutive.
-    fill(&mut table, run, 65, true)?;
+    fill(&mut table, run, number + 1, true)?;
     expect_eq!(order(&table, at), Some(0));
-    fill(&mut table, run, 64, true)?;
-    expect_eq!(order(&table, at), Some(4));
+    fill(&mut table, run, number, true)?;
+    expect_eq!(order(&table, at), Some(F::RUN));
     fill(&mut table, last, 99, true)?;
     expect_eq!(order(&table, at), Some(0));
     Ok(())
 }
 
-/// A leaf of 2 MiB becomes a table of runs, and a leaf again.
+/// A leaf of level 1 becomes a table of runs, and a leaf again.
 fn splits<F: Walked>() -> Result {
     let mut table = Table::<F>::with(None, memory())?;
-    let whole = PageRange::from_pages(PMD_SIZE, LEAF_PAGES)?;
-    let hole = 6 * RUN_PAGES + RUN_PAGES / 4;
+    let pages = leaf_pages::<F>();
+    let run = run_pages::<F>();
+    let whole = PageRange::from_pages(PMD_SIZE, pages)?;
+    let hole = 6 * run + run / 4;
     let page = PageRange::from_pages(whole.address(hole), 1)?;
-    fill(&mut table, whole, 1024, true)?;
-    expect_eq!(order(&table, whole.start()), Some(9));
+    fill(&mut table, whole, 2 * pages, true)?;
+    expect_eq!(order(&table, whole.start()), Some(F::BITS));
     // A TLB may hold the whole leaf in one entry.
     expect_eq!(clear(&mut table, page), (1, Some(whole)));
     expect_eq!(order(&table, page.start()), None);
     expect_eq!(order(&table, whole.address(hole - 1)), Some(0));
-    expect_eq!(order(&table, whole.address(7 * RUN_PAGES)), Some(4));
-    expect_eq!(fill(&mut table, whole, 1024, true)?, Some(whole));
-    expect_eq!(order(&table, whole.address(hole - 1)), Some(9));
+    expect_eq!(order(&table, whole.address(7 * run)), Some(F::RUN));
+    expect_eq!(fill(&mut table, whole, 2 * pages, true)?, Some(whole));
+    expect_eq!(order(&table, whole.address(hole - 1)), Some(F::BITS));
     // The freed table page is reused, and must be empty.
     for index in 0..64 {
-        let start = PMD_SIZE + (1 + index) * LEAF_SIZE;
+        let start = PMD_SIZE + (1 + index) * pages * PAGE_SIZE;
         let other = PageRange::from_pages(start + 5 * PAGE_SIZE, 1)?;
         fill(&mut table, other, 7, false)?;
         let walker = HardwareWalker::new(&table);
-        for slot in 0..LEAF_PAGES {
+        for slot in 0..pages {
             let addr = start + slot * PAGE_SIZE;
             expect_eq!(F::walk(&walker, addr)?.is_some(), slot == 5);
         }
@@ -438,6 +464,17 @@ mod tests {
         ends_are_walked::<Lpae>(48)?;
         ends_are_walked::<Radix4>(48)?;
         ends_are_walked::<Radix5>(57)
+    }
+
+    /// The format of this granule compiles only for pages of its size.
+    #[cfg(CONFIG_ARM64_16K_PAGES)]
+    #[test]
+    fn granule_of_16_kib_is_walked() -> Result {
+        let seed = 0x16_0ddb_a115_eed0;
+        agrees_with_model_and::<Lpae16k>(seed, memory(), Some(image_agrees))?;
+        runs::<Lpae16k>()?;
+        splits::<Lpae16k>()?;
+        ends_are_walked::<Lpae16k>(47)
     }
 
     #[test]

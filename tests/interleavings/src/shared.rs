@@ -208,7 +208,10 @@ pub(crate) mod table_memory {
             let table = || (0..bytes / 8).map(|_| Atomic::new(0)).collect();
             Ok(memory.some.then(|| Self {
                 tables: (0..count).map(|_| table()).collect(),
-                first: NEXT.fetch_add((count * bytes) as u64, Ordering::Relaxed),
+                // Aligned to the size of a table.
+                first: NEXT
+                    .fetch_add(((count + 1) * bytes) as u64, Ordering::Relaxed)
+                    .next_multiple_of(bytes as u64),
                 bytes,
             }))
         }

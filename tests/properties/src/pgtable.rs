@@ -33,7 +33,8 @@ use crate::{
         },
         formats::{
             Gfx9,
-            Lpae, //
+            Lpae,
+            Lpae16k, //
         },
         list::PageList,
         tree::{
@@ -87,7 +88,8 @@ use formats::{
     Quarter,
     Runs,
     Tight,
-    Tiny, //
+    Tiny,
+    Whole, //
 };
 use model::{
     Mapped,
@@ -172,6 +174,7 @@ pub(crate) const ALL: &[Property] = &[
             ("radix4", images::<Radix4>),
             ("radix5", images::<Radix5>),
             ("lpae", images::<Lpae>),
+            ("lpae-16k", images::<Whole<Lpae16k>>),
             ("gfx9", images::<Gfx9>),
             ("narrow", images::<Narrow>),
             ("runs", images::<Runs>),
@@ -188,6 +191,7 @@ pub(crate) const ALL: &[Property] = &[
         cases: 50,
         variants: &[
             ("lpae", sizes::<BreakBeforeMake<Lpae>>),
+            ("lpae-16k", sizes::<BreakBeforeMake<Whole<Lpae16k>>>),
             ("gfx9", sizes::<BreakBeforeMake<Gfx9>>),
             ("runs", sizes::<BreakBeforeMake<Runs>>),
             ("narrow", sizes::<BreakBeforeMake<Narrow>>),

@@ -66,6 +66,34 @@ impl Decode for Lpae {
     }
 }
 
+/// Arm ARM, D8.3, with a granule of 16 KiB.
+impl Decode for Lpae16k {
+    fn decode(level: u32, word: u64) -> Decoded {
+        match (word & 3, level) {
+            (0 | 2, _) => Decoded::Empty,
+            (3, 1..) => {
+                assert_eq!(word & 0xffff_0000_0000_3ffc, 0, "bits of a table descriptor");
+                Decoded::Table(word & 0xffff_ffff_c000)
+            }
+            (1, 1) | (3, 0) => {
+                // AF, AP[1], nG, PXN and UXN; reserved bits.
+                assert!(bit(word, 10) && bit(word, 6) && bit(word, 11));
+                assert!(bit(word, 53) && bit(word, 54) && word >> 55 == 0 && word >> 48 & 15 == 0);
+                assert_eq!(word >> 12 & 3, 0, "bits of a page of 4 KiB");
+                // 128 pages, or 32 blocks.
+                let contiguous = if level == 0 { 7 } else { 5 };
+                Decoded::Leaf(Leaf {
+                    number: (word >> 14 & 0x3_ffff_ffff) as usize,
+                    writable: !bit(word, 7),
+                    device: word >> 2 & 7 == 0,
+                    order: 11 * level + if bit(word, 52) { contiguous } else { 0 },
+                })
+            }
+            _ => panic!("{word:#x} at level {level} is reserved"),
+        }
+    }
+}
+
 impl Decode for Gfx9 {
     const HARDWARE: Option<walk::Format> = Some(walk::Format::Gfx9);
 
@@ -149,6 +177,12 @@ impl Decode for Narrow {
 }
 
 impl<F: Decode> Decode for Quarter<F> {
+    fn decode(level: u32, word: u64) -> Decoded {
+        F::decode(level, word)
+    }
+}
+
+impl<F: Decode> Decode for Whole<F> {
     fn decode(level: u32, word: u64) -> Decoded {
         F::decode(level, word)
     }

@@ -118,6 +118,34 @@ impl<F: Format> Format for Quarter<F> {
     }
 }
 
+/// The format `F` for a CPU whose page has the size of the device's.
+pub(super) struct Whole<F>(core::marker::PhantomData<fn() -> F>);
+
+impl<F: Format> Format for Whole<F> {
+    type Word = F::Word;
+
+    const LEVELS: u32 = F::LEVELS;
+    const BITS: u32 = F::BITS;
+    const PAGE_SHIFT: u32 = PAGE_SHIFT as u32;
+    const LEAVES: &'static [u32] = F::LEAVES;
+
+    fn can_hold(entry: DevicePte) -> bool {
+        F::can_hold(entry)
+    }
+
+    fn can_link(address: u64) -> bool {
+        F::can_link(address)
+    }
+
+    fn table(level: u32, address: u64) -> Self::Word {
+        F::table(level, address)
+    }
+
+    fn leaf(order: u32, entry: DevicePte) -> Self::Word {
+        F::leaf(order, entry)
+    }
+}
+
 pub(super) type Engines = FormatOf<sample::Pte>;
 pub(super) type Deep = FormatOf<DeepBits>;
 pub(super) type Plain = FormatOf<PlainBits>;

@@ -4,10 +4,12 @@
 //! `samples/mirror_only`, it has no memory.
 //!
 //! `/dev/hmm_lpae` takes ioctls on four words: the two of `/dev/hmm_mirror_only`, and one that
-//! returns the bus address of the root table.
+//! returns the bus address of the root table. Its granule is 4 KiB. With pages of 16 KiB,
+//! `/dev/hmm_lpae_16k` is the same with a granule of 16 KiB.
 
 #![forbid(unsafe_code)]
 
+use core::marker::PhantomData;
 use kernel::{
     prelude::*,
     sync::Arc, //
@@ -31,7 +33,10 @@ use rust_hmm::{
         flush::wait_for_rcu_walks,
         table_memory::TableMemory, //
     },
-    pgtable::formats::Lpae as Format, //
+    pgtable::{
+        formats,
+        Format, //
+    }, //
 };
 use sum::Sums;
 
@@ -52,14 +57,17 @@ const ROOT: u32 = 2;
 /// Identifies this type of device by its address.
 static KIND: u8 = 0;
 
-static FILE_OPS: FileOps<LpaeFile> = FileOps::new();
+static FILE_OPS: FileOps<LpaeFile<formats::Lpae>> = FileOps::new();
+
+#[cfg(CONFIG_ARM64_16K_PAGES)]
+static FILE_OPS_16K: FileOps<LpaeFile<formats::Lpae16k>> = FileOps::new();
 
 /// The hardware: without memory. Its table is walked in RCU read-side critical sections.
-struct Hardware;
+struct Hardware<F>(PhantomData<fn() -> F>);
 
-impl Device for Hardware {
+impl<F: Format> Device for Hardware<F> {
     type Memory = NoMemory;
-    type Format = Format;
+    type Format = F;
     type Walker = ();
     type Flush = ();
 
@@ -81,7 +89,7 @@ impl Device for Hardware {
     }
 }
 
-impl sum::Hardware for Hardware {
+impl<F: Format> sum::Hardware for Hardware<F> {
     fn command(mirror: &Mirror<Self>, number: u32) -> Result<[u64; 4]> {
         match number {
             ROOT => Ok([0, 0, 0, mirror.table_root().ok_or(ENODEV)?]),
@@ -91,15 +99,16 @@ impl sum::Hardware for Hardware {
 }
 
 /// An open file.
-struct LpaeFile(Sums<Hardware>);
+struct LpaeFile<F: Format>(Sums<Hardware<F>>);
 
-impl OpenFile for LpaeFile {
+impl<F: Format> OpenFile for LpaeFile<F> {
     type Device = ();
 
     fn open(_device: Arc<()>) -> Result<Pin<KBox<Self>>> {
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
-        let sums = Sums::new(rust_hmm::new_mirror!(mm, Hardware)?, &KIND)?;
+        let mirror = rust_hmm::new_mirror!(mm, Hardware(PhantomData))?;
+        let sums = Sums::new(mirror, &KIND)?;
         Ok(KBox::pin(Self(sums), GFP_KERNEL_ACCOUNT)?)
     }
 
@@ -110,15 +119,21 @@ impl OpenFile for LpaeFile {
 
 /// The loaded module.
 struct Lpae {
-    _node: Pin<KBox<Node<LpaeFile>>>,
+    _node: Pin<KBox<Node<LpaeFile<formats::Lpae>>>>,
+    #[cfg(CONFIG_ARM64_16K_PAGES)]
+    _node_16k: Pin<KBox<Node<LpaeFile<formats::Lpae16k>>>>,
 }
 
 impl kernel::Module for Lpae {
     fn init(module: &'static ThisModule) -> Result<Self> {
         let device = Arc::new((), GFP_KERNEL)?;
+        #[cfg(CONFIG_ARM64_16K_PAGES)]
+        let node_16k = Node::new(c"hmm_lpae_16k", &FILE_OPS_16K, module, device.clone());
         let node = Node::new(c"hmm_lpae", &FILE_OPS, module, device);
         Ok(Self {
             _node: KBox::pin_init(node, GFP_KERNEL)?,
+            #[cfg(CONFIG_ARM64_16K_PAGES)]
+            _node_16k: KBox::pin_init(node_16k, GFP_KERNEL)?,
         })
     }
 }

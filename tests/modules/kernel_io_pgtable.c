@@ -4,9 +4,10 @@
  * which is compiled unmodified.
  *
  * /dev/hmm_lpae_walk takes one ioctl on four words: the address of the root table, an address to
- * translate, an unused word, and the returned physical address, 0 if there is none. The caller is
- * trusted to pass the root of an open file of the sample. The walk is an RCU read-side critical
- * section, and the sample waits for a grace period before it frees flushed tables.
+ * translate, log2 of the granule (12 or 14), and the returned physical address, 0 if there is none.
+ * The caller is trusted to pass the root of an open file of the sample. The walk is an RCU
+ * read-side critical section, and the sample waits for a grace period before it frees flushed
+ * tables.
  */
 #include <io-pgtable-arm.c>
 #include <linux/fs.h>
@@ -17,14 +18,14 @@
 
 #define WALK _IOC(_IOC_READ | _IOC_WRITE, 'H', 0, 4 * sizeof(u64))
 
-static u64 walk(u64 root, u64 addr)
+static u64 walk(u64 root, u64 addr, unsigned int granule)
 {
-	/* Four levels of 9 bits, as for ias = 48. */
+	/* Four levels of 9 bits, as for ias = 48, or three of 11 bits, as for ias = 47. */
 	struct arm_lpae_io_pgtable data = {
 		.iop.fmt = ARM_64_LPAE_S1,
-		.pgd_bits = 9,
-		.start_level = 0,
-		.bits_per_level = 9,
+		.pgd_bits = granule - 3,
+		.start_level = granule == 12 ? 0 : 1,
+		.bits_per_level = granule - 3,
 		.pgd = __va(root),
 	};
 	u64 phys;
@@ -45,7 +46,9 @@ static long walk_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return -EFAULT;
 	if (!words[0] || !pfn_valid(words[0] >> PAGE_SHIFT))
 		return -EINVAL;
-	words[3] = walk(words[0], words[1]);
+	if (words[2] != 12 && words[2] != 14)
+		return -EINVAL;
+	words[3] = walk(words[0], words[1], words[2]);
 	if (copy_to_user((void __user *)arg, words, sizeof(words)))
 		return -EFAULT;
 	return 0;

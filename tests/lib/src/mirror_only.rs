@@ -61,10 +61,10 @@ impl LpaeWalk {
         Ok(LpaeWalk(file))
     }
 
-    /// Result of a walk for `addr` in the table with this root; 0 if there is no entry. The table
-    /// must be in use.
-    pub fn walk(&self, root: u64, addr: usize) -> Result<u64, Errno> {
-        four_words(&self.0, 0, [root, addr as u64, 0, 0])
+    /// Result of a walk for `addr` in the table with this root, whose granule is `1 << granule`
+    /// bytes; 0 if there is no entry. The table must be in use.
+    pub fn walk(&self, root: u64, granule: u32, addr: usize) -> Result<u64, Errno> {
+        four_words(&self.0, 0, [root, addr as u64, granule.into(), 0])
     }
 }
 

@@ -44,6 +44,9 @@ use std::time::{
 const OURS: &str = "needs our library";
 const NAME: &str = "rust_lpae";
 const NODE: &str = "hmm_lpae";
+/// The nodes of the sample, with log2 of the granules of their tables. The second one is only there
+/// with pages of its granule.
+const NODES: [(&str, u32); 2] = [(NODE, 12), ("hmm_lpae_16k", 14)];
 /// Module with the kernel's code that walks the table.
 const WALK: &str = "hmm_io_pgtable";
 const PAGES: usize = 700;
@@ -70,27 +73,38 @@ struct Walked {
     device: MirrorOnly,
     walk: LpaeWalk,
     root: u64,
-    _loaded: [Loaded; 2],
+    granule: u32,
 }
 
 impl Walked {
-    fn open(ctx: &Ctx) -> Result<Walked, Stop> {
-        let loaded = [Loaded::new(ctx, NAME)?, Loaded::new(ctx, WALK)?];
-        let device = MirrorOnly::open_node(NODE).what("open the sample")?;
+    fn open((node, granule): (&str, u32)) -> Result<Walked, Stop> {
+        let device = MirrorOnly::open_node(node).what("open the sample")?;
         let walk = LpaeWalk::open().what("open the walker")?;
         let root = device.table_root().what("root of the table")?;
-        Ok(Walked { device, walk, root, _loaded: loaded })
+        Ok(Walked { device, walk, root, granule })
     }
 
     /// Returns the address to which a walk translates `addr`, or 0 if there is no entry.
     fn walk(&self, addr: usize) -> Result<u64, Stop> {
-        self.walk.walk(self.root, addr).what("walk")
+        self.walk.walk(self.root, self.granule, addr).what("walk")
     }
 
     fn sum(&self, map: &Mapping) -> Result<u64, Errno> {
         let none: Option<&SyncFile> = None;
         self.device.sum(map.addr(), map.pages(), none)
     }
+}
+
+/// Calls `check` with the open sample, for each granule that it has here.
+fn each_granule(ctx: &Ctx, check: impl Fn(&Walked) -> Outcome) -> Outcome {
+    let _loaded = [Loaded::new(ctx, NAME)?, Loaded::new(ctx, WALK)?];
+    for node in NODES {
+        if node.1 == 12 || PAGE_SIZE == 1 << node.1 {
+            println!("# a granule of {} KiB", (1 << node.1) / 1024);
+            check(&Walked::open(node)?)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the physical addresses of the pages of `map` that the kernel reports.
@@ -191,7 +205,10 @@ fn sum_of(map: &Mapping) -> u64 {
 }
 
 fn follows(ctx: &Ctx) -> Outcome {
-    let walked = Walked::open(ctx)?;
+    each_granule(ctx, follows_with)
+}
+
+fn follows_with(walked: &Walked) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     let sum = || walked.sum(&map).what("sum");
@@ -236,8 +253,11 @@ fn follows(ctx: &Ctx) -> Outcome {
 /// Entries of single pages in a huge leaf and in its contiguous runs are removed and installed
 /// again. Walks of all other pages must always find their entry.
 fn walks_during_updates(ctx: &Ctx) -> Outcome {
+    each_granule(ctx, walks_during_updates_with)
+}
+
+fn walks_during_updates_with(walked: &Walked) -> Outcome {
     const GO: [usize; 3] = [5, 100, HUGE_PAGES - 1];
-    let walked = Walked::open(ctx)?;
     let map = huge(1, 5)?;
     // Give these pages VMAs of their own with the same rights. If the kernel had to split a VMA,
     // the event would cover the whole block.

@@ -39,6 +39,7 @@ use core::{
 };
 use kernel::{
     ffi::c_void,
+    page::PAGE_SIZE,
     prelude::*,
     sync::{
         atomic::{
@@ -309,12 +310,14 @@ struct TableArea {
     address: u64,
 }
 
-/// Tables that are allocated together.
+/// Tables that are allocated together. Several tables that are smaller than a CPU page share one.
 ///
 /// # Invariants
 ///
-/// Each piece is `bytes` bytes of zeroed memory that is ours, aligned to `bytes`, of that `kind`. A
-/// device of which it is coherent memory is not unbound before this is dropped.
+/// Each piece is `bytes` bytes of zeroed memory that is ours, aligned to `bytes`, of that `kind`.
+/// The first of every `step()` pieces is the start of an allocation of `allocation()` bytes, which
+/// has these pieces in order. A device of which it is coherent memory is not unbound before this is
+/// dropped.
 struct TableAreas {
     list: KVVec<TableArea>,
     bytes: usize,
@@ -327,8 +330,7 @@ unsafe impl Send for TableAreas {}
 unsafe impl Sync for TableAreas {}
 
 impl TableAreas {
-    /// Allocates `count` tables of `bytes` bytes, a power of two and at least a page. Context: may
-    /// sleep.
+    /// Allocates at least `count` tables of `bytes` bytes, a power of two. Context: may sleep.
     ///
     /// # Safety
     ///
@@ -337,42 +339,63 @@ impl TableAreas {
         // INVARIANT: There are no pieces yet. By the function's requirements the device stays
         // bound.
         let mut this = Self {
-            list: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
+            list: KVVec::new(),
             bytes,
             kind,
         };
-        for _ in 0..count {
+        let size = this.allocation();
+        let allocations = count.div_ceil(this.step());
+        this.list
+            .reserve(allocations * this.step(), GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..allocations {
             let mut address = 0;
             let memory = match &this.kind {
                 TableMemoryKind::None => return Err(EINVAL),
-                // SAFETY: `bytes` is a power of two and at least a page.
+                // SAFETY: `size` is a power of two and at least a page.
                 TableMemoryKind::Plain => unsafe {
-                    bindings::rust_hmm_table_alloc(bytes, &mut address)
+                    bindings::rust_hmm_table_alloc(size, &mut address)
                 },
                 // SAFETY: The device is bound during this call by the function's requirements.
                 TableMemoryKind::Coherent(device) => unsafe {
-                    bindings::rust_hmm_dma_buffer(device.as_raw(), bytes, &mut address)
+                    bindings::rust_hmm_dma_buffer(device.as_raw(), size, &mut address)
                 },
                 #[cfg(CONFIG_PCI)]
                 TableMemoryKind::Bar(tables) => {
-                    address = tables.region().alloc(bytes)?;
+                    address = tables.region().alloc(size)?;
                     NonNull::dangling().as_ptr()
                 }
             };
             let memory = NonNull::new(memory).ok_or(ENOMEM)?;
-            // INVARIANT: Just allocated. There is room.
-            this.list
-                .push(TableArea { memory, address }, GFP_KERNEL_ACCOUNT)?;
+            for at in (0..size).step_by(bytes) {
+                let piece = TableArea {
+                    // `NonNull::byte_add()` would require memory of the kernel.
+                    memory: NonNull::new(memory.as_ptr().wrapping_byte_add(at)).ok_or(EINVAL)?,
+                    // CAST: From `usize` to 64 bits.
+                    address: address + at as u64,
+                };
+                // INVARIANT: Just allocated. There is room.
+                this.list.push(piece, GFP_KERNEL_ACCOUNT)?;
+            }
         }
         Ok(this)
+    }
+
+    /// Returns the number of bytes that are allocated at once.
+    fn allocation(&self) -> usize {
+        self.bytes.max(PAGE_SIZE)
+    }
+
+    /// Returns the number of pieces of an allocation.
+    fn step(&self) -> usize {
+        self.allocation() / self.bytes
     }
 }
 
 impl Drop for TableAreas {
     fn drop(&mut self) {
-        for piece in &self.list {
+        let bytes = self.allocation();
+        for piece in self.list.iter().step_by(self.step()) {
             let memory = piece.memory.as_ptr();
-            let bytes = self.bytes;
             match &self.kind {
                 TableMemoryKind::None => {}
                 // SAFETY: `rust_hmm_dma_buffer` allocated the memory for this device with this
@@ -428,8 +451,8 @@ pub(crate) struct TableUnits {
 }
 
 impl TableUnits {
-    /// Allocates `count` tables of `bytes` bytes, a power of two and at least a page. Returns
-    /// `None` for [`TableMemory::none`].
+    /// Allocates `count` tables of `bytes` bytes, a power of two. Returns `None` for
+    /// [`TableMemory::none`].
     ///
     /// # Errors
     ///
@@ -519,7 +542,7 @@ impl Drop for TableUnits {
 ///
 /// # Invariants
 ///
-/// `memory` is `bytes` bytes that stay there for `'g`, aligned to a page, which the kernel accesses
+/// `memory` is `bytes` bytes that stay there for `'g`, aligned to words, which the kernel accesses
 /// by whole words only: as atomics, or if it is `in_bar`, as memory of a device.
 pub struct TableUnit<'g> {
     memory: NonNull<c_void>,

@@ -252,11 +252,15 @@ pub(super) const fn slots<F: Format>(level: u32) -> usize {
     1 << slot_bits::<F>(level)
 }
 
-/// Returns the size in bytes of a table in the device's format, at least a CPU page.
+/// Smallest size in bytes of a table in a device's format. Entries of formats with smaller tables
+/// refer to tables in units of this size.
+const MIN_UNIT: usize = 4096;
+
+/// Returns the size in bytes of a table in the device's format, which is also its alignment.
 pub(super) const fn unit<F: Format>() -> usize {
     let bytes = size_of::<F::Word>() << F::BITS;
-    if bytes < 1 << PAGE_SHIFT {
-        1 << PAGE_SHIFT
+    if bytes < MIN_UNIT {
+        MIN_UNIT
     } else {
         bytes
     }

@@ -2,7 +2,7 @@
 
 //! Migration of a mirrored range, requested by the driver.
 //!
-//! A migration is divided into steps of at most a block, which is what one PMD maps, to bound the
+//! A migration is divided into steps of at most a block, the memory that one PMD maps, to bound the
 //! time for which the mmap lock is held. A step walks the CPU page table. For each run of pages
 //! that can move, it does the following with the mmap lock held for reading throughout:
 //!

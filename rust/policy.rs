@@ -39,7 +39,7 @@ pub(crate) use immovable::Immovable;
 
 /// State at a device fault, the input of a policy.
 pub struct FaultInfo<'a> {
-    /// The touched pages, within what one PMD maps.
+    /// The touched pages, within the memory that one PMD maps.
     pub range: PageRange,
     /// Whether the access is a write.
     pub write: bool,
@@ -54,8 +54,9 @@ pub struct FaultInfo<'a> {
     pub total: usize,
     /// Time in ms since an arbitrary start.
     pub now: u64,
-    /// Returns the pages of the block at an address (what one PMD maps) that are in the memory of
-    /// the device, and for which this mirror or another one of the process has device PTEs.
+    /// Returns the pages of the block at an address (the memory that one PMD maps) that are in the
+    /// memory of the device, and for which this mirror or another one of the process has device
+    /// PTEs.
     pub resident: &'a dyn Fn(usize) -> PageSet,
     /// Thrashing detection, shared by the mirrors of the process with the same device memory.
     pub bounces: &'a Bounces,

@@ -5,7 +5,8 @@
 //! The task that has claimed a block in the LRU evicts it, and other tasks skip it. The pages are
 //! found by page frame, and their mappings by the reverse mapping. An eviction may be part of a
 //! fault or a migration of any process. Therefore it waits for the mmap lock of the current process
-//! only, and tries that of others ([`MmapLocks`]), unless the memory is removed.
+//! only, and takes those of other processes by trylock ([`MmapLocks`]), unless the memory is
+//! removed.
 //!
 //! Eviction is best effort. A page with a temporary reference is evicted in a later pass.
 

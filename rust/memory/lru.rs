@@ -2,7 +2,7 @@
 
 //! Least recently used order of the blocks of device memory.
 //!
-//! Each block, which is what one PMD maps, records the time of its last access in *turns*
+//! Each block, the memory that one PMD maps, records the time of its last access in *turns*
 //! ([`turns`]). The turn is advanced when the device accesses another block than before. An access
 //! costs a few loads and takes no lock. The order is that of accesses, not of allocations.
 //!

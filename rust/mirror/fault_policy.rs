@@ -125,7 +125,7 @@ enum FaultAction {
 impl<D: Device> Mirror<D> {
     /// Handles a device fault as the attributes and `policy` decide: migrates memory to the device,
     /// or not, and makes `range` accessible like [`Self::fault`]. `range` must lie within a block,
-    /// which is what one PMD maps. Migration is best effort: pages that do not move are mapped in
+    /// the memory that one PMD maps. Migration is best effort: pages that do not move are mapped in
     /// place.
     ///
     /// Concurrent events may have removed entries again when this returns, which is likelier the

@@ -45,7 +45,7 @@ const OVERLAPPED_FLUSHES: usize = 4;
 /// still needed.
 const IDLE_EVENTS: u32 = 16;
 
-/// A block, which is what one PMD maps, with an interval notifier.
+/// A block, the memory that one PMD maps, with an interval notifier.
 pub(crate) struct NotifierWindow {
     space: RcuArc<Space>,
     range: PageRange,

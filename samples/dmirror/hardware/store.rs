@@ -22,9 +22,9 @@ use rust_hmm::mm::{
 /// Number of blocks in a group, whose slots are allocated together: 8 GiB with blocks of 2 MiB.
 const GROUP_BLOCKS: usize = 4096;
 
-/// Contents of device memory. Blocks, each what one PMD maps, and the groups of their slots are
-/// allocated when they are first written, so that device memory may exceed the memory of the
-/// machine. Not used for coherent memory, which the CPU addresses directly.
+/// Contents of device memory. Blocks, each the memory that one PMD maps, and the groups of their
+/// slots are allocated when they are first written, so that device memory may exceed the memory of
+/// the machine. Not used for coherent memory, which the CPU addresses directly.
 pub(crate) struct Store {
     groups: KVVec<SetOnce<KVVec<SetOnce<SharedBytes>>>>,
     /// Device page numbers plus one of pages whose contents are lost.

@@ -87,6 +87,7 @@ use formats::{
     Plain,
     Quarter,
     Runs,
+    Smaller,
     Tight,
     Tiny,
     Whole, //

@@ -176,13 +176,7 @@ impl Decode for Narrow {
     }
 }
 
-impl<F: Decode> Decode for Quarter<F> {
-    fn decode(level: u32, word: u64) -> Decoded {
-        F::decode(level, word)
-    }
-}
-
-impl<F: Decode> Decode for Whole<F> {
+impl<F: Decode, const SHIFT: u32> Decode for Smaller<F, SHIFT> {
     fn decode(level: u32, word: u64) -> Decoded {
         F::decode(level, word)
     }

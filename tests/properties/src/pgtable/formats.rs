@@ -90,43 +90,20 @@ impl Format for Tight {
     }
 }
 
+/// The format `F` for a device whose page is smaller than the CPU's by a factor of `1 << SHIFT`.
+pub(super) struct Smaller<F, const SHIFT: u32>(core::marker::PhantomData<fn() -> F>);
+
 /// The format `F` for a device whose page is a quarter of the CPU's.
-pub(super) struct Quarter<F>(core::marker::PhantomData<fn() -> F>);
-
-impl<F: Format> Format for Quarter<F> {
-    type Word = F::Word;
-
-    const LEVELS: u32 = F::LEVELS;
-    const BITS: u32 = F::BITS;
-    const PAGE_SHIFT: u32 = PAGE_SHIFT as u32 - 2;
-    const LEAVES: &'static [u32] = F::LEAVES;
-
-    fn can_hold(entry: DevicePte) -> bool {
-        F::can_hold(entry)
-    }
-
-    fn can_link(address: u64) -> bool {
-        F::can_link(address)
-    }
-
-    fn table(level: u32, address: u64) -> Self::Word {
-        F::table(level, address)
-    }
-
-    fn leaf(order: u32, entry: DevicePte) -> Self::Word {
-        F::leaf(order, entry)
-    }
-}
-
+pub(super) type Quarter<F> = Smaller<F, 2>;
 /// The format `F` for a CPU whose page has the size of the device's.
-pub(super) struct Whole<F>(core::marker::PhantomData<fn() -> F>);
+pub(super) type Whole<F> = Smaller<F, 0>;
 
-impl<F: Format> Format for Whole<F> {
+impl<F: Format, const SHIFT: u32> Format for Smaller<F, SHIFT> {
     type Word = F::Word;
 
     const LEVELS: u32 = F::LEVELS;
     const BITS: u32 = F::BITS;
-    const PAGE_SHIFT: u32 = PAGE_SHIFT as u32;
+    const PAGE_SHIFT: u32 = PAGE_SHIFT as u32 - SHIFT;
     const LEAVES: &'static [u32] = F::LEAVES;
 
     fn can_hold(entry: DevicePte) -> bool {

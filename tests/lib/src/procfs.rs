@@ -194,10 +194,10 @@ impl Settings {
         Ok(true)
     }
 
-    /// Disables the kernel's background activity: khugepaged, KSM and NUMA balancing invalidate
-    /// ranges at any time, so that fault counts vary. The scan for underused huge pages and DAMON
-    /// take references: these pages cannot migrate, and `fork()` fails for those with exclusive
-    /// device access.
+    /// Disables the kernel's background activity: khugepaged, KSM, NUMA balancing and proactive
+    /// compaction invalidate ranges at any time, so that fault counts vary. The scan for underused
+    /// huge pages and DAMON take references: these pages cannot migrate, and `fork()` fails for
+    /// those with exclusive device access.
     pub fn quiet() -> io::Result<Self> {
         let mut settings = Self::new();
         let khugepaged = "/sys/kernel/mm/transparent_hugepage/khugepaged";
@@ -207,6 +207,7 @@ impl Settings {
         settings.set(DAMON_STAT, "N")?;
         settings.set("/sys/kernel/mm/ksm/run", "0")?;
         settings.set("/proc/sys/kernel/numa_balancing", "0")?;
+        settings.set("/proc/sys/vm/compaction_proactiveness", "0")?;
         Ok(settings)
     }
 

@@ -12,7 +12,11 @@
 typedef uint64_t qemu_plugin_id_t;
 struct qemu_plugin_tb;
 struct qemu_plugin_insn;
-struct qemu_info;
+
+/* The beginning of QEMU's structure, which has further members. */
+struct qemu_info {
+	const char *target_name;
+};
 
 enum qemu_plugin_cb_flags { QEMU_PLUGIN_CB_NO_REGS };
 

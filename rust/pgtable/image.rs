@@ -47,13 +47,19 @@ use super::{
         Slot, //
     }, //
 };
-use crate::mm::{
-    addr::PageRange,
-    table_memory::{
-        order_writes,
-        TableMemory,
-        TableUnit,
-        TableUnits, //
+use crate::{
+    kernel::word::{
+        peek_u32,
+        store_u32, //
+    },
+    mm::{
+        addr::PageRange,
+        table_memory::{
+            order_writes,
+            TableMemory,
+            TableUnit,
+            TableUnits, //
+        }, //
     }, //
 };
 use core::{
@@ -222,6 +228,7 @@ pub(super) struct Publisher<'p, F: Format> {
 
 impl<F: Format> Publisher<'_, F> {
     /// Encodes `word`; of the entries of a CPU page, that of device page `part`.
+    #[inline(always)]
     fn encode(&self, word: u64, run: u32, part: usize) -> F::Word {
         match tree::decode(word) {
             Slot::Empty => F::Word::EMPTY,
@@ -229,25 +236,35 @@ impl<F: Format> Publisher<'_, F> {
                 device_order::<F>(self.level, run),
                 self.pool.seen_by_device(entry).plus(part),
             ),
-            Slot::Table(child) => match self.pool.address(self.guard, child) {
-                Some(address) => {
-                    // The table that this links was written before.
-                    order_writes();
-                    F::table(self.level, address)
-                }
-                None => F::Word::EMPTY,
-            },
+            Slot::Table(child) => self.encode_table(child),
         }
     }
 
-    pub(super) fn write(&self, slots: Range<usize>, run: u32) {
-        self.write_those(slots, run, |_| true);
+    // Not inlined, to keep it out of the loops over leaves.
+    #[inline(never)]
+    fn encode_table(&self, child: u32) -> F::Word {
+        match self.pool.address(self.guard, child) {
+            Some(address) => {
+                // The table that this links was written before.
+                order_writes();
+                F::table(self.level, address)
+            }
+            None => F::Word::EMPTY,
+        }
     }
 
-    /// Writes the entries for which `which` says so of their words.
-    fn write_those(&self, slots: Range<usize>, run: u32, which: impl Fn(u64) -> bool) {
+    /// Writes the entries of `slots`. Returns whether one of them is valid.
+    pub(super) fn write(&self, slots: Range<usize>, run: u32) -> bool {
+        self.write_those(slots, run, |_| true)
+    }
+
+    /// As [`Self::write`], but only the entries for which `which` returns true of their words.
+    #[inline]
+    fn write_those(&self, slots: Range<usize>, run: u32, which: impl Fn(u64) -> bool) -> bool {
+        let mut any = 0;
         for (slot, cell) in slots.clone().zip(self.page.cells(slots.start)) {
             let word = tree::load(cell);
+            any |= word;
             if which(word) {
                 for (part, entry) in self.entries(slot..slot + 1).enumerate() {
                     self.encode(word, run, part).write(&self.unit, entry);
@@ -257,6 +274,13 @@ impl<F: Format> Publisher<'_, F> {
         if !slots.is_empty() {
             self.written(slots);
         }
+        any != tree::EMPTY
+    }
+
+    /// Returns whether an entry of `slots` is valid.
+    fn is_any_valid(&self, slots: Range<usize>) -> bool {
+        let cells = self.page.cells(slots.start).iter().take(slots.len());
+        cells.map(tree::load).any(|word| word != tree::EMPTY)
     }
 
     /// Empties the entries of `slot`.
@@ -286,7 +310,7 @@ impl<F: Format> Publisher<'_, F> {
             return if F::break_before_make() {
                 self.write_sized(self.changed.clone(), 0, batch)
             } else {
-                self.write(self.changed.clone(), 0)
+                self.write(self.changed.clone(), 0);
             };
         }
         let size = 1usize << largest;
@@ -320,17 +344,12 @@ impl<F: Format> Publisher<'_, F> {
         let smallest = smallest_run::<F>();
         let size = 1usize << smallest;
         for start in slots.step_by(size) {
-            let cells = self.page.cells(start).iter().take(size);
-            let valid = if run != 0 || cells.map(tree::load).any(|word| word != tree::EMPTY) {
-                VALID
-            } else {
-                0
-            };
-            let before = match self.forms.get(start >> smallest) {
-                Some(form) => form.xchg(run | valid, Relaxed),
-                None => 0,
-            };
-            self.resize(start..start + size, before & !VALID, run);
+            let form = self.forms.get(start >> smallest);
+            let before = form.map_or(0, peek_u32);
+            let is_valid = self.resize(start..start + size, before & !VALID, run);
+            if let Some(form) = form {
+                store_u32(form, if is_valid { run | VALID } else { run });
+            }
             if before & VALID != 0 && before & !VALID != run {
                 if let Some(span) = self.span(start, size) {
                     batch.extend(span);
@@ -340,24 +359,25 @@ impl<F: Format> Publisher<'_, F> {
     }
 
     /// Writes the entries of a group that was in runs of `1 << before`, and is in runs of `1 <<
-    /// run`.
-    fn resize(&self, group: Range<usize>, before: u32, run: u32) {
+    /// run`. Returns whether an entry of the group is valid.
+    fn resize(&self, group: Range<usize>, before: u32, run: u32) -> bool {
         let first = self.changed.start.clamp(group.start, group.end);
         let end = self.changed.end.clamp(first, group.end);
         if before < run {
             self.write(first..end, run);
         }
         if before != run {
-            self.write(group.start..first, run);
-            self.write(end..group.end, run);
+            let first_valid = self.write(group.start..first, run);
+            let last_valid = self.write(end..group.end, run);
+            if before > run {
+                self.write_those(first..end, run, |word| word != tree::EMPTY);
+                self.write_those(first..end, run, |word| word == tree::EMPTY);
+            }
+            return first_valid || last_valid || self.is_any_valid(first..end);
         }
-        if before > run {
-            self.write_those(first..end, run, |word| word != tree::EMPTY);
-            self.write_those(first..end, run, |word| word == tree::EMPTY);
-        }
-        if before == run {
-            self.write(first..end, run);
-        }
+        self.write(first..end, run)
+            || self.is_any_valid(group.start..first)
+            || self.is_any_valid(end..group.end)
     }
 
     /// Addresses of `count` entries from `start` on.

@@ -38,6 +38,8 @@ mod install;
 mod layout;
 mod list;
 mod pool;
+mod prealloc;
+mod reader;
 mod scan;
 mod sizes;
 mod table;
@@ -66,21 +68,21 @@ pub(crate) use format::{
 };
 pub use format::{
     Format,
+    Word, //
+};
+pub use formats::{
     Radix,
     Radix4,
-    Radix5,
-    Word, //
+    Radix5, //
 };
 pub use layout::{
     Bits,
     FormatOf,
     Layout, //
 };
+pub use prealloc::Prealloc;
+pub use reader::TableReader;
 pub use sizes::BreakBeforeMake;
 pub(crate) use sizes::Unwritten;
-pub use table::{
-    Prealloc,
-    Table,
-    TableReader, //
-};
+pub use table::Table;
 pub(crate) use walk::WalkCache;

@@ -17,15 +17,13 @@ use super::{
     },
     entry::DevicePte,
     format::{
+        range_of,
         shift,
+        span_of,
         Format, //
     },
     pool::Pool,
-    table::{
-        range_of,
-        span_of,
-        Table, //
-    },
+    table::Table,
     tree::{
         self,
         Slot, //

@@ -375,51 +375,27 @@ pub(super) const fn last_address<F: Format>() -> usize {
     }
 }
 
+/// Returns the slot of a table of `level` for `addr`.
+#[inline]
+pub(super) fn slot_of<F: Format>(level: u32, addr: usize) -> usize {
+    (addr >> shift::<F>(level)) & (slots::<F>(level) - 1)
+}
+
+/// Returns the first and the last address that the entry of `level` for `addr` covers.
+#[inline]
+pub(super) fn span_of<F: Format>(level: u32, addr: usize) -> (usize, usize) {
+    let size = 1 << shift::<F>(level);
+    let start = addr & !(size - 1);
+    (start, start | (size - 1))
+}
+
+/// Returns `first..=last`, both covered by a page table, as a range of whole pages.
+#[inline]
+pub(super) fn range_of(first: usize, last: usize) -> Option<PageRange> {
+    PageRange::new(first, last.checked_add(1)?).ok()
+}
+
 /// Returns whether a table covers all of `range`.
 pub(crate) const fn reaches<F: Format>(range: PageRange) -> bool {
     range.end() - 1 <= last_address::<F>()
-}
-
-/// Format like that of x86-64: levels of 9 bits, entries of 64 bits, leaves of 4 KiB and 2 MiB.
-/// The bits of an entry are present (0), writable (1), user (2) and leaf above level 0 (7); the
-/// address begins at bit 12. There is no bit that forbids execution. Of the bits available to
-/// software, 9 is set for device memory and 10 for exclusive access.
-pub enum Radix<const LEVELS: u32> {}
-
-/// Four levels: addresses of 48 bits, the default address space of a process.
-pub type Radix4 = Radix<4>;
-
-/// Five levels: addresses of 57 bits, the largest address space of a process.
-pub type Radix5 = Radix<5>;
-
-impl<const LEVELS: u32> Radix<LEVELS> {
-    const PRESENT: u64 = 1 << 0;
-    const WRITABLE: u64 = 1 << 1;
-    const USER: u64 = 1 << 2;
-    const LARGE: u64 = 1 << 7;
-    const DEVICE: u64 = 1 << 9;
-    const EXCLUSIVE: u64 = 1 << 10;
-}
-
-impl<const LEVELS: u32> Format for Radix<LEVELS> {
-    type Word = u64;
-
-    const LEVELS: u32 = LEVELS;
-    const BITS: u32 = 9;
-    const LEAVES: &'static [u32] = &[0, 9];
-
-    fn table(_level: u32, address: u64) -> u64 {
-        address | Self::PRESENT | Self::WRITABLE | Self::USER
-    }
-
-    fn leaf(order: u32, entry: DevicePte) -> u64 {
-        let flag = |set: bool, bit: u64| if set { bit } else { 0 };
-        (entry.number() as u64) << Self::PAGE_SHIFT
-            | Self::PRESENT
-            | Self::USER
-            | flag(entry.may_be_dirty(), Self::WRITABLE)
-            | flag(order != 0, Self::LARGE)
-            | flag(entry.is_device(), Self::DEVICE)
-            | flag(entry.is_exclusive(), Self::EXCLUSIVE)
-    }
 }

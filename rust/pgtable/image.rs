@@ -28,20 +28,18 @@ use super::{
         run_below,
         shift,
         slot_bits,
+        slot_of,
         slot_order,
         smallest_run,
+        span_of,
         unit,
         Format,
         Word,
         Write, //
     },
     pool::Pool,
+    reader::TableReader,
     sizes::SizeCell,
-    table::{
-        slot_of,
-        span_of,
-        TableReader, //
-    },
     tree::{
         self,
         Slot, //

@@ -11,15 +11,13 @@ use super::{
         can_hold,
         has_leaves,
         reaches,
+        slot_of,
         slots,
+        span_of,
         Format, //
     },
-    table::{
-        slot_of,
-        span_of,
-        Prealloc,
-        Table, //
-    },
+    prealloc::Prealloc,
+    table::Table,
     tree::{
         self,
         Slot, //

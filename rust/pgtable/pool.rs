@@ -20,7 +20,10 @@ use super::{
     format::{
         fan,
         order,
+        range_of,
+        slot_of,
         slots,
+        span_of,
         Format, //
     },
     image::Images,
@@ -29,11 +32,6 @@ use super::{
         PageLists, //
     },
     sizes::FlushClock,
-    table::{
-        range_of,
-        slot_of,
-        span_of, //
-    },
     tree::{
         self,
         PteCell, //

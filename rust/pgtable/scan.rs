@@ -6,15 +6,13 @@ use super::{
     entry::DevicePte,
     format::{
         last_address,
-        shift,
-        Format, //
-    },
-    table::{
         range_of,
+        shift,
         slot_of,
         span_of,
-        TableReader, //
+        Format, //
     },
+    reader::TableReader,
     tree::{
         self,
         Slot, //

@@ -25,15 +25,13 @@ use super::{
         run_below,
         shift,
         slot_bits,
+        slot_of,
+        span_of,
         Format, //
     },
     image::Publisher,
     pool::Pool,
-    table::{
-        slot_of,
-        span_of,
-        Table, //
-    },
+    table::Table,
     tree::{
         self,
         Slot, //

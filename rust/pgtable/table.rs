@@ -13,14 +13,14 @@ use super::{
         check,
         has_leaves,
         last_address,
-        order,
+        range_of,
         shift,
-        slots,
+        slot_of,
         Format, //
     },
     grow::ROOT_PAGE,
-    list::PageLists,
     pool::Pool,
+    reader::TableReader,
     tree::{
         self,
         Slot, //
@@ -34,219 +34,26 @@ use super::{
     },
     walk::WalkCache, //
 };
-use crate::{
-    kernel::shrinker::{
-        owner::ReclaimOwner,
-        Shrink, //
+use crate::mm::{
+    addr::{
+        PageRange,
+        PMD_SIZE, //
     },
-    mm::{
-        addr::{
-            PageRange,
-            PMD_PAGES,
-            PMD_SIZE, //
-        },
-        dma::{
-            DmaWindows,
-            OwnedWindows, //
-        },
-        table_memory::TableMemory, //
-    }, //
+    dma::{
+        DmaWindows,
+        OwnedWindows, //
+    },
+    table_memory::TableMemory, //
 };
 use core::cell::Cell;
 use kernel::{
-    page::{
-        PAGE_SHIFT,
-        PAGE_SIZE, //
-    },
+    page::PAGE_SHIFT,
     prelude::*,
     sync::{
         rcu,
         Arc, //
     }, //
 };
-
-/// Lockless walks of a table, concurrently with updates.
-pub struct TableReader<F: Format> {
-    pub(super) pool: Arc<Pool<F>>,
-    pub(super) root: u32,
-}
-
-impl<F: Format> Clone for TableReader<F> {
-    fn clone(&self) -> Self {
-        Self {
-            pool: self.pool.clone(),
-            root: self.root,
-        }
-    }
-}
-
-#[inline]
-pub(super) fn slot_of<F: Format>(level: u32, addr: usize) -> usize {
-    (addr >> shift::<F>(level)) & (slots::<F>(level) - 1)
-}
-
-/// Returns the first and the last address that the entry of `level` for `addr` covers.
-#[inline]
-pub(super) fn span_of<F: Format>(level: u32, addr: usize) -> (usize, usize) {
-    let size = 1 << shift::<F>(level);
-    let start = addr & !(size - 1);
-    (start, start | (size - 1))
-}
-
-/// Returns `first..=last`, both covered by a page table, as a range of whole pages.
-#[inline]
-pub(super) fn range_of(first: usize, last: usize) -> Option<PageRange> {
-    PageRange::new(first, last.checked_add(1)?).ok()
-}
-
-impl<F: Format> TableReader<F> {
-    /// Returns the translation of the page at `addr`.
-    ///
-    /// A concurrent update may make the result stale. A caller may use it only in a section that
-    /// the end of a flush waits for.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn walk(&self, addr: usize) -> Option<Leaf> {
-        self.pool.walk(self.root, addr).0
-    }
-
-    /// Returns the device address of the image of the root; `None` without table memory, or if the
-    /// device is closed. Context: any.
-    pub(crate) fn root_address(&self) -> Option<u64> {
-        self.pool.address(&rcu::read_lock(), self.root)
-    }
-
-    /// Returns the object from which reclaim requests table pages, if it is registered. Context:
-    /// any.
-    pub(crate) fn owner(&self) -> &Arc<ReclaimOwner> {
-        &self.pool.owner
-    }
-
-    /// Returns the number of table pages, including free ones. Context: any.
-    pub(crate) fn table_pages(&self) -> usize {
-        self.pool.pages()
-    }
-
-    /// Releases about `pages` free table pages, possibly a few more. Returns their number. Context:
-    /// reclaim.
-    // Not inlined, because reclaim has little stack left.
-    #[inline(never)]
-    pub(crate) fn free_tables(&self, pages: usize) -> usize {
-        self.pool.scan(pages)
-    }
-
-    /// Returns the first page in `addr..=last` that has a translation, and the translation. Absent
-    /// tables are skipped as a whole.
-    fn next(&self, mut addr: usize, last: usize) -> Option<(usize, Leaf)> {
-        let last = last.min(last_address::<F>());
-        while addr <= last {
-            let mut index = self.root;
-            let mut gap = addr | (PAGE_SIZE - 1);
-            let guard = rcu::read_lock();
-            for level in (0..F::LEVELS).rev() {
-                let word = self.pool.load(&guard, index, slot_of::<F>(level, addr));
-                let (start, end) = span_of::<F>(level, addr);
-                match tree::decode(word) {
-                    Slot::Empty => {
-                        gap = end;
-                        break;
-                    }
-                    Slot::Table(child) => index = child,
-                    Slot::Leaf(first) => {
-                        let leaf = Leaf {
-                            entry: first.plus((addr - start) >> PAGE_SHIFT),
-                            order: order::<F>(level),
-                        };
-                        return Some((addr, leaf));
-                    }
-                }
-            }
-            addr = gap.checked_add(1)?;
-        }
-        None
-    }
-
-    /// Creates empty [`Prealloc`]. The caller must refill them before it takes the table lock.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn prealloc(&self) -> Prealloc<F> {
-        Prealloc {
-            pool: self.pool.clone(),
-            pages: PageLists::EMPTY,
-            scratch: KVec::new(),
-        }
-    }
-}
-
-/// Returns the number of tables of `level` that cover a block.
-const fn tables_in_block<F: Format>(level: u32) -> usize {
-    let tables = PMD_PAGES >> order::<F>(level + 1);
-    if tables == 0 {
-        1
-    } else {
-        tables
-    }
-}
-
-/// Returns the number of tables between level 0 and the root that cover a block.
-const fn tables_above<F: Format>() -> usize {
-    let mut tables = 0;
-    let mut level = 1;
-    while level + 1 < F::LEVELS {
-        tables += tables_in_block::<F>(level);
-        level += 1;
-    }
-    tables
-}
-
-/// Table pages and memory reserved for one [`Table::install`].
-pub struct Prealloc<F: Format> {
-    pool: Arc<Pool<F>>,
-    pub(super) pages: PageLists,
-    pub(super) scratch: KVec<DevicePte>,
-}
-
-impl<F: Format> Prealloc<F> {
-    pub(super) fn is_of(&self, pool: &Arc<Pool<F>>) -> bool {
-        Arc::ptr_eq(&self.pool, pool)
-    }
-
-    /// Allocates the missing table pages.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOMEM`: no memory is available.
-    ///
-    /// # Context
-    ///
-    /// May sleep. No lock of this crate may be held.
-    pub fn refill(&mut self) -> Result {
-        // The tables of a block, and two more, because the tables of an install may be unlinked
-        // before the next one.
-        let leaves = const { tables_in_block::<F>(0) + 2 };
-        let above = const { tables_above::<F>() };
-        if self.scratch.is_empty() {
-            self.scratch
-                .resize(slots::<F>(0), DevicePte::NONE, GFP_KERNEL)?;
-        }
-        let enough = self.pages.leaves.len() >= leaves && self.pages.above.len() >= above;
-        if enough && !self.pool.is_short() {
-            return Ok(());
-        }
-        self.pool.reserve(&mut self.pages, leaves, above)
-    }
-}
-
-impl<F: Format> Drop for Prealloc<F> {
-    fn drop(&mut self) {
-        self.pool.release(&mut self.pages.leaves);
-        self.pool.release(&mut self.pages.above);
-    }
-}
 
 /// Returns the required alignment of the address of the device's own memory in bytes: leaves whose
 /// device page numbers are aligned must have aligned addresses.

@@ -9,16 +9,14 @@ use super::{
     flush::FlushBatch,
     format::{
         order,
+        range_of,
         shift,
+        slot_of,
+        span_of,
         Format,
         MAX_LEVELS, //
     },
     pool::Pool,
-    table::{
-        range_of,
-        slot_of,
-        span_of, //
-    },
     tree::{
         self,
         PteCell,

@@ -12,10 +12,10 @@ use super::{
         last_address,
         shift,
         slot_bits,
+        slot_of,
         Format, //
     },
     pool::Pool,
-    table::slot_of,
     tree::{
         self,
         Slot, //

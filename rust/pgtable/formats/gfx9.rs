@@ -22,8 +22,6 @@ use kernel::prelude::*;
 /// Pages of device memory need the address at which the GPU accesses its memory
 /// ([`TableMemory::with_device_pages_at`](crate::mm::table_memory::TableMemory::with_device_pages_at)).
 ///
-///
-///
 /// # Examples
 ///
 /// ```

@@ -31,6 +31,8 @@ mod pgtable {
     mod list;
     mod update;
     mod pool;
+    mod prealloc;
+    mod reader;
     mod scan;
     mod sizes;
     mod table;
@@ -52,21 +54,21 @@ mod pgtable {
     };
     pub use format::{
         Format,
+        Word, //
+    };
+    pub use formats::{
         Radix,
         Radix4,
-        Radix5,
-        Word, //
+        Radix5, //
     };
     pub use layout::{
         Bits,
         FormatOf,
         Layout, //
     };
-    pub use table::{
-        Prealloc,
-        Table,
-        TableReader, //
-    };
+    pub use prealloc::Prealloc;
+    pub use reader::TableReader;
+    pub use table::Table;
     pub(crate) use format::{
         has_leaves,
         reaches, //

@@ -41,7 +41,7 @@ pub struct Outcome {
 
 /// `struct rust_hmm_attributes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct RangeAttributes {
     /// Bits of the attributes to change: preferred, accessed by, read mostly, never migrate,
     /// granularity.
     pub valid: u32,
@@ -57,10 +57,10 @@ pub struct Said {
     pub granularity: i8,
 }
 
-impl Said {
-    /// Bits of [`Said::valid`].
+impl RangeAttributes {
+    /// Bits of [`RangeAttributes::valid`].
     pub const PREFERRED: u32 = 1;
-    /// See [`Said::PREFERRED`].
+    /// See [`RangeAttributes::PREFERRED`].
     pub const NEVER_MIGRATE: u32 = 8;
 
     fn words(self) -> [u64; 2] {
@@ -69,10 +69,10 @@ impl Said {
         [u64::from(self.valid) | (upper << 32), u64::from(self.granularity as u8)]
     }
 
-    fn of(words: [u64; 2]) -> Said {
+    fn of(words: [u64; 2]) -> RangeAttributes {
         let [preferred, accessed_by, read_mostly, never_migrate] =
             ((words[0] >> 32) as u32).to_ne_bytes();
-        Said {
+        RangeAttributes {
             valid: words[0] as u32,
             preferred,
             accessed_by,
@@ -217,17 +217,22 @@ impl CMirror {
     }
 
     /// Sets attributes; clears all if none is valid.
-    pub fn say(&self, addr: usize, pages: usize, said: Said) -> Result<(), Errno> {
+    pub fn set_attributes(
+        &self,
+        addr: usize,
+        pages: usize,
+        attributes: RangeAttributes,
+    ) -> Result<(), Errno> {
         let mut request = CMirror::of(addr, pages);
-        request.more[..2].copy_from_slice(&said.words());
+        request.more[..2].copy_from_slice(&attributes.words());
         self.call(8, &mut request).map(drop)
     }
 
     /// Attributes that are the same for all of some pages.
-    pub fn said(&self, addr: usize, pages: usize) -> Result<Said, Errno> {
+    pub fn attributes(&self, addr: usize, pages: usize) -> Result<RangeAttributes, Errno> {
         let mut request = CMirror::of(addr, pages);
         self.call(9, &mut request)?;
-        Ok(Said::of([request.more[0], request.more[1]]))
+        Ok(RangeAttributes::of([request.more[0], request.more[1]]))
     }
 
     /// Reads a counter, as the sum of the mirror's and the device memory's value, one of which is
@@ -252,11 +257,16 @@ mod tests {
 
     #[test]
     fn attributes_match_the_c_layout() {
-        let said =
-            Said { valid: 31, preferred: 1, never_migrate: 1, granularity: -1, ..Said::default() };
-        let [first, second] = said.words();
+        let attributes = RangeAttributes {
+            valid: 31,
+            preferred: 1,
+            never_migrate: 1,
+            granularity: -1,
+            ..RangeAttributes::default()
+        };
+        let [first, second] = attributes.words();
         assert_eq!(first.to_ne_bytes(), [31, 0, 0, 0, 1, 0, 0, 1]);
         assert_eq!(second, 0xff);
-        assert_eq!(Said::of([first, second]), said);
+        assert_eq!(RangeAttributes::of([first, second]), attributes);
     }
 }

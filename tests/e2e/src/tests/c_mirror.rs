@@ -24,7 +24,7 @@ use crate::{
 };
 use hmm::c_mirror::{
     Counter,
-    Said, //
+    RangeAttributes, //
 };
 use hmm::child::Gate;
 use hmm::{
@@ -272,22 +272,38 @@ fn attributes(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     let addr = map.addr();
     let half = PAGES / 2;
-    let none = device.said(addr, PAGES).what("attributes")?;
-    check_eq!(none, Said { valid: 31, granularity: -1, ..Said::default() }, "at first");
-    let wanted = Said { valid: Said::PREFERRED, preferred: 1, ..Said::default() };
-    device.say(addr, half, wanted).what("prefer the device")?;
-    let common = device.said(addr, PAGES).what("attributes")?;
-    check_eq!(common.valid, 31 & !Said::PREFERRED, "fields that are the same for all devices");
-    check_eq!(device.said(addr, half)?.preferred, 1, "of the first half");
+    let none = device.attributes(addr, PAGES).what("attributes")?;
+    check_eq!(
+        none,
+        RangeAttributes { valid: 31, granularity: -1, ..RangeAttributes::default() },
+        "at first"
+    );
+    let wanted = RangeAttributes {
+        valid: RangeAttributes::PREFERRED,
+        preferred: 1,
+        ..RangeAttributes::default()
+    };
+    device.set_attributes(addr, half, wanted).what("prefer the device")?;
+    let common = device.attributes(addr, PAGES).what("attributes")?;
+    check_eq!(
+        common.valid,
+        31 & !RangeAttributes::PREFERRED,
+        "fields that are the same for all devices"
+    );
+    check_eq!(device.attributes(addr, half)?.preferred, 1, "of the first half");
     map.fill(9);
     device_reads(&device, &map, 9, "with attributes")?;
     check_eq!(device.resident(&map)?, half, "pages that came to the device");
-    let never = Said { valid: Said::NEVER_MIGRATE, never_migrate: 1, ..Said::default() };
-    device.say(map.page_addr(half), PAGES - half, never).what("never migrate")?;
+    let never = RangeAttributes {
+        valid: RangeAttributes::NEVER_MIGRATE,
+        never_migrate: 1,
+        ..RangeAttributes::default()
+    };
+    device.set_attributes(map.page_addr(half), PAGES - half, never).what("never migrate")?;
     let outcome = device.migrate(addr, PAGES, 0).what("migrate")?;
     check_eq!(outcome.moved, 0, "pages that moved against their attribute");
-    device.say(addr, PAGES, Said::default()).what("clear")?;
-    check_eq!(device.said(addr, PAGES)?, none, "after they were cleared");
+    device.set_attributes(addr, PAGES, RangeAttributes::default()).what("clear")?;
+    check_eq!(device.attributes(addr, PAGES)?, none, "after they were cleared");
     let outcome = device.migrate(addr, PAGES, 0).what("migrate")?;
     check_eq!(outcome.moved, (PAGES - half) as u64, "pages that moved");
     cpu_sees(&map, 9, "at the end")
@@ -301,9 +317,13 @@ fn concurrent_invalidations(ctx: &Ctx) -> Outcome {
     map.fill(18);
     comes_to_an_end(|| {
         let device = CMirror::open()?;
-        let wanted = Said { valid: Said::PREFERRED, preferred: 1, ..Said::default() };
+        let wanted = RangeAttributes {
+            valid: RangeAttributes::PREFERRED,
+            preferred: 1,
+            ..RangeAttributes::default()
+        };
         for page in (0..map.pages()).step_by(2) {
-            device.say(map.page_addr(page), 1, wanted).what("prefer the device")?;
+            device.set_attributes(map.page_addr(page), 1, wanted).what("prefer the device")?;
         }
         while_taken(&map, || device_reads(&device, &map, 18, "while a page is taken away"))
     })
@@ -409,12 +429,16 @@ fn misuse(ctx: &Ctx) -> Outcome {
     fails(device.fault(addr, 4, 2), Errno::EINVAL, "a flag that is none")?;
     fails(device.migrate(addr, 4, 2), Errno::EINVAL, "a target that is none")?;
     fails(device.migrate(addr, 4, 4 << 32), Errno::EINVAL, "another flag that is none")?;
-    let twice = Said { valid: 1, preferred: 3, ..Said::default() };
-    fails(device.say(addr, 4, twice), Errno::EINVAL, "a preference that is none")?;
-    let large = Said { valid: 16, granularity: HUGE_PAGES.ilog2() as i8 + 1, ..Said::default() };
-    fails(device.say(addr, 4, large), Errno::EINVAL, "an order that is none")?;
-    let unknown = Said { valid: 32, ..Said::default() };
-    fails(device.say(addr, 4, unknown), Errno::EINVAL, "an attribute that is none")?;
+    let twice = RangeAttributes { valid: 1, preferred: 3, ..RangeAttributes::default() };
+    fails(device.set_attributes(addr, 4, twice), Errno::EINVAL, "a preference that is none")?;
+    let large = RangeAttributes {
+        valid: 16,
+        granularity: HUGE_PAGES.ilog2() as i8 + 1,
+        ..RangeAttributes::default()
+    };
+    fails(device.set_attributes(addr, 4, large), Errno::EINVAL, "an order that is none")?;
+    let unknown = RangeAttributes { valid: 32, ..RangeAttributes::default() };
+    fails(device.set_attributes(addr, 4, unknown), Errno::EINVAL, "an attribute that is none")?;
     let file = std::fs::File::open("/proc/self/exe")?;
     let after = device.simple().sum(addr, 4, Some(&file));
     fails(after, Errno(libc::EBADF), "a file that is no sync file")?;

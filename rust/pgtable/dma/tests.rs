@@ -10,10 +10,17 @@ use crate::{
     },
     kernel::kthread::Thread,
     mm::{
-        addr::PMD_SIZE,
+        addr::{
+            PMD_ORDER,
+            PMD_SIZE, //
+        },
         dma::{
             DmaDevice,
             DmaUser, //
+        },
+        folio::{
+            Effort,
+            LockedFolio, //
         },
         table_memory::TableMemory, //
     },
@@ -61,9 +68,6 @@ impl Layout for PlainBits {
 /// Log2 of the number of pages that a leaf of level 1 maps.
 const LEAF_ORDER: u32 = order::<Radix4>(1);
 
-/// First of the page frames that are mapped. Their contents are not accessed.
-const FRAME: usize = 0x1000;
-
 /// A device whose flushes complete immediately.
 struct AtOnce;
 
@@ -75,11 +79,12 @@ impl Flusher for AtOnce {
     fn wait(&self, (): ()) {}
 }
 
-/// A table of format `F`, its device and its windows.
+/// A table of format `F`, its device and its windows, and the page frames that are mapped.
 struct FixtureOf<F: Format> {
     device: Arc<DmaDevice>,
     windows: Arc<DmaWindows>,
     table: Table<DmaFormat<F>>,
+    folio: LockedFolio,
 }
 
 type Fixture = FixtureOf<Radix4>;
@@ -92,7 +97,21 @@ impl<F: Format> FixtureOf<F> {
             table: Table::with(Some(windows.clone()), TableMemory::none())?,
             device,
             windows,
+            // The kernel reads the `struct page` of each frame that is mapped.
+            folio: LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Must)?,
         })
+    }
+
+    /// Returns entries for consecutive frames, by the index of the frame.
+    fn contiguous(&self) -> impl Fn(usize) -> DevicePte + Copy {
+        let first = self.folio.pfn();
+        move |index| DevicePte::system(first + index, true)
+    }
+
+    /// Returns entries of which no two neighbours have consecutive frames.
+    fn scattered(&self) -> impl Fn(usize) -> DevicePte + Copy {
+        let entry = self.contiguous();
+        move |index| entry(3 * index % PMD_PAGES)
     }
 
     fn flush(batch: FlushBatch<DmaFormat<F>>) {
@@ -139,10 +158,6 @@ fn pages(first: usize, count: usize) -> Result<PageRange> {
     PageRange::from_pages(16 * PMD_SIZE + first * PAGE_SIZE, count)
 }
 
-fn system(index: usize) -> DevicePte {
-    DevicePte::system(FRAME + 3 * index, true)
-}
-
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_dma)]
 mod suite {
@@ -151,6 +166,7 @@ mod suite {
     #[test]
     fn pages_are_mapped_with_entries_and_unmapped_after_the_flush() -> Result {
         let mut fixture = Fixture::new()?;
+        let system = fixture.scattered();
         let range = pages(0, 4)?;
         // No window was created.
         assert_eq!(fixture.install(range, system), Err(EBUSY));
@@ -163,7 +179,7 @@ mod suite {
             assert_eq!(fixture.table.get(addr), system(index));
             // Without an IOMMU, the DMA address of a page is its physical address.
             let seen = fixture.table.reader().walk(addr).ok_or(ENOENT)?;
-            assert_eq!(seen.entry.number(), FRAME + 3 * index);
+            assert_eq!(seen.entry.number(), system(index).number());
         }
         // A change of access rights does not change the mapping.
         fixture.install(range, |index| system(index).write_protected())?;
@@ -178,6 +194,7 @@ mod suite {
     #[test]
     fn flush_unmaps_earlier_removals_only() -> Result {
         let mut fixture = Fixture::new()?;
+        let system = fixture.scattered();
         let range = pages(0, 2)?;
         let one = pages(0, 1)?;
         let other = pages(1, 1)?;
@@ -203,7 +220,8 @@ mod suite {
         let mut fixture = Fixture::new()?;
         let range = pages(0, PMD_PAGES)?;
         fixture.windows.prepare(range)?;
-        fixture.install(range, |index| DevicePte::system(FRAME + index, true))?;
+        let frame = fixture.contiguous();
+        fixture.install(range, frame)?;
         assert_eq!(
             fixture.table.leaf(range.start()).map(|leaf| leaf.order),
             Some(LEAF_ORDER)
@@ -223,7 +241,7 @@ mod suite {
             |_| true,
             |span, entry| {
                 if let Some(index) = range.index_of(span.start()) {
-                    *entry = DevicePte::system(FRAME + index, false);
+                    *entry = frame(index).write_protected();
                 }
             },
         );
@@ -237,7 +255,7 @@ mod suite {
         let mut fixture = Fixture::new()?;
         let range = pages(0, PMD_PAGES)?;
         let one = pages(7, 1)?;
-        let frame = |index| DevicePte::system(FRAME + index, true);
+        let frame = fixture.contiguous();
         fixture.windows.prepare(range)?;
         fixture.install(one, |_| frame(7))?;
         let tick = fixture.remove(one);
@@ -262,6 +280,7 @@ mod suite {
     #[test]
     fn only_pages_without_an_address_are_absent() -> Result {
         let mut fixture = Fixture::new()?;
+        let system = fixture.scattered();
         let range = pages(0, 4)?;
         fixture.windows.prepare(range)?;
         let armed = ArmedPoint::new(FailPoint::Dma, 2, false)?;
@@ -282,7 +301,7 @@ mod suite {
     fn huge_page_without_all_addresses_is_split() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, PMD_PAGES)?;
-        let frame = |index| DevicePte::system(FRAME + index, true);
+        let frame = fixture.contiguous();
         fixture.windows.prepare(range)?;
         // No page can be mapped.
         let armed = ArmedPoint::new(FailPoint::Dma, 1, true)?;
@@ -308,6 +327,7 @@ mod suite {
     #[test]
     fn pages_moved_back_without_an_address_lose_their_entry() -> Result {
         let mut fixture = Fixture::new()?;
+        let system = fixture.scattered();
         let range = pages(0, 4)?;
         fixture.windows.prepare(range)?;
         fixture.install(range, |index| DevicePte::device(index, true))?;
@@ -331,9 +351,10 @@ mod suite {
         let mut fixture = FixtureOf::<FormatOf<PlainBits>>::new()?;
         let range = pages(0, PMD_PAGES)?;
         fixture.windows.prepare(range)?;
-        fixture.install(range, |index| DevicePte::system(FRAME + index, true))?;
+        let frame = fixture.contiguous();
+        fixture.install(range, frame)?;
         let first = pages(0, 1)?;
-        let exclusive = |index| DevicePte::exclusive(FRAME + index);
+        let exclusive = |index| DevicePte::exclusive(frame(index).number());
         assert_eq!(fixture.install(first, exclusive), Err(EINVAL));
         // The other entries are unchanged. The first one is removed, and its page unmapped by the
         // flush.
@@ -349,6 +370,7 @@ mod suite {
     #[test]
     fn forgotten_window_is_freed_when_empty() -> Result {
         let mut fixture = Fixture::new()?;
+        let system = fixture.scattered();
         let range = pages(0, 8)?;
         fixture.windows.prepare(range)?;
         fixture.windows.prepare(range)?;
@@ -365,6 +387,7 @@ mod suite {
     #[test]
     fn device_close_unmaps_all() -> Result {
         let mut fixture = Fixture::new()?;
+        let system = fixture.scattered();
         let range = pages(0, 4)?;
         fixture.windows.prepare(range)?;
         fixture.install(range, system)?;
@@ -384,6 +407,7 @@ mod suite {
     #[test]
     fn device_close_unmaps_pages_awaiting_their_flush() -> Result {
         let mut fixture = Fixture::new()?;
+        let system = fixture.scattered();
         let range = pages(0, 4)?;
         let part = pages(0, 2)?;
         fixture.windows.prepare(range)?;
@@ -405,6 +429,7 @@ mod suite {
         const BLOCKS: usize = 16 * 512 / PMD_PAGES;
         for _ in 0..8 {
             let mut fixture = Fixture::new()?;
+            let system = fixture.scattered();
             let range = pages(0, BLOCKS * PMD_PAGES)?;
             fixture.windows.prepare(range)?;
             for piece in range.pmd_pieces() {

@@ -448,6 +448,7 @@ impl DmaUser for TableSlot {
 pub(crate) struct TableUnits {
     place: Arc<TableSlot>,
     device: Option<Arc<DmaDevice>>,
+    allocated: usize,
 }
 
 impl TableUnits {
@@ -477,6 +478,8 @@ impl TableUnits {
         // drops the pieces of `place`, which is added below; where that fails, they are dropped
         // before `_open`.
         let pieces = unsafe { TableAreas::new(memory.kind.clone(), count, bytes) }?;
+        // OVERFLOW: All of it was allocated.
+        let allocated = pieces.list.len() * bytes;
         let (name, key) = lock_classes::table_memory();
         let place = Arc::pin_init(
             pin_init!(TableSlot {
@@ -495,7 +498,17 @@ impl TableUnits {
         if let Some(device) = &device {
             device.add(place.clone())?;
         }
-        Ok(Some(Self { place, device }))
+        Ok(Some(Self {
+            place,
+            device,
+            allocated,
+        }))
+    }
+
+    /// Returns the number of allocated bytes. Tables that are smaller than a CPU page may leave a
+    /// part of it unused. Context: any.
+    pub(crate) fn allocated(&self) -> usize {
+        self.allocated
     }
 
     /// Returns table `index`, or `None` if the device is closed. Context: any.

@@ -131,6 +131,13 @@ impl<F: Format> TableChunk<F> {
     pub(super) fn pages(&self) -> usize {
         self.meta.len()
     }
+
+    /// Returns the number of bytes of the pages, including their images and metadata.
+    pub(super) fn bytes(&self) -> usize {
+        self.cells.len() * size_of::<PteCell>()
+            + self.meta.len() * size_of::<PageMeta>()
+            + self.images.as_ref().map_or(0, Images::bytes)
+    }
 }
 
 /// A table page.

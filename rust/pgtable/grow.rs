@@ -54,6 +54,7 @@ impl<F: Format> Pool<F> {
             TableChunk::new(&self.memory, &self.owner, pages, false)?,
             GFP_KERNEL_ACCOUNT,
         )?;
+        let bytes = chunk.bytes();
         let guard = rcu::read_lock();
         let place = self.chunks.place(&guard, 0).ok_or(ENOMEM)?;
         // If another task has stored a root concurrently, that one is used.
@@ -64,7 +65,7 @@ impl<F: Format> Pool<F> {
             // Leave `top` alone if a task that has seen the root has already added another chunk.
             let _ = self.top.cmpxchg(0, 1, Relaxed);
             self.pages.fetch_add(pages, Relaxed);
-            account::<F>(pages, self.has_images(), 1);
+            account(pages, bytes, 1);
         }
         Ok(())
     }
@@ -90,11 +91,12 @@ impl<F: Format> Pool<F> {
             TableChunk::new(&self.memory, &self.owner, pages, above)?,
             GFP_KERNEL_ACCOUNT,
         )?;
+        let bytes = chunk.bytes();
         // Count the chunk before it is stored, because it may be freed as soon as it is.
         chunk.reclaimable.add();
         let number = self.add(chunk)?;
         self.pages.fetch_add(pages, Relaxed);
-        account::<F>(pages, self.has_images(), 1);
+        account(pages, bytes, 1);
         let first = u32::try_from(number * CHUNK)?;
         let guard = rcu::read_lock();
         let mut free = self.free.lock();

@@ -152,11 +152,11 @@ impl<F: Format> Images<F> {
         }))
     }
 
-    /// Bytes of the image of one table page.
-    pub(super) fn bytes() -> usize {
-        unit::<F>()
-            + groups::<F>() * size_of::<Atomic<u32>>()
-            + places::<F>() * size_of::<SizeCell>()
+    /// Returns the number of bytes of the images and their metadata.
+    pub(super) fn bytes(&self) -> usize {
+        self.units.allocated()
+            + self.forms.len() * size_of::<Atomic<u32>>()
+            + self.places.len() * size_of::<SizeCell>()
     }
 
     /// Image of page `index` of the chunk; `None` if the device is closed.

@@ -8,7 +8,6 @@
 
 use super::{
     chunk::{
-        PageMeta,
         TableChunk,
         TablePage,
         CHUNK,
@@ -32,10 +31,7 @@ use super::{
         PageLists, //
     },
     sizes::FlushClock,
-    tree::{
-        self,
-        PteCell, //
-    }, //
+    tree, //
 };
 use crate::{
     inject::{
@@ -56,10 +52,7 @@ use crate::{
         TableRegistration, //
     }, //
 };
-use core::{
-    marker::PhantomData,
-    mem::size_of, //
-};
+use core::marker::PhantomData;
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
@@ -115,18 +108,16 @@ pub(super) struct Pool<F: Format> {
     pub(super) free: SpinLock<PageLists>,
 }
 
-/// Accounts `pages` added (`sign` is 1) or removed (-1) table pages, with or without images.
-pub(super) fn account<F: Format>(pages: usize, images: bool, sign: i64) {
-    let image = if images { Images::<F>::bytes() } else { 0 };
-    let bytes = fan::<F>() * size_of::<PteCell>() + size_of::<PageMeta>() + image;
+/// Accounts `pages` added (`sign` is 1) or removed (-1) table pages, which have `bytes` bytes.
+pub(super) fn account(pages: usize, bytes: usize, sign: i64) {
     let signed = |value: usize| sign * i64::try_from(value).unwrap_or(0);
-    table_memory::account(signed(pages), signed(pages * bytes));
+    table_memory::account(signed(pages), signed(bytes));
 }
 
 #[pinned_drop]
 impl<F: Format> PinnedDrop for Pool<F> {
     fn drop(self: Pin<&mut Self>) {
-        account::<F>(self.pages(), self.has_images(), -1);
+        account(self.pages(), self.bytes(), -1);
     }
 }
 
@@ -266,6 +257,7 @@ impl<F: Format> Pool<F> {
     fn free_whole_chunks(&self, want: usize) -> usize {
         let mut gone = Retired::<_, GOING>::empty();
         let mut going = 0;
+        let mut bytes = 0;
         {
             let guard = rcu::read_lock();
             let mut free = self.free.lock();
@@ -288,6 +280,7 @@ impl<F: Format> Pool<F> {
                     chunk.reclaimable.remove();
                     chosen += 1;
                     going += pages;
+                    bytes += chunk.bytes();
                     spare -= counted;
                 }
             }
@@ -314,7 +307,7 @@ impl<F: Format> Pool<F> {
         drop(gone);
         self.count.fetch_sub(count, Relaxed);
         self.pages.fetch_sub(going, Relaxed);
-        account::<F>(going, self.has_images(), -1);
+        account(going, bytes, -1);
         going
     }
 
@@ -486,6 +479,16 @@ impl<F: Format> Pool<F> {
     /// Returns the number of pages, including free ones.
     pub(super) fn pages(&self) -> usize {
         self.pages.load(Relaxed)
+    }
+
+    /// Returns the number of bytes of these pages, including their images and metadata. The caller
+    /// must have exclusive access to the pool.
+    fn bytes(&self) -> usize {
+        let guard = rcu::read_lock();
+        (0..self.top.load(Relaxed))
+            .filter_map(|number| self.chunks.get(&guard, number))
+            .map(TableChunk::bytes)
+            .sum()
     }
 }
 

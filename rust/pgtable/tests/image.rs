@@ -12,6 +12,7 @@ use crate::{
     },
     pgtable::{
         formats::*,
+        grow::ROOT_PAGE,
         BreakBeforeMake, //
     }, //
 };
@@ -522,6 +523,19 @@ mod tests {
         let (written, settled) = started.1.get();
         assert!(written > filled && settled == written);
         assert!(notes.within.load(Relaxed));
+        Ok(())
+    }
+
+    /// A table of 4 KiB has a CPU page of 16 KiB for itself if it is the only one.
+    #[test]
+    fn accounted_bytes_include_the_rest_of_the_cpu_page() -> Result {
+        let table = Table::<Radix4>::with(None, TableMemory::plain())?;
+        let guard = rcu::read_lock();
+        let root = table.pool.chunk(&guard, ROOT_PAGE).ok_or(ENOENT)?;
+        let images = root.images.as_ref().ok_or(ENOENT)?;
+        // The format has no runs, which would need metadata.
+        assert_eq!((root.pages(), images.bytes()), (1, PAGE_SIZE));
+        assert!(root.bytes() > PAGE_SIZE);
         Ok(())
     }
 

@@ -216,6 +216,10 @@ pub(crate) mod table_memory {
             }))
         }
 
+        pub(crate) fn allocated(&self) -> usize {
+            (self.tables.len() * self.bytes).next_multiple_of(kernel::page::PAGE_SIZE)
+        }
+
         pub(crate) fn get<'g>(&'g self, _guard: &'g Guard, index: usize) -> Option<TableUnit<'g>> {
             let words = self.tables.get(index)?;
             Some(TableUnit { words, address: self.first + (index * self.bytes) as u64 })

@@ -32,23 +32,24 @@ use std::{
 };
 
 /// File descriptors of the nodes; each may be open or closed.
-pub const FDS: [i32; 11] = [100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110];
+pub const FDS: [i32; 12] = [100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111];
 
 /// Number of descriptors of the mock device. Those of the nodes of [`SMALL`] follow.
 pub const LARGE: usize = FDS.len() - SMALL.len();
 
 /// The nodes of the small drivers, if they are loaded.
-const SMALL: [&CStr; 5] = [
+pub const SMALL: [&CStr; 6] = [
     c"/dev/hmm_c_mirror",
     c"/dev/hmm_mirror_only",
     c"/dev/hmm_lpae",
+    c"/dev/hmm_lpae_16k",
     c"/dev/rust_template",
     c"/dev/rust_engines",
 ];
-/// Index of the first node with the calls of [`Op::Sample`], and of nodes with other calls.
-const SAMPLES: usize = 3;
-const TEMPLATE: usize = 3;
-const ENGINES: usize = 4;
+/// Number of nodes with the calls of [`Op::Sample`], and indices of nodes with other calls.
+const SAMPLES: usize = 4;
+const TEMPLATE: usize = 4;
+const ENGINES: usize = 5;
 
 /// Contents of the victim's memory, which no other process writes.
 pub const CANARY: u64 = 0x5ec2_e700_c0ff_ee42;
@@ -150,6 +151,8 @@ impl Op {
 pub struct Drawn {
     weights: [u64; OPS],
     total: u64,
+    /// The loaded ones of the nodes with the calls of [`Op::Sample`], as a bit mask.
+    samples: u32,
 }
 
 impl Drawn {
@@ -159,10 +162,24 @@ impl Drawn {
             Op::Template => is_loaded(TEMPLATE),
             Op::Engines => is_loaded(ENGINES),
             Op::Lock | Op::Unlock | Op::Locked | Op::Pull => true,
-            op => !(hardware && (op.is_extension() || op == Op::Sample)),
+            Op::Sample => !hardware && (0..SAMPLES).any(is_loaded),
+            op => !(hardware && op.is_extension()),
         };
         let weights = std::array::from_fn(|op| if is_there(ALL[op]) { WEIGHTS[op] } else { 0 });
-        Drawn { weights, total: weights.iter().sum() }
+        let loaded = (0..SAMPLES).filter(|index| is_loaded(*index));
+        let samples = loaded.fold(0, |mask, index| mask | (1 << index));
+        Drawn { weights, total: weights.iter().sum(), samples }
+    }
+
+    /// Index of a loaded node with the calls of [`Op::Sample`].
+    fn sample(&self, rng: &mut Rng) -> usize {
+        let mut left = rng.below(self.samples.count_ones().max(1) as usize);
+        let mut mask = self.samples;
+        while left > 0 {
+            mask &= mask - 1;
+            left -= 1;
+        }
+        mask.trailing_zeros() as usize % SAMPLES
     }
 
     fn draw(&self, rng: &mut Rng) -> Op {
@@ -280,7 +297,7 @@ impl Caller {
 
     fn call(&mut self, op: Op) {
         let which = match (op, self.rng.one_in(8)) {
-            (Op::Sample, false) => LARGE + self.rng.below(SAMPLES),
+            (Op::Sample, false) => LARGE + self.drawn.sample(&mut self.rng),
             (Op::Template, false) => LARGE + TEMPLATE,
             (Op::Engines, false) => LARGE + ENGINES,
             (_, true) => self.rng.below(FDS.len()),

@@ -331,6 +331,25 @@ mod tests {
     }
 
     #[test]
+    fn every_node_of_the_small_drivers_is_known() {
+        let mut nodes = std::collections::BTreeSet::new();
+        for name in [
+            "samples/c_mirror/c_mirror.c",
+            "samples/mirror_only/mirror_only.rs",
+            "samples/lpae/lpae.rs",
+            "samples/template/template.rs",
+            "samples/engines/engines.rs",
+        ] {
+            let source = file(name);
+            let before = if name.ends_with(".c") { ".name = \"" } else { "Node::new(c\"" };
+            let names = source.split(before).skip(1).filter_map(|rest| rest.split('"').next());
+            nodes.extend(names.map(|node| format!("/dev/{node}")));
+        }
+        let known = crate::calls::SMALL.iter().map(|path| path.to_string_lossy().into_owned());
+        assert_eq!(nodes, known.collect());
+    }
+
+    #[test]
     fn every_command_of_the_guides_is_known() {
         for (name, op) in [
             ("samples/template/template.rs", Op::Template),

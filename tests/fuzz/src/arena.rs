@@ -13,7 +13,7 @@ use hmm::{
 /// Addresses below belong to the arena or are unmapped.
 pub const LIMIT: usize = 1 << 40;
 /// Distance between the starts of two regions.
-const GAP: usize = 16 << 20;
+const GAP: usize = 8 * HUGE_SIZE;
 const BASE: usize = 0x10_0000_0000;
 
 /// Maximum number of threads with pages for arguments.
@@ -23,12 +23,13 @@ pub const HOLE: usize = BASE + 14 * GAP;
 /// Buffer for results, always mapped and followed by a hole.
 pub const BUFFER: usize = BASE + 8 * GAP;
 /// Bytes of [`BUFFER`].
-pub const BUFFER_LEN: usize = 2 << 20;
+pub const BUFFER_LEN: usize = 512 * PAGE_SIZE;
 const ARGS: usize = BASE + 9 * GAP;
 const ARGS_STEP: usize = 8 * PAGE_SIZE;
 
-/// Addresses that are never mapped: of the kernel, non-canonical, or at the ends of user space.
-pub const FOREIGN: [usize; 12] = [
+/// Addresses that are never mapped: of the kernel, non-canonical, tagged, or at the ends of user
+/// space.
+pub const FOREIGN: [usize; 16] = [
     0xffff_8880_0000_0000,
     0xffff_8880_0010_0000,
     0xffff_ffff_8100_0000,
@@ -36,9 +37,13 @@ pub const FOREIGN: [usize; 12] = [
     0xffff_ea00_0000_0000,
     0xffff_ffff_ff60_0000,
     0xffff_ffff_ffff_f000,
+    0xffff_0000_0000_0000,
+    0xfff0_0000_0000_0000,
     0x8000_0000_0000_0000,
     0x0000_8000_0000_0000,
     0x0000_7fff_ffff_f000,
+    0x000f_ffff_ffff_f000,
+    (1 << 56) + BASE,
     0xdead_beef_dead_b000,
     0,
 ];
@@ -75,20 +80,23 @@ pub struct Region {
     pub len: usize,
 }
 
-const fn region(index: usize, kind: Kind, kib: usize) -> Region {
-    Region { kind, start: BASE + index * GAP, len: kib << 10 }
+const fn region(index: usize, kind: Kind, len: usize) -> Region {
+    Region { kind, start: BASE + index * GAP, len }
 }
+
+/// Length of the file of [`Kind::File`].
+const FILE_LEN: usize = 64 * PAGE_SIZE;
 
 /// All regions.
 pub const REGIONS: [Region; 8] = [
-    region(0, Kind::Small, 4096),
-    region(1, Kind::Huge, 4096),
-    region(2, Kind::ReadOnly, 256),
-    region(3, Kind::Shared, 512),
-    region(4, Kind::File, 256),
-    region(5, Kind::None, 256),
-    region(6, Kind::Node, 64),
-    region(7, Kind::Hugetlb, 2048),
+    region(0, Kind::Small, 1024 * PAGE_SIZE),
+    region(1, Kind::Huge, 2 * HUGE_SIZE),
+    region(2, Kind::ReadOnly, 64 * PAGE_SIZE),
+    region(3, Kind::Shared, 128 * PAGE_SIZE),
+    region(4, Kind::File, FILE_LEN),
+    region(5, Kind::None, 64 * PAGE_SIZE),
+    region(6, Kind::Node, 16 * PAGE_SIZE),
+    region(7, Kind::Hugetlb, 2 << 20),
 ];
 
 const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -182,7 +190,7 @@ pub fn advise(start: usize, len: usize, advice: i32) -> isize {
 /// support stays unmapped.
 pub fn build(node: i32) -> Result<i32, String> {
     build_kept()?;
-    let file = memfd(256 << 10)?;
+    let file = memfd(FILE_LEN)?;
     for region in REGIONS {
         let ret = map(region, region.start, region.len, file, node);
         if !matches!(region.kind, Kind::Node | Kind::Hugetlb) {
@@ -227,7 +235,7 @@ pub fn any_page(rng: &mut Rng) -> usize {
     match rng.below(8) {
         0..3 => page(rng),
         3 => HOLE + rng.below(64) * PAGE_SIZE,
-        4 => rng.pick(&FOREIGN),
+        4 => rng.pick(&FOREIGN) & !(PAGE_SIZE - 1),
         // Near the end of a region.
         5 => {
             let region = rng.pick(&REGIONS);

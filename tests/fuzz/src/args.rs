@@ -12,7 +12,10 @@ use crate::mutate;
 use crate::sys;
 use hmm::abi::iowr;
 use hmm::rng::Rng;
-use hmm::PAGE_SIZE;
+use hmm::{
+    HUGE_PAGES,
+    PAGE_SIZE, //
+};
 
 /// Maximum number of words of an argument.
 const MOST: usize = 34;
@@ -56,7 +59,7 @@ pub fn two(low: u64, high: u64) -> u64 {
 fn count(rng: &mut Rng) -> u64 {
     match rng.below(1024) {
         0..4 => 512,
-        4 => 1024,
+        4 => 2 * HUGE_PAGES as u64,
         5 => mutate::border(rng),
         6..40 => 1 + rng.below_u64(64),
         _ => 1 + rng.below_u64(8),

@@ -24,8 +24,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Number of calls of a forked child.
 const CHILD_CALLS: usize = 48;
-/// Time after which a waiting call is interrupted, in ticks of about a third of a ns.
-const TIMEOUT: u64 = 12_000_000;
+/// Time after which a waiting call is interrupted, in ms.
+const TIMEOUT: u64 = 4;
 
 /// Changes the memory map and interrupts calls.
 pub struct Chaos {
@@ -37,6 +37,8 @@ pub struct Chaos {
     pub child: Caller,
     /// Slots of the threads of this process.
     pub slots: std::ops::Range<usize>,
+    /// Ticks of a ms.
+    pub per_ms: u64,
 }
 
 impl Chaos {
@@ -106,7 +108,8 @@ impl Chaos {
                 .map(|op| op as u32 + 1)
                 .contains(&slot.op.load(Relaxed));
             let tid = slot.tid.load(Relaxed);
-            if waits && tid != 0 && now.saturating_sub(slot.since.load(Relaxed)) > TIMEOUT {
+            let ticks = now.saturating_sub(slot.since.load(Relaxed));
+            if waits && tid != 0 && ticks > TIMEOUT * self.per_ms {
                 sys::signal_thread(tid, calls::INTERRUPT);
             }
         }

@@ -16,6 +16,7 @@ use hmm::{
     Mapping,
     Op,
     Ptr,
+    HUGE_SIZE,
     PAGE_SIZE, //
 };
 use serde::Serialize;
@@ -182,10 +183,11 @@ fn write(gate: &Gate) -> Result<(), String> {
 
 fn snapshot(gate: &Gate) -> Result<(), String> {
     let device = node()?;
-    let to = buffer(2 * GIB)?;
-    ready(gate)?;
     // One byte for each page.
-    old(&device, Op::Snapshot, 0x1000_0000, to, 2 * GIB)
+    let pages = 8192 * GIB / PAGE_SIZE;
+    let to = buffer(pages)?;
+    ready(gate)?;
+    old(&device, Op::Snapshot, 0x1000_0000, to, pages)
 }
 
 fn exclusive(gate: &Gate) -> Result<(), String> {
@@ -215,7 +217,7 @@ fn migrate_holes(gate: &Gate) -> Result<(), String> {
 
 /// Memory without huge pages, so that each page is a copy.
 fn filled(mib: usize) -> Result<Mapping, String> {
-    let map = Mapping::anon_aligned(mib / 2).map_err(name)?;
+    let map = Mapping::anon_aligned((mib << 20).div_ceil(HUGE_SIZE)).map_err(name)?;
     map.fill(1);
     Ok(map)
 }

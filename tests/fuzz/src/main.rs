@@ -109,7 +109,7 @@ impl Drop for Permissions {
     }
 }
 
-/// Ticks of the TSC per ms.
+/// Ticks of [`sys::ticks`] per ms.
 fn ticks_per_ms() -> f64 {
     let time = Instant::now();
     let ticks = sys::ticks();
@@ -224,6 +224,7 @@ fn run(args: &Args) -> Result<report::Report, String> {
             drawn,
             hardware,
             root: args.root,
+            per_ms: per_ms as u64,
         };
         round += 1;
         started += 1;

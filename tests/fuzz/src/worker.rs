@@ -16,7 +16,10 @@ use crate::{
     stats::Shared,
     sys, //
 };
-use hmm::rng::Rng;
+use hmm::{
+    rng::Rng,
+    PAGE_SIZE, //
+};
 use std::sync::atomic::{
     AtomicBool,
     Ordering::Relaxed, //
@@ -46,6 +49,8 @@ pub struct Plan {
     pub hardware: bool,
     /// Do not drop privileges.
     pub root: bool,
+    /// Ticks of a ms.
+    pub per_ms: u64,
 }
 
 fn caller(plan: &Plan, shared: &'static Shared, thread: usize, sockets: [i32; 2]) -> Caller {
@@ -67,7 +72,7 @@ fn caller(plan: &Plan, shared: &'static Shared, thread: usize, sockets: [i32; 2]
 }
 
 /// RLIMIT_MEMLOCK of an unprivileged process, in KiB. Small, so that calls reach the limit.
-const LOCKED_KIB: u64 = 256;
+const LOCKED_KIB: u64 = 64 * PAGE_SIZE as u64 / 1024;
 
 /// Locked and pinned memory of this process, in KiB.
 fn pinned() -> Result<[u64; 2], String> {
@@ -115,6 +120,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
         file,
         child: caller(plan, shared, CHILD, sockets),
         slots: slots.clone(),
+        per_ms: plan.per_ms,
     };
     std::thread::scope(|scope| {
         let callers: Vec<_> = (0..plan.threads)

@@ -11,6 +11,7 @@
 #include <linux/migrate.h>
 #include <linux/mm.h>
 #include <linux/mman.h>
+#include <linux/sched/mm.h>
 
 unsigned int rust_hmm_kunit_map_order(unsigned long hmm_pfn)
 {
@@ -50,8 +51,16 @@ bool rust_hmm_kunit_has_stale_flags(unsigned long pfn)
  */
 unsigned long rust_hmm_kunit_mmap(unsigned long len)
 {
-	if (!current->mm && kunit_attach_mm())
-		return 0;
+	if (!current->mm) {
+		if (kunit_attach_mm())
+			return 0;
+		/*
+		 * The reference of kthread_use_mm(), which nothing else drops:
+		 * the thread does not call kthread_unuse_mm(). Its exit drops
+		 * the one of mm_alloc(), which covers the time until then.
+		 */
+		mmdrop(current->mm);
+	}
 	return kunit_vm_mmap(kunit_get_current_test(), NULL, 0, len,
 			     PROT_READ | PROT_WRITE,
 			     MAP_ANONYMOUS | MAP_PRIVATE | MAP_NORESERVE, 0);

@@ -163,7 +163,7 @@ pub trait Format: Sized + Send + Sync + 'static {
     }
 
     /// Returns whether an entry can link a table at `address`, which is aligned to the size of a
-    /// table and to a CPU page.
+    /// table. Tables that are smaller than a CPU page share one.
     ///
     /// # Context
     ///

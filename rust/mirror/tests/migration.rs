@@ -398,7 +398,9 @@ mod suite {
         });
         let migrated = isolated.migrate();
         let moved = migrated.moved();
-        assert!(moved.entries().all(|entry| entry.index == 1));
+        for entry in moved.entries() {
+            assert_eq!(entry.index, 1);
+        }
         assert!(moved.at(1).is_some() && moved.at(2).is_none());
         drop(migrated);
         drop(guard);

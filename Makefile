@@ -73,10 +73,12 @@ Test
   coverage         lines that the tests do not execute, with the reasons
   test-qemu-gpu    hardware that QEMU models, behind an IOMMU, on debian and debug
   test-tracing     trace-cmd, perf and bpftrace as the documents show them (5 minutes)
-  test-in-tree     as a part of a kernel tree, KUnit by kunit.py (15 minutes)
-  test-install     install, use and remove the packages in a stock Debian system (over an hour)
+  test-in-tree     as a part of a kernel tree, KUnit by kunit.py (15 minutes; ARCH=)
+  test-install     install, use and remove the packages in a stock Debian system (over an hour);
+                   with ARCH=arm64 or arm64-16k build, install and load them (20 minutes)
 Measure
-  bench            instructions per page, against the C drivers (SIZES="1 32 1024 4096", WRITE=1)
+  bench            instructions per page, against the C drivers (SIZES="1 32 1024 4096", WRITE=1,
+                   ARCH=)
   bench-wall       the same in wall time, as ratios of paired runs (PAIRS=)
   bench-scaling    device faults with 1, 2 and 4 engines; lock_stat with KERNEL=debug
   bench-space      cost and memory of 64 MiB and 16 GiB of mirrored address space
@@ -86,8 +88,8 @@ Measure
   bench-overlap    overlap of copies with the work of the CPU
 Document, install, release
   doc              the book and the reference of the library, as HTML in build/doc
-  install          modules and SDK for the running kernel (RELEASE=, DESTDIR=); uninstall
-  deb              Debian packages, with DKMS, into build/deb
+  install          modules and SDK for the running kernel (RELEASE=, DESTDIR=, KDIR=); uninstall
+  deb              Debian packages, with DKMS, into build/deb (ARCH=arm64: build/deb-arm64)
   patches          rust/mm as patches for the kernel crate, into build/patches
   release          all long forms on one commit, in any number of sittings (SECONDS=, STEPS=)
 
@@ -244,7 +246,7 @@ compile-fail:
 # KERNEL on the command line, otherwise test; SIZES in MiB; WRITE=1 writes the tables to the
 # documents
 bench:
-	tests/run/bench --kernel $(bench_kernel) --series $(SERIES) $(if $(SIZES),--sizes '$(SIZES)') $(if $(WRITE),--write)
+	tests/run/bench --kernel $(bench_kernel) --series $(SERIES) --arch $(ARCH) $(if $(SIZES),--sizes '$(SIZES)') $(if $(WRITE),--write)
 
 bench_kernel = $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),test)
 
@@ -273,20 +275,21 @@ doc:
 	tools/rustdoc --kernel $(KERNEL) --series $(SERIES)
 
 install uninstall:
-	tools/install/$@ $(if $(RELEASE),--release $(RELEASE)) $(if $(DESTDIR),--destdir $(DESTDIR))
+	tools/install/$@ $(if $(RELEASE),--release $(RELEASE)) $(if $(DESTDIR),--destdir $(DESTDIR)) \
+		$(if $(filter install%command,$@%$(firstword $(origin KDIR))),--headers '$(KDIR)')
 
 deb:
-	tools/install/deb
+	tools/install/deb --arch $(firstword $(subst -, ,$(ARCH)))
 
 test-install:
-	tests/run/install --series $(SERIES)
+	tests/run/install --series $(SERIES) --arch $(ARCH)
 
 test-tracing:
 	tools/build --all --kernel debian --series $(SERIES)
 	tests/run/observe --series $(SERIES)
 
 test-in-tree:
-	tests/run/in-tree --series $(SERIES)
+	tests/run/in-tree --series $(SERIES) --arch $(ARCH)
 
 patches:
 	tools/patches $(if $(filter-out default,$(SERIES)),--series $(SERIES))

@@ -406,7 +406,8 @@ impl<F: Format> Pool<F> {
         self.reserve_list(&mut lists.leaves, leaves, false)
     }
 
-    /// As [`Self::reserve`], for one of the lists.
+    /// Moves free table pages to `list` until it has `want`, and adds chunks if there are too few.
+    /// With `above` the pages are for tables above level 0.
     fn reserve_list(&self, list: &mut PageList, want: usize, above: bool) -> Result {
         loop {
             if list.len < want {

@@ -53,7 +53,7 @@ pub struct Prealloc<F: Format> {
 }
 
 impl<F: Format> Prealloc<F> {
-    /// Returns an empty one, for the tables of `pool`.
+    /// Creates an empty reserve for the tables of `pool`.
     pub(super) fn new(pool: Arc<Pool<F>>) -> Self {
         Self {
             pool,

@@ -85,4 +85,3 @@ pub use reader::TableReader;
 pub use sizes::BreakBeforeMake;
 pub(crate) use sizes::Unwritten;
 pub use table::Table;
-pub(crate) use walk::WalkCache;

@@ -34,11 +34,9 @@ use crate::{
     pgtable::{
         DevicePte,
         Format,
-        Leaf,
-        WalkCache, //
+        Leaf, //
     }, //
 };
-use core::cell::Cell;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
@@ -74,8 +72,6 @@ use kernel::{
 pub struct TableGuard<'a, D: Device> {
     guard: MutexGuard<'a, MirrorState<D::Format>>,
     mirror: &'a Mirror<D>,
-    /// Position of the last lookup. Most lookups are sequential.
-    near: Cell<WalkCache>,
     /// Makes blocking functions of the library return `EDEADLK` while the lock is held.
     _within: ReentryGuard,
 }
@@ -96,7 +92,6 @@ impl<D: Device> Mirror<D> {
         Ok(TableGuard {
             guard: self.inner().lock(),
             mirror: self,
-            near: Cell::new(WalkCache::NONE),
             _within: within,
         })
     }
@@ -175,7 +170,7 @@ impl<D: Device> TableGuard<'_, D> {
     /// Returns the entry for the page at `addr`.
     #[inline]
     fn entry(&self, addr: usize) -> DevicePte {
-        self.guard.table.get_near(addr, &self.near)
+        self.guard.table.get_near(addr)
     }
 
     /// Returns the location of the page at `addr`, or `None` if the device must fault to read it.
@@ -183,7 +178,7 @@ impl<D: Device> TableGuard<'_, D> {
     /// # Context
     ///
     /// Any. The guard holds the table lock.
-    #[inline]
+    #[inline(always)]
     pub fn readable(&self, addr: usize) -> Option<PageMemory<'_>> {
         let entry = self.entry(addr);
         if !entry.is_valid() {

@@ -100,6 +100,7 @@ impl<F: Format> Table<F> {
         if !batch.is_of(&self.pool) || !prealloc.is_of(&self.pool) {
             return Err(EINVAL);
         }
+        self.near.get_mut().forget();
         let mut result = Ok(());
         let mut next = Some(range);
         while let Some(rest) = next {

@@ -98,6 +98,9 @@ pub struct Table<F: Format> {
     pub(super) live: usize,
     /// Chunk at which the most recent search for cold tables ended.
     pub(super) hand: usize,
+    /// Position of the last lookup by [`Self::get_near`]. Most lookups are sequential, or of a
+    /// page that was looked up before.
+    pub(super) near: Cell<WalkCache>,
     /// DMA mappings of the pages, in a table of DMA addresses.
     dma: Option<OwnedWindows>,
 }
@@ -149,6 +152,7 @@ impl<F: Format> Table<F> {
             root: ROOT_PAGE,
             live: 0,
             hand: 0,
+            near: Cell::new(WalkCache::NONE),
             dma,
         })
     }
@@ -189,11 +193,10 @@ impl<F: Format> Table<F> {
         self.leaf(addr).map_or(DevicePte::NONE, |leaf| leaf.entry)
     }
 
-    /// As [`Self::get`]. `near` caches the table of the previous lookup; it is valid only while the
-    /// table lock is held.
+    /// As [`Self::get`], but looks into the table of the previous lookup first.
     #[inline(always)]
-    pub(crate) fn get_near(&self, addr: usize, near: &Cell<WalkCache>) -> DevicePte {
-        let leaf = self.pool.walk_near(self.root, addr, near);
+    pub(crate) fn get_near(&self, addr: usize) -> DevicePte {
+        let leaf = self.pool.walk_near(self.root, addr, &self.near);
         let leaf = self.translate(addr, leaf);
         leaf.map_or(DevicePte::NONE, |leaf| leaf.entry)
     }
@@ -350,6 +353,7 @@ impl<F: Format> Table<F> {
         if range.start() > last {
             return 0;
         }
+        self.near.get_mut().forget();
         let changes = {
             let mut pass = Update {
                 pool: &self.pool,

@@ -28,10 +28,10 @@ use kernel::{
 };
 
 /// Cache of the table in which a walk has ended, so that walks of nearby pages need not begin at
-/// the root. It is valid while the table lock is held, which prevents the removal of the table and
-/// of the tables above it.
+/// the root. Tables are linked and removed with exclusive access to the whole table, by updates,
+/// which forget the cached table.
 #[derive(Clone, Copy)]
-pub(crate) struct WalkCache {
+pub(super) struct WalkCache {
     /// Address of the table's range, shifted right by `above`.
     block: usize,
     index: u32,
@@ -43,12 +43,18 @@ pub(crate) struct WalkCache {
 
 impl WalkCache {
     /// The empty cache: no address has all bits set.
-    pub(crate) const NONE: Self = Self {
+    pub(super) const NONE: Self = Self {
         block: usize::MAX,
         index: 0,
         shift: 0,
         above: 0,
     };
+
+    /// Forgets the table.
+    #[inline]
+    pub(super) fn forget(&mut self) {
+        self.block = Self::NONE.block;
+    }
 }
 
 impl<F: Format> Pool<F> {
@@ -71,8 +77,7 @@ impl<F: Format> Pool<F> {
         (None, index)
     }
 
-    /// As [`Self::walk`]. `near` caches the table of the previous walk; it is valid only while the
-    /// table lock is held.
+    /// As [`Self::walk`]. `near` caches the table of the previous walk.
     #[inline(always)]
     pub(super) fn walk_near(&self, root: u32, addr: usize, near: &Cell<WalkCache>) -> Option<Leaf> {
         let WalkCache {

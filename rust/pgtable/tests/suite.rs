@@ -301,6 +301,25 @@ mod tests {
     }
 
     #[test]
+    fn lookups_do_not_use_a_table_that_was_removed() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let whole = PageRange::from_pages(LEAF_SIZE, LEAF_PAGES)?;
+        fill(&mut table, whole, LEAF_PAGES, true)?;
+        let page = PageRange::from_pages(0, 1)?;
+        fill(&mut table, page, 8, true)?;
+        assert_eq!(table.get_near(0).number(), 8);
+        let (_, removed) = table.pool.walk(table.root, 0);
+        clear(&mut table, page);
+        // The split of the huge leaf uses the table that was freed last.
+        clear(&mut table, PageRange::from_pages(LEAF_SIZE + PAGE_SIZE, 1)?);
+        let (_, split) = table.pool.walk(table.root, LEAF_SIZE);
+        assert_eq!(split, removed);
+        assert!(!table.get_near(0).is_valid());
+        assert_eq!(table.get_near(LEAF_SIZE).number(), LEAF_PAGES);
+        Ok(())
+    }
+
+    #[test]
     fn empty_table_has_at_most_one_page() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let range = PageRange::from_pages(0, 3)?;

@@ -41,7 +41,6 @@ use crate::{
             self,
             Slot, //
         },
-        walk::WalkCache,
         BreakBeforeMake, //
     }, //
 };

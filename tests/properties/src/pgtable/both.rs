@@ -42,6 +42,8 @@ pub(super) struct Both<F: Format> {
     pub(super) left: BTreeMap<u32, usize>,
     pub(super) dma: Option<(Arc<DmaDevice>, Arc<DmaWindows>)>,
     pub(super) waiting: Waiting,
+    /// Whether walks are checked in descending order.
+    pub(super) descending: bool,
 }
 
 impl<F: Format> Both<F> {
@@ -70,6 +72,7 @@ impl<F: Format> Both<F> {
             left: BTreeMap::new(),
             dma,
             waiting: Waiting::default(),
+            descending: false,
         }
     }
 
@@ -274,19 +277,25 @@ impl<F: Format> Both<F> {
         }
     }
 
-    pub(super) fn check_walks(&self) {
-        let near = std::cell::Cell::new(WalkCache::NONE);
-        for page in looked_at::<F>() {
+    /// Begins with the page at which the previous check has ended, so that the first lookup finds
+    /// the table of this page in the cache, if an update has not removed it.
+    pub(super) fn check_walks(&mut self) {
+        let mut pages: Vec<usize> = looked_at::<F>().collect();
+        if self.descending {
+            pages.reverse();
+        }
+        self.descending = !self.descending;
+        for page in pages {
             let expected = self.model.get(page);
+            // Twice: the first lookup may begin at the root.
+            for _ in 0..2 {
+                let found = self.table.get_near(page * PAGE_SIZE);
+                assert_eq!(found, expected, "look at page {page} after others");
+            }
             assert_eq!(self.table.get(page * PAGE_SIZE), expected, "page {page}");
             let addr = page * PAGE_SIZE + page % PAGE_SIZE;
             let found = self.reader.walk(addr).map_or(DevicePte::NONE, |leaf| leaf.entry);
             assert_eq!(found, Model::<F>::raw(expected), "walk to page {page}");
-            // Twice: the first look may begin at the root.
-            for _ in 0..2 {
-                let found = self.table.get_near(page * PAGE_SIZE, &near);
-                assert_eq!(found, expected, "look at page {page} after others");
-            }
         }
         let beyond = last_address::<F>() + 1;
         assert_eq!(self.reader.walk(beyond), None);

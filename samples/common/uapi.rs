@@ -7,6 +7,7 @@ use crate::structure::{
     range,
     zeroed, //
 };
+use core::mem::offset_of;
 use kernel::{
     ffi::c_int,
     ioctl,
@@ -34,6 +35,9 @@ arguments! {
         faults: u64,
     }
 }
+
+/// Number of bytes of [`RawCommand`] before those that only the driver writes.
+const INPUT_BYTES: usize = offset_of!(RawCommand, cpages);
 
 const fn command(number: u32) -> u32 {
     ioctl::_IOWR::<RawCommand>('H' as u32, number)
@@ -82,38 +86,38 @@ pub(crate) struct Command {
     pub(crate) cpages: u64,
     /// Out: number of device faults.
     pub(crate) faults: u64,
-    addr: u64,
 }
 
 impl Command {
     /// Copies the argument from user space. `EFAULT`: bad pointer. `EINVAL`: bad range.
     pub(crate) fn read(user: usize) -> Result<Self> {
         let mut raw = zeroed::<RawCommand>();
-        Self::slice(user).reader().read_slice(raw.as_mut_bytes())?;
+        let inputs = raw.as_mut_bytes().get_mut(..INPUT_BYTES).ok_or(EINVAL)?;
+        UserSlice::new(UserPtr::from_addr(user), inputs.len())
+            .reader()
+            .read_slice(inputs)?;
         Ok(Self {
             range: range(raw.addr, raw.npages)?,
             ptr: usize::try_from(raw.ptr)?,
             npages: raw.npages,
             cpages: 0,
             faults: 0,
-            addr: raw.addr,
         })
     }
 
-    /// Copies the argument back to user space. Called on success only.
+    /// Copies the results to user space. Called on success only.
     pub(crate) fn write(&self, user: usize) -> Result {
         let mut raw = RawCommand {
-            addr: self.addr,
-            ptr: self.ptr as u64,
-            npages: self.npages,
             cpages: self.cpages,
             faults: self.faults,
+            ..zeroed()
         };
-        Self::slice(user).writer().write_slice(raw.as_mut_bytes())
-    }
-
-    fn slice(user: usize) -> UserSlice {
-        UserSlice::new(UserPtr::from_addr(user), size_of::<RawCommand>())
+        let outputs = raw.as_mut_bytes().get_mut(INPUT_BYTES..).ok_or(EINVAL)?;
+        // The addition does not wrap: the inputs were read from there.
+        let to = UserPtr::from_addr(user.wrapping_add(INPUT_BYTES));
+        UserSlice::new(to, outputs.len())
+            .writer()
+            .write_slice(outputs)
     }
 }
 

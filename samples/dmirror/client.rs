@@ -202,7 +202,11 @@ impl Client {
     }
 
     /// Counts faults of an ioctl.
+    #[inline]
     pub(crate) fn add_faults(&self, write: bool, count: u64) {
+        if count == 0 {
+            return;
+        }
         let counter = if write {
             &self.faults_write
         } else {

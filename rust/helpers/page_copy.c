@@ -120,35 +120,43 @@ static size_t from_user(void *dst, unsigned long user, size_t len)
 	return left;
 }
 
-void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,
-			size_t len)
+static __always_inline void read_page(void *dst, unsigned long pfn,
+				      size_t offset, size_t len)
 {
 	void *at = kmap_local_page(pfn_to_page(pfn));
 
 	copy_words(dst, at + offset, len);
 	kunmap_local(at);
 }
-EXPORT_SYMBOL_GPL(rust_hmm_read_page);
 
-void rust_hmm_write_page(unsigned long pfn, size_t offset, const void *src,
-			 size_t len)
+static __always_inline void write_page(unsigned long pfn, size_t offset,
+				       const void *src, size_t len)
 {
 	void *at = kmap_local_page(pfn_to_page(pfn));
 
 	copy_words(at + offset, src, len);
 	kunmap_local(at);
 }
+
+void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,
+			size_t len)
+{
+	read_page(dst, pfn, offset, len);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_read_page);
+
+void rust_hmm_write_page(unsigned long pfn, size_t offset, const void *src,
+			 size_t len)
+{
+	write_page(pfn, offset, src, len);
+}
 EXPORT_SYMBOL_GPL(rust_hmm_write_page);
 
 /* Copies @npages consecutive page frames to @dst. */
 void rust_hmm_read_pages(void *dst, unsigned long pfn, unsigned long npages)
 {
-	for (; npages--; pfn++, dst += PAGE_SIZE) {
-		void *at = kmap_local_page(pfn_to_page(pfn));
-
-		copy_words(dst, at, PAGE_SIZE);
-		kunmap_local(at);
-	}
+	for (; npages--; pfn++, dst += PAGE_SIZE)
+		read_page(dst, pfn, 0, PAGE_SIZE);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_read_pages);
 
@@ -156,12 +164,8 @@ EXPORT_SYMBOL_GPL(rust_hmm_read_pages);
 void rust_hmm_write_pages(unsigned long pfn, const void *src,
 			  unsigned long npages)
 {
-	for (; npages--; pfn++, src += PAGE_SIZE) {
-		void *at = kmap_local_page(pfn_to_page(pfn));
-
-		copy_words(at, src, PAGE_SIZE);
-		kunmap_local(at);
-	}
+	for (; npages--; pfn++, src += PAGE_SIZE)
+		write_page(pfn, 0, src, PAGE_SIZE);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_write_pages);
 

@@ -204,6 +204,7 @@ impl ReentryGuard {
         Self::enter_here()
     }
 
+    /// As [`Self::enter`], for the functions of this module, which are called for each access.
     #[inline(always)]
     fn enter_here() -> Self {
         Self {

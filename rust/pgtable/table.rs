@@ -98,8 +98,9 @@ pub struct Table<F: Format> {
     pub(super) live: usize,
     /// Chunk at which the most recent search for cold tables ended.
     pub(super) hand: usize,
-    /// Position of the last lookup by [`Self::get_near`]. Most lookups are sequential, or of a
-    /// page that was looked up before.
+    /// Table in which the last lookup by [`Self::get_near`] has ended. Most lookups are sequential,
+    /// or of a page that was looked up before. Each update forgets it, because it may remove that
+    /// table. No lookup is concurrent with an update: a table is not [`Sync`].
     pub(super) near: Cell<WalkCache>,
     /// DMA mappings of the pages, in a table of DMA addresses.
     dma: Option<OwnedWindows>,

@@ -119,6 +119,7 @@ fn write_page(
 /// Copies up to [`LOCKED_BATCH_PAGES`] pages of `range` from page `first` on under the table lock,
 /// until a page is missing. `user` is the buffer for the whole range. Returns the index of the page
 /// at which the copy has stopped.
+// Inlined, because most calls copy one page.
 #[inline(always)]
 fn copy_some(
     mirror: &Mirror<View>,
@@ -231,6 +232,7 @@ pub(crate) fn read(client: &Client, command: &mut Command, missing: Missing) -> 
 }
 
 /// Returns `ENOENT` if a page of `range` has no entry.
+// Not inlined, because most calls of `read` do not need it.
 #[inline(never)]
 fn check_present(client: &Client, range: PageRange) -> Result {
     // In pieces, so that the table lock is held only briefly.

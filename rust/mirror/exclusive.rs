@@ -22,6 +22,7 @@ use crate::{
     mm::{
         addr::PageRange,
         exclusive::ExclusivePage,
+        range_fault::AddressSpace,
         vma::fatal_signal_pending, //
     },
     pgtable::{
@@ -102,13 +103,13 @@ impl<D: Device> Mirror<D> {
             loop {
                 prealloc.refill()?;
                 self.inner().prepare(page)?;
-                match self.make_page_exclusive(page, &mut prealloc)? {
+                match self.make_page_exclusive(&space, page, &mut prealloc)? {
                     Err(error) if error == EBUSY && tries > 0 && !fatal_signal_pending() => {
                         tries -= 1;
                         // Emulate a CPU write. It splits a huge page, and ends an exclusive access
                         // whose entry could not be installed. Otherwise each would cause an event
                         // in the next attempt.
-                        match self.space()?.fault_in_writable(page.start()) {
+                        match space.fault_in_writable(page.start()) {
                             // The next attempt returns the error, as the first one would have
                             // without the race.
                             Err(error) if error == EPERM => {}
@@ -124,12 +125,14 @@ impl<D: Device> Mirror<D> {
 
     /// Makes one attempt. The inner error may be retried. The outer error is final, because
     /// [`Mirror::begin`] has already retried.
-    fn make_page_exclusive(
+    ///
+    /// `space` was returned by [`Mirror::space`], so that the device was present then.
+    pub(super) fn make_page_exclusive(
         &self,
+        space: &AddressSpace,
         page: PageRange,
         prealloc: &mut Prealloc<D::Format>,
     ) -> Result<Result> {
-        let space = self.space()?;
         // The address of `prealloc` is unique while this function runs.
         let id = MigrationId::of(prealloc);
         let request = MigrationDesc {
@@ -139,7 +142,7 @@ impl<D: Device> Mirror<D> {
             faultless: false,
             destination: Destination::Any,
         };
-        let (mmap, announced) = self.begin(&space, request).map_err(|error| {
+        let (mmap, announced) = self.begin(space, request).map_err(|error| {
             // `begin` returns `EINVAL` if nothing is mapped there.
             if error == EINVAL {
                 EFAULT

@@ -12,6 +12,15 @@
 program_sources=(Cargo.toml samples/demo tests/bench/{Cargo.toml,src} tests/{e2e,fuzz,lib,stress,rustfmt.toml}
 	tools/{audit,hmmctl,rustfmt.toml})
 driver_sources() { (cd "$HMM_TOP" && printf '%s\n' samples/* | grep -vx samples/demo); }
+# source_of PROGRAM: the directory of the sources of PROGRAM, without the crate in tests/lib.
+source_of() {
+	case $1 in
+	hmm-demo) echo samples/demo ;;
+	hmm-bench) echo tests/bench/src ;;
+	hmm-e2e | hmm-fuzz | hmm-stress) echo "tests/${1#hmm-}" ;;
+	hmm-audit | hmmctl) echo "tools/${1#hmm-}" ;;
+	esac
+}
 
 # hash_paths PATH...: short hash of the names and contents of the files below PATHs of the checkout,
 # without build output and records, which tests write.
@@ -26,7 +35,8 @@ hash_paths() {
 
 # sources_of KIND: the hash of the sources of the "modules", of the "programs", of "all" (both, with
 # everything that runs them), or of "tested": "all" without the tools that start tests, check
-# sources or judge results.
+# sources or judge results, and without the programs, of which a test has only those that it runs
+# (tests_of).
 sources_of() {
 	case $1 in
 	modules)
@@ -37,26 +47,38 @@ sources_of() {
 	all) hash_paths Kbuild Kconfig Makefile dkms.conf debian rust samples include tools tests/{bench,modules,mutations,run} "${program_sources[@]}" ;;
 	tested)
 		# shellcheck disable=SC2046 # Names without spaces.
-		hash_paths Kbuild Kconfig dkms.conf debian rust samples include tests/{bench,modules} "${program_sources[@]}" $(
-			cd "$HMM_TOP" || exit
-			printf '%s\n' tools/* tools/lib/* | grep -vxE 'tools/(check|lib)|tools/lib/(sources|groups)\.sh'
-		)
+		hash_paths Kbuild Kconfig Cargo.toml dkms.conf debian rust $(driver_sources) include \
+			tests/{bench/Cargo.toml,bench/baseline,bench/guest,lib,modules} $(
+				cd "$HMM_TOP" || exit
+				printf '%s\n' tools/* tools/lib/* |
+					grep -vxE 'tools/(audit|check|hmmctl|lib|rustfmt\.toml)|tools/lib/(sources|groups)\.sh'
+			)
 		;;
 	*) die "sources_of $1: want modules, programs, all or tested" ;;
 	esac
 }
 
 # tests_of TEXT...: the hash of the parts of tests/run that the TEXTs name, and of those that these
-# name in turn, including tools/lib/groups.sh, but without the tools that start all of them.
+# name in turn, including tools/lib/groups.sh, but without the tools that start all of them; and of
+# the sources of the programs that any of them names.
 tests_of() {
+	local found
+	mapfile -t found < <(parts_of "$@")
+	if ((${#found[@]})); then hash_paths "${found[@]}"; else echo none; fi
+}
+parts_of() {
 	local text=$* found=() name new
 	while :; do
 		new=()
 		while read -r name; do
+			name=$(source_of "$name")
+			[[ -z $name || " ${found[*]} " == *" $name "* ]] || found+=("$name")
+		done < <(grep -oE 'hmm-[a-z0-9]+|hmmctl' <<<"$text" | sort -u)
+		while read -r name; do
 			[ -e "$HMM_TOP/$name" ] || continue
 			case $name in tests/run/all | tests/run/release | tests/run/release.steps | tests/run/skips) continue ;; esac
 			[[ " ${found[*]} " == *" $name "* ]] || new+=("$name")
-		done < <(grep -oE 'tests/run/[a-z0-9]+([.-][a-z0-9]+)*|tools/lib/groups\.sh' <<<"$text" | sort -u)
+		done < <(grep -oE 'tests/(run/[a-z0-9]+([.-][a-z0-9]+)*|[a-z]+/run)|tools/lib/groups\.sh' <<<"$text" | sort -u)
 		((${#new[@]})) || break
 		found+=("${new[@]}")
 		text=''
@@ -64,7 +86,7 @@ tests_of() {
 			if [ -f "$HMM_TOP/$name" ]; then text+=$(<"$HMM_TOP/$name"); fi
 		done
 	done
-	if ((${#found[@]})); then hash_paths "${found[@]}"; else echo none; fi
+	if ((${#found[@]})); then printf '%s\n' "${found[@]}"; fi
 }
 
 # built_from DIRECTORY HASH: records that DIRECTORY was built from sources with HASH.

@@ -204,7 +204,8 @@ impl ReentryGuard {
         Self::enter_here()
     }
 
-    /// As [`Self::enter`], for the functions of this module, which are called for each access.
+    /// The body of [`Self::enter`], inlined in the functions of this module, which are called for
+    /// each access. Other callers share one copy of it.
     #[inline(always)]
     fn enter_here() -> Self {
         Self {

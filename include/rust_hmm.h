@@ -137,15 +137,14 @@ struct rust_hmm_usage {
  * rust_hmm_memory_create() - create device memory that the CPU cannot address
  * @ops: driver callbacks for the memory
  * @data: passed to the callbacks
- * @pages: maximum number of pages, a multiple of those of a PMD (512 with pages of 4 KiB);
- *	device page numbers are below it
+ * @pages: maximum number of pages; device page numbers are below it
  *
  * The struct pages (MEMORY_DEVICE_PRIVATE) are allocated on demand.
  *
  * Return: the memory, or ERR_PTR():
  *
- * * -EINVAL: @pages is 0, not such a multiple, or larger than the physical address space;
- *   @ops->size is wrong; or @ops->copy is NULL
+ * * -EINVAL: @pages is 0 or larger than the physical address space; @ops->size is wrong; or
+ *   @ops->copy is NULL
  * * -ENOMEM
  */
 struct rust_hmm_memory *rust_hmm_memory_create(const struct rust_hmm_memory_ops *ops, void *data,

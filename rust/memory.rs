@@ -238,7 +238,9 @@ impl<M: MemoryOps> MemoryParts<M> {
 }
 
 impl<M: MemoryOps> Memory<M> {
-    /// Creates memory of at most `max_pages` pages of `PAGE_SIZE`. The memory grows on demand.
+    /// Creates memory of at most `max_pages` pages of `PAGE_SIZE`. Their numbers are below
+    /// `max_pages`. The memory grows on demand. It may end within a huge page; the pages behind the
+    /// last whole one are used as small pages.
     ///
     /// # Errors
     ///

@@ -36,12 +36,9 @@ use crate::{
         CopyJob,
         RawCopyJob, //
     },
-    mm::{
-        addr::PMD_PAGES,
-        device_pages::{
-            DeviceRange,
-            MemoryKind, //
-        }, //
+    mm::device_pages::{
+        DeviceRange,
+        MemoryKind, //
     }, //
 };
 use kernel::{
@@ -219,7 +216,7 @@ fn create(
     if ops.size != size_of::<bindings::rust_hmm_memory_ops>() || ops.copy.is_none() {
         return Err(EINVAL);
     }
-    if pages == 0 || pages % PMD_PAGES != 0 {
+    if pages == 0 {
         return Err(EINVAL);
     }
     let memory = Arc::pin_init(

@@ -41,10 +41,7 @@ use crate::{
             PMD_ORDER,
             PMD_PAGES, //
         },
-        device_pages::{
-            DeviceRange,
-            MmapLocks, //
-        },
+        device_pages::MmapLocks,
         folio::{
             Effort,
             LockedFolio, //
@@ -151,12 +148,9 @@ pub(super) struct Eviction<'a> {
 }
 
 impl Eviction<'_> {
-    /// Returns the pages of the block.
-    pub(super) fn block(&self) -> DeviceRange {
-        DeviceRange {
-            first: self.claim.block() * PMD_PAGES,
-            count: PMD_PAGES,
-        }
+    /// Returns the first page of the block.
+    pub(super) fn first(&self) -> usize {
+        self.claim.block() * PMD_PAGES
     }
 }
 
@@ -257,31 +251,28 @@ impl<M: MemoryOps> MemoryParts<M> {
         batch: &mut Batch,
         copies: &mut CopyContext,
     ) -> usize {
-        let block = eviction.block();
+        let first = eviction.first();
         let mut huge = None;
-        if self.pages.is_huge(block.first) {
+        if self.pages.is_huge(first) {
             huge = self.huge_destination();
             if huge.is_none() {
-                self.pages.split(block.first, locks, batch);
+                self.pages.split(first, locks, batch);
             }
         }
         let mut stopwatch = Stopwatch::start();
         let begin = || Some(EvictingGuard::begin(&self.pages.data().evicting));
         let evicting = Cell::new(begin());
-        let mut moved = self
-            .pages
-            .isolate_huge(block.first, locks, batch, |isolated| {
-                evicting.set(None);
-                self.migrate_to_ram(isolated, huge.take(), copies, &mut stopwatch)
-            });
-        if moved.is_none() && !self.pages.is_huge(block.first) {
+        let mut moved = self.pages.isolate_huge(first, locks, batch, |isolated| {
+            evicting.set(None);
+            self.migrate_to_ram(isolated, huge.take(), copies, &mut stopwatch)
+        });
+        if moved.is_none() && !self.pages.is_huge(first) {
             let mut small = 0;
-            self.pages
-                .isolate_small(block.first, locks, batch, |isolated| {
-                    evicting.set(None);
-                    small += self.migrate_to_ram(isolated, None, copies, &mut stopwatch);
-                    evicting.set(begin());
-                });
+            self.pages.isolate_small(first, locks, batch, |isolated| {
+                evicting.set(None);
+                small += self.migrate_to_ram(isolated, None, copies, &mut stopwatch);
+                evicting.set(begin());
+            });
             moved = Some(small);
         }
         drop(evicting);

@@ -147,19 +147,22 @@ impl<M: MemoryOps> Memory<M> {
             }
             // The block is claimed, so that no other task evicts it. Pages that are still in use
             // are pinned or locked.
-            let block = eviction.block();
-            if self.pages().used_in_block(block.first) != 0 {
-                self.pages().data().lru.put_off(block.first / PMD_PAGES);
+            let first = eviction.first();
+            if self.pages().used_in_block(first) != 0 {
+                self.pages().data().lru.put_off(first / PMD_PAGES);
             }
         }
         Ok(self.has_room(pages))
     }
 
     fn coldest<'a>(&self, lru: &'a Lru, before: LruStamp) -> Result<Claim<'a>, NoClaim> {
-        let usage = |block: usize| match self.pages().used_in_block(block * PMD_PAGES) {
-            0 => BlockUsage::Empty,
-            PMD_PAGES => BlockUsage::Full,
-            _ => BlockUsage::Partial,
+        let usage = |block: usize| {
+            let first = block * PMD_PAGES;
+            match self.pages().used_in_block(first) {
+                0 => BlockUsage::Empty,
+                used if used == self.pages().pages_in_block(first) => BlockUsage::Full,
+                _ => BlockUsage::Partial,
+            }
         };
         let count = self.pages().used().div_ceil(PMD_PAGES);
         lru.coldest(&usage, count, before)

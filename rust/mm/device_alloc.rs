@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Page allocator of one piece of device memory: a lock-free bitmap from which folios of order 0 to
-//! [`PMD_ORDER`] are allocated, in blocks of [`PMD_PAGES`].
+//! [`PMD_ORDER`] are allocated, in blocks of [`PMD_PAGES`]. The last block may have fewer pages.
 //!
 //! Pages are freed in any context: under page-table locks, and from interrupts, when the last
 //! reference to a coherent page is dropped at the end of an I/O. A bitmap of atomics needs no lock
@@ -77,7 +77,14 @@ fn bits(bit: usize, pages: usize) -> u64 {
 }
 
 /// Bitmaps of the free, withdrawn and hidden pages of one piece.
+///
+/// # Invariants
+///
+/// The bitmaps cover whole blocks. Bits from `len` on are those of withdrawn and hidden pages, and
+/// never change: the device has no such pages.
 pub(in crate::mm) struct FreeMap {
+    /// Number of pages.
+    len: usize,
     /// A set bit is a free page.
     words: KVVec<Atomic<u64>>,
     /// A set bit is a page that is withdrawn: when it is freed, it is hidden.
@@ -94,22 +101,23 @@ pub(in crate::mm) struct FreeMap {
 }
 
 impl FreeMap {
-    /// Creates a map of `pages` pages, a multiple of [`PMD_PAGES`]. All pages are withdrawn until
-    /// [`Self::online`].
+    /// Creates a map of `pages` pages. All pages are withdrawn until [`Self::online`].
     ///
     /// # Errors
     ///
     /// - `ENOMEM`: no memory is available.
     pub(in crate::mm) fn new(pages: usize) -> Result<Self> {
         let map = |value: u64| -> Result<KVVec<Atomic<u64>>> {
-            let count = pages / WORD_PAGES;
+            let count = pages.div_ceil(PMD_PAGES) * BLOCK_WORDS;
             let mut words = KVVec::with_capacity(count, GFP_KERNEL)?;
             for _ in 0..count {
                 words.push(Atomic::new(value), GFP_KERNEL)?;
             }
             Ok(words)
         };
+        // INVARIANT: All pages are withdrawn and hidden.
         Ok(Self {
+            len: pages,
             words: map(0)?,
             out: map(u64::MAX)?,
             hidden: map(u64::MAX)?,
@@ -139,7 +147,12 @@ impl FreeMap {
 
     /// Returns the number of pages of the piece.
     pub(in crate::mm) fn len(&self) -> usize {
-        self.words.len() * WORD_PAGES
+        self.len
+    }
+
+    /// Returns the number of pages of the block that begins at `first`.
+    pub(in crate::mm) fn pages_in_block(&self, first: usize) -> usize {
+        self.len.saturating_sub(first).min(PMD_PAGES)
     }
 
     fn block(&self, number: usize) -> Option<&[Atomic<u64>]> {
@@ -424,6 +437,8 @@ impl FreeMap {
         if index == 0 && pages >= self.len() {
             self.some_out.store(false, Relaxed);
         }
+        // INVARIANT: Bits from `len` on do not change.
+        let pages = pages.min(self.len().saturating_sub(index));
         for_each_word(index, pages, |at, mask| {
             let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
             if let (Some(word), Some(out), Some(hidden)) = words {

@@ -235,8 +235,8 @@ unsafe impl<T: DevicePageOps> Send for DevicePages<T> {}
 unsafe impl<T: DevicePageOps> Sync for DevicePages<T> {}
 
 impl<T: DevicePageOps> DevicePages<T> {
-    /// Creates memory of at most `max_pages` pages, rounded up to [`PMD_PAGES`]. No pages are added
-    /// yet, see [`Self::add_chunks`].
+    /// Creates memory of at most `max_pages` pages. Their numbers are below `max_pages`. No pages
+    /// are added yet, see [`Self::add_chunks`].
     ///
     /// # Errors
     ///
@@ -297,7 +297,7 @@ impl<T: DevicePageOps> DevicePages<T> {
             recent: Atomic::new(0),
             kind,
             lowest: Atomic::new(usize::MAX),
-            max_pages: max_pages.next_multiple_of(PMD_PAGES),
+            max_pages,
             used: Atomic::new(0),
             there: Atomic::new(0),
             adding <- {
@@ -430,6 +430,13 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.chunk(number)?.frame_guard()
     }
 
+    /// Returns the number of pages of the block that begins at `number`: [`PMD_PAGES`], or fewer if
+    /// the memory ends within it.
+    pub(crate) fn pages_in_block(&self, number: usize) -> usize {
+        self.chunk(number)
+            .map_or(0, |chunk| chunk.free.pages_in_block(number % CHUNK_PAGES))
+    }
+
     /// Returns the number of pages in use in the block of [`PMD_PAGES`] that begins at `number`.
     ///
     /// # Context
@@ -500,7 +507,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         Some(self.chunk(number)?.base()? + number % CHUNK_PAGES)
     }
 
-    /// Returns the blocks of [`PMD_PAGES`] device pages that have pages in use.
+    /// Returns the blocks of device pages that have pages in use.
     ///
     /// # Context
     ///
@@ -513,7 +520,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                 .filter(|first| chunk.free.used_in_block(*first) != 0)
                 .map(|first| DeviceRange {
                     first: chunk.index * CHUNK_PAGES + first,
-                    count: PMD_PAGES,
+                    count: chunk.free.pages_in_block(first),
                 })
         })
     }

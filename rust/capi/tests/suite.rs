@@ -259,7 +259,6 @@ mod tests {
                 );
             };
             memory(MEMORY_OPS, 0);
-            memory(MEMORY_OPS, PMD_PAGES - 1);
             memory(MEMORY_OPS, (1 << 40) + PMD_PAGES);
             let mut ops = MEMORY_OPS;
             ops.size = 32;

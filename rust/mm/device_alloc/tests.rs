@@ -141,8 +141,48 @@ mod suite {
     }
 
     #[test]
+    fn part_of_a_block_has_only_its_pages() -> Result {
+        for pages in [
+            1,
+            63,
+            65,
+            PMD_PAGES - 1,
+            PMD_PAGES + 64,
+            2 * PMD_PAGES + 100,
+        ] {
+            let map = free_map(pages)?;
+            assert_eq!((map.len(), map.withdrawn()), (pages, 0));
+            let blocks = pages / PMD_PAGES;
+            for _ in 0..blocks {
+                assert!(map
+                    .take(PMD_ORDER)
+                    .is_some_and(|first| first < blocks * PMD_PAGES));
+            }
+            assert_eq!(map.take(PMD_ORDER), None);
+            for index in blocks * PMD_PAGES..pages {
+                assert_eq!(map.take(0), Some(index));
+            }
+            assert_eq!((map.take(0), map.used()), (None, pages));
+            let last = (pages - 1) / PMD_PAGES * PMD_PAGES;
+            assert_eq!(map.used_in_block(last), pages - last);
+            assert_eq!(map.pages_in_block(last), pages - last);
+            // Restores nothing behind the last page.
+            assert_eq!(map.offline(0, pages), pages);
+            map.online(0, usize::MAX);
+            assert_eq!((map.take(0), map.withdrawn()), (None, 0));
+            assert_eq!(map.take_row(pages, 64), 0);
+            assert!(!map.take_at(pages, 0) && !map.is_used(pages));
+        }
+        Ok(())
+    }
+
+    #[test]
     fn random_use_agrees_with_a_model() -> Result {
-        const PAGES: usize = 3 * PMD_PAGES;
+        use_randomly::<{ 3 * PMD_PAGES }>()?;
+        use_randomly::<{ 2 * PMD_PAGES + 77 }>()
+    }
+
+    fn use_randomly<const PAGES: usize>() -> Result {
         let map = free_map(PAGES)?;
         let mut model = KVec::from_elem(Page::Free, PAGES, GFP_KERNEL)?;
         let mut random = 0x9e37_79b9_7f4a_7c15;
@@ -151,7 +191,8 @@ mod suite {
             let pages = 1 << order;
             let at = next(&mut random) % (PAGES / pages) * pages;
             let all = |model: &KVec<Page>, at: usize, state| {
-                model.iter().skip(at).take(pages).all(|page| *page == state)
+                let mut folio = model.iter().skip(at).take(pages);
+                at + pages <= PAGES && folio.all(|page| *page == state)
             };
             let fill = |model: &mut KVec<Page>, at: usize, state| {
                 model

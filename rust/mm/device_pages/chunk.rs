@@ -129,8 +129,7 @@ impl<T: DevicePageOps> Chunk<T> {
         folio_split: None,
     };
 
-    /// Creates chunk `index` without page frames. `pages` of its pages are used, a multiple of
-    /// [`PMD_PAGES`](crate::mm::addr::PMD_PAGES).
+    /// Creates chunk `index` without page frames. Its first `pages` pages are used.
     pub(super) fn new(
         back: &DevicePages<T>,
         index: usize,

@@ -98,6 +98,44 @@ mod suite {
     }
 
     #[test]
+    fn memory_has_no_pages_beyond_its_limit() -> Result {
+        const LIMIT: usize = PMD_PAGES + 5;
+        let device = device(LIMIT)?;
+        device.add_chunks(LIMIT)?;
+        assert_eq!((device.total(), device.limit()), (LIMIT, LIMIT));
+        let block = device.alloc(PMD_ORDER).ok_or(ENOMEM)?;
+        assert!(device.alloc(PMD_ORDER).is_none());
+        let mut pages = KVec::new();
+        while let Some(page) = device.alloc(0) {
+            pages.push(page, GFP_KERNEL)?;
+        }
+        assert_eq!((pages.len(), device.used()), (5, LIMIT));
+        let mut numbers = pages.iter().map(|page| device.lookup(page.pfn()));
+        assert!(numbers.all(|number| number < Some(LIMIT)));
+        assert!(device.take_row(Some(LIMIT - 1), 8).is_none());
+        assert!(device.alloc_at(LIMIT, 0).is_none());
+        assert_eq!(device.add_chunks(1), Err(ENOMEM));
+        assert_eq!(device.grow_to(LIMIT), Ok(()));
+        let mut blocks = device.used_blocks().map(|block| block.count);
+        assert_eq!((blocks.next(), blocks.next()), (Some(PMD_PAGES), Some(5)));
+        assert_eq!(device.pages_in_block(PMD_PAGES), 5);
+        // More than the memory has.
+        let all = DeviceRange {
+            first: 0,
+            count: 2 * PMD_PAGES,
+        };
+        assert_eq!(device.offline(all), LIMIT);
+        drop((block, pages));
+        assert_eq!((device.total(), device.used()), (0, 0));
+        device.online(all);
+        assert_eq!(device.total(), LIMIT);
+        assert_eq!((device.remove_chunks(1), device.total()), (1, 0));
+        device.add_chunks(LIMIT)?;
+        assert_eq!(device.total(), LIMIT);
+        Ok(())
+    }
+
+    #[test]
     fn rows_end_at_used_pages_and_block_boundaries() -> Result {
         let device = device(2 * PMD_PAGES)?;
         device.add_chunks(1)?;

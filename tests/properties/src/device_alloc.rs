@@ -11,21 +11,30 @@ use crate::harness::{
 use proptest::prelude::*;
 use super::*;
 
+/// Sizes of maps in pages: the last block of the third one has no more than 77 pages.
+const ONE: usize = PMD_PAGES;
+const THREE: usize = 3 * PMD_PAGES;
+const PART: usize = 2 * PMD_PAGES + 77;
+
 pub(crate) const ALL: &[Property] = &[
     Property {
         name: "device_alloc_pages_have_one_state",
         cases: 600,
-        variants: &[("1-block", states::<1>), ("3-blocks", states::<3>)],
+        variants: &[("1-block", states::<ONE>), ("3-blocks", states::<THREE>), ("part", states::<PART>)],
     },
     Property {
         name: "device_alloc_finds_each_free_folio",
         cases: 600,
-        variants: &[("1-block", folios::<1>), ("3-blocks", folios::<3>)],
+        variants: &[("1-block", folios::<ONE>), ("3-blocks", folios::<THREE>), ("part", folios::<PART>)],
     },
     Property {
         name: "device_alloc_offline_pages_return_when_online",
         cases: 300,
-        variants: &[("1-block", withdrawn::<1>), ("3-blocks", withdrawn::<3>)],
+        variants: &[
+            ("1-block", withdrawn::<ONE>),
+            ("3-blocks", withdrawn::<THREE>),
+            ("part", withdrawn::<PART>),
+        ],
     },
 ];
 
@@ -127,11 +136,11 @@ struct Taken {
 
 /// Applies operations to the map and the model. Calls `check` after each, with the model before and
 /// after it.
-fn each<const BLOCKS: usize>(
+fn each<const PAGES: usize>(
     trial: &Trial<'_>,
     check: impl Fn(&FreeMap, &Model, &Model, Option<Taken>),
 ) {
-    let pages = BLOCKS * PMD_PAGES;
+    let pages = PAGES;
     trial.run(ops(), 1..80, |ops| {
         let map = free_map(pages).unwrap();
         let mut model = Model(vec![(Page::Free, false); pages]);
@@ -176,7 +185,8 @@ fn each<const BLOCKS: usize>(
                     model.online(index, count);
                 }
                 Op::RestoreAll => {
-                    map.online(0, pages);
+                    // More than there are.
+                    map.online(0, pages.next_multiple_of(PMD_PAGES));
                     model.online(0, pages);
                 }
             }
@@ -187,8 +197,8 @@ fn each<const BLOCKS: usize>(
 
 /// The map agrees with the model on which pages are free, used, and withdrawn, and its counts are
 /// those of the pages.
-fn states<const BLOCKS: usize>(trial: &Trial<'_>) {
-    each::<BLOCKS>(trial, |map, _, model, _| {
+fn states<const PAGES: usize>(trial: &Trial<'_>) {
+    each::<PAGES>(trial, |map, _, model, _| {
         assert_eq!(map.used(), model.count(Page::Used));
         assert_eq!(map.withdrawn(), model.count(Page::Out));
         for (index, (page, _)) in model.0.iter().enumerate() {
@@ -196,8 +206,16 @@ fn states<const BLOCKS: usize>(trial: &Trial<'_>) {
             let free = map.words[index / 64].load(Relaxed) >> (index % 64) & 1 != 0;
             assert_eq!(free, *page == Page::Free, "page {index}");
         }
+        // The words of the map cover whole blocks. Pages behind the last one are never free.
+        assert_eq!((map.len(), map.words.len() * 64 % PMD_PAGES), (PAGES, 0));
+        for index in PAGES..map.words.len() * 64 {
+            let free = map.words[index / 64].load(Relaxed) >> (index % 64) & 1 != 0;
+            assert!(!free && !map.is_used(index), "page {index}");
+        }
         for first in (0..model.0.len()).step_by(PMD_PAGES) {
-            let used = (first..first + PMD_PAGES).filter(|index| model.0[*index].0 == Page::Used);
+            let block = first..(first + PMD_PAGES).min(PAGES);
+            assert_eq!(map.pages_in_block(first), block.len());
+            let used = block.filter(|index| model.0[*index].0 == Page::Used);
             assert_eq!(map.used_in_block(first), used.count());
             let is_free = |first: usize| model.is(first, PMD_PAGES, Page::Free);
             let any = (0..model.0.len()).step_by(PMD_PAGES).any(is_free);
@@ -209,8 +227,8 @@ fn states<const BLOCKS: usize>(trial: &Trial<'_>) {
 /// An allocated folio was free and is aligned, and the allocation succeeds if there is one. A small
 /// folio comes from the block that was used last, or from the one with the fewest free pages that
 /// fits.
-fn folios<const BLOCKS: usize>(trial: &Trial<'_>) {
-    each::<BLOCKS>(trial, |_, before, _, taken| {
+fn folios<const PAGES: usize>(trial: &Trial<'_>) {
+    each::<PAGES>(trial, |_, before, _, taken| {
         let Some(Taken { order, index, last }) = taken else {
             return;
         };
@@ -223,7 +241,7 @@ fn folios<const BLOCKS: usize>(trial: &Trial<'_>) {
             return;
         }
         let free = |block: usize| {
-            let pages = block * PMD_PAGES..(block + 1) * PMD_PAGES;
+            let pages = block * PMD_PAGES..((block + 1) * PMD_PAGES).min(PAGES);
             pages.filter(|page| before.0[*page].0 == Page::Free).count()
         };
         let has_room = |block: &usize| {
@@ -231,7 +249,7 @@ fn folios<const BLOCKS: usize>(trial: &Trial<'_>) {
             places.any(|at| before.is(at, pages, Page::Free))
         };
         let block = index / PMD_PAGES;
-        let fewest = (0..BLOCKS).filter(has_room).map(free).min();
+        let fewest = (0..PAGES.div_ceil(PMD_PAGES)).filter(has_room).map(free).min();
         let is_right = block == last || Some(free(block)) == fewest;
         assert!(is_right, "block {block} is begun");
     });
@@ -239,8 +257,8 @@ fn folios<const BLOCKS: usize>(trial: &Trial<'_>) {
 
 /// A withdrawn page is not allocated after it is freed. `online` brings back exactly the given
 /// pages.
-fn withdrawn<const BLOCKS: usize>(trial: &Trial<'_>) {
-    each::<BLOCKS>(trial, |map, before, model, taken| {
+fn withdrawn<const PAGES: usize>(trial: &Trial<'_>) {
+    each::<PAGES>(trial, |map, before, model, taken| {
         if let Some(Taken { order, index: Some(index), .. }) = taken {
             for (page, out) in &before.0[index..index + (1 << order)] {
                 assert!(*page == Page::Free && !out);

@@ -4,6 +4,7 @@
 use super::memory::{
     block,
     engine_reads,
+    on_device,
     to_device,
     with, //
 };
@@ -56,6 +57,9 @@ pub const TESTS: &[Test] = &[
     )
     .only_rust(OURS),
     Test::new("memory", "idle_chunks_are_removed", idle_chunks_are_removed)
+        .only_rust(OURS)
+        .private(),
+    Test::new("memory", "small_memory_is_filled_to_its_end", small_memory_is_filled_to_its_end)
         .only_rust(OURS)
         .private(),
     Test::new("memory", "device_of_16_tib_works", device_of_16_tib_works).only_rust(OURS),
@@ -222,6 +226,26 @@ fn device_of_16_tib_works(ctx: &Ctx) -> Outcome {
     cpu_sees(&maps[1], 2, "after the eviction")?;
     to_device(&device, &maps[1])?;
     engine_reads(&device, &maps[1], 2)?;
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+/// The memory ends within a huge page, whose pages are used as small ones.
+fn small_memory_is_filled_to_its_end(ctx: &Ctx) -> Outcome {
+    const BYTES: usize = 3 << 20;
+    const PAGES: u64 = (BYTES / PAGE_SIZE) as u64;
+    let _restore = with(ctx, "vram_mib=3")?;
+    let device = ctx.open()?;
+    check_eq!(device.info()?.vram_bytes, BYTES as u64, "bytes of device memory");
+    let map = Mapping::anon_aligned(BYTES.div_ceil(HUGE_SIZE))?;
+    map.fill(1);
+    let done = to_device(&device, &map)?;
+    let rest = map.pages() as u64 - PAGES;
+    check_eq!((done.moved, done.no_memory, done.copy_failed), (PAGES, rest, 0), "moved, left");
+    check_eq!(device.counters()?.device_pages_total, PAGES, "pages that the device has");
+    check_eq!(on_device(&device, &map)? as u64, PAGES, "pages on the device");
+    engine_reads(&device, &map, 1)?;
+    cpu_sees(&map, 1, "after the way back")?;
     device.close().what("close")?;
     unload(ctx)
 }

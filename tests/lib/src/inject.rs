@@ -153,8 +153,8 @@ pub enum Spared {
     /// Creation of entries in `/proc/irq`. Their absence is not checked, and leads to a warning on
     /// removal.
     Interrupts,
-    /// Adding memory. On a failure the kernel warns, does not undo completed parts, and does not
-    /// check whether a page was allocated for its page table.
+    /// Adding memory. On a failure the kernel warns and does not undo completed parts. On x86 it
+    /// also does not check whether a page was allocated for the page table of its linear mapping.
     Hotplug,
 }
 
@@ -163,6 +163,7 @@ impl Spared {
     fn names(self) -> &'static [&'static str] {
         match self {
             Spared::Interrupts => &["register_irq_proc"],
+            Spared::Hotplug if cfg!(target_arch = "aarch64") => &["__add_pages"],
             Spared::Hotplug => &["add_pages", "arch_add_memory"],
         }
     }
@@ -174,7 +175,7 @@ impl Spared {
             let text = fs::read_to_string("/proc/kallsyms").ok()?;
             joint_span(&text, self.names())
         });
-        let missing = || format!("this kernel has {} not side by side", self.names().join(", "));
+        let missing = || format!("this kernel does not have {} in a row", self.names().join(", "));
         span.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing()))
     }
 }

@@ -20,10 +20,10 @@ const FEW: usize = 4;
 /// Number of lines about wrong words, of which each describes a page.
 const REPORTS: usize = 64;
 
-/// Copies the readable part of `map` to `data`, and returns its length in bytes. Memory that cannot
-/// be read now, because of an injected copy failure, is no error.
+/// Copies the readable part of `map` to `data`, as far as it fits, and returns its length in bytes.
+/// Memory that cannot be read now, because of an injected copy failure, is no error.
 fn read_by_cpu(map: &Mapping, data: &mut [u8]) -> usize {
-    let local = libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: map.len() };
+    let local = libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() };
     let remote = libc::iovec { iov_base: map.addr() as *mut _, iov_len: map.len() };
     let local = std::ptr::addr_of!(local);
     let remote = std::ptr::addr_of!(remote);
@@ -78,11 +78,11 @@ pub fn run(devices: u64, hardware: bool, shared: &Shared) -> Result<(), String> 
         }
         all.push((device, map));
     }
+    let mut data = vec![0u8; pages * PAGE_SIZE];
     let mut reports = 0;
     while !shared.stop.load(Relaxed) {
         for (index, (device, map)) in all.iter().enumerate() {
             // Other processes evict it and let copies fail: both calls may fail.
-            let mut data = vec![0u8; map.len()];
             let moved = if hardware {
                 moved_by_hardware(device, map, &mut data)
             } else {

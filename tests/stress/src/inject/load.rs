@@ -26,10 +26,6 @@ use std::path::Path;
 /// Name of the case.
 pub const NAME: &str = "load";
 
-/// Address range of modules on x86-64. The range of a single module is not known before it is
-/// loaded.
-const MODULES: (u64, u64) = (0xffff_ffff_a000_0000, 0xffff_ffff_ff00_0000);
-
 /// The modules, in load order.
 struct Modules<'a> {
     path: &'a Path,
@@ -86,6 +82,8 @@ fn those_there_work() -> Result<(), String> {
 /// Loads the modules with the first, the second, ... failure, until no failure is injected any
 /// longer.
 fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
+    modules.load_all()?;
+    let area = inject::module_area(&modules.names).map_err(|error| error.to_string())?;
     modules.unload_all()?;
     let mut failures = 0;
     let mut without = 0;
@@ -99,7 +97,7 @@ fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
         let mut n = 1;
         loop {
             let spared = if name == BOUND { Spared::Interrupts } else { Spared::Hotplug };
-            let kernel = Kernel::prepare_range(&[kind], 0, MODULES, spared);
+            let kernel = Kernel::prepare_range(&[kind], 0, area, spared);
             let kernel = kernel.map_err(|error| format!("prepare: {error}"))?;
             let armed = inject::arm(&Source::Kernel(kind), n);
             let armed = armed.map_err(|error| format!("arm: {error}"))?;
@@ -134,10 +132,12 @@ fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
             n = following(n, EACH);
         }
     }
-    if modules.is_bound() && without == 0 {
-        Err(format!("{failures} failures, and the devices were there each time"))
-    } else {
-        Ok(failures)
+    match failures {
+        0 => Err("nothing failed".into()),
+        _ if modules.is_bound() && without == 0 => {
+            Err(format!("{failures} failures, and the devices were there each time"))
+        }
+        _ => Ok(failures),
     }
 }
 

@@ -53,18 +53,21 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// Compares `bytes` with `expect(page, word)`.
+/// Compares each page of `bytes` with the pattern of the seed that `seed` gives for it, or with
+/// zeros if it gives none. The pages are counted from `first` on.
+// Not generic, so that the loop is compiled in this crate, with optimization.
 pub fn compare(
     bytes: &[u8],
     first: usize,
-    expect: impl Fn(usize, usize) -> u64,
+    seed: &dyn Fn(usize) -> Option<u64>,
 ) -> Result<(), Mismatch> {
-    for (page, data) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
+    for (page, data) in (first..).zip(bytes.chunks_exact(PAGE_SIZE)) {
+        let seed = seed(page);
         for (index, raw) in data.chunks_exact(8).enumerate() {
             let found = u64::from_ne_bytes(raw.try_into().unwrap_or_default());
-            let expected = expect(first + page, index);
+            let expected = seed.map_or(0, |seed| word(seed, page, index));
             if found != expected {
-                return Err(Mismatch { page: first + page, word: index, found, expected });
+                return Err(Mismatch { page, word: index, found, expected });
             }
         }
     }
@@ -73,12 +76,12 @@ pub fn compare(
 
 /// Compares `bytes` with the pattern of `seed`, from page `first` on.
 pub fn check(seed: u64, first: usize, bytes: &[u8]) -> Result<(), Mismatch> {
-    compare(bytes, first, |page, index| word(seed, page, index))
+    compare(bytes, first, &|_| Some(seed))
 }
 
 /// Checks that `bytes` are all zero.
 pub fn check_zero(bytes: &[u8]) -> Result<(), Mismatch> {
-    compare(bytes, 0, |_, _| 0)
+    compare(bytes, 0, &|_| None)
 }
 
 #[cfg(test)]
@@ -94,6 +97,17 @@ mod tests {
         assert!(check(3, 6, &bytes).is_err());
         assert!(check_zero(&bytes).is_err());
         assert_eq!(check_zero(&[0; 2 * PAGE_SIZE]), Ok(()));
+    }
+
+    #[test]
+    fn pages_of_several_seeds_are_compared() {
+        let mut bytes = buffer(3, 7, 2);
+        bytes.extend_from_slice(&[0; PAGE_SIZE]);
+        let seed = |page| (page < 9).then_some(3);
+        assert_eq!(compare(&bytes, 7, &seed), Ok(()));
+        bytes[2 * PAGE_SIZE + 8] = 5;
+        let found = compare(&bytes, 7, &seed).unwrap_err();
+        assert_eq!((found.page, found.word, found.found, found.expected), (9, 1, 5, 0));
     }
 
     #[test]

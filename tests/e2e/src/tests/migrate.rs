@@ -148,22 +148,20 @@ fn holes_and_zero_pages_migrate_as_zero(ctx: &Ctx) -> Outcome {
             _ => map.fill_pages(1, page, 1),
         }
     }
-    let expect = |page: usize, word: usize| match page % 3 {
-        2 => pattern::word(1, page, word),
-        _ => 0,
-    };
+    let seed = |page: usize| (page % 3 == 2).then_some(1);
     let mut data = vec![0xaa; map.len()];
     let done = device.migrate_to_device(map.addr(), &mut data).what("migrate")?;
     check_eq!(done.cpages, PAGES as u64, "cpages");
-    pattern::compare(&data, 0, expect).what("data that the migration returns")?;
+    pattern::compare(&data, 0, &seed).what("data that the migration returns")?;
     check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the device");
     device_fills_pages(&device, &map, 7, 0, 2, "of pages that were a hole and a zero page")?;
     map.check_pages(7, 0, 2).what("CPU read of words that the device wrote")?;
     let mut data = vec![0xaa; map.len() - 2 * PAGE_SIZE];
     device.read(map.page_addr(2), &mut data).what("device read")?;
-    pattern::compare(&data, 2, expect).what("device read of the rest")?;
+    pattern::compare(&data, 2, &seed).what("device read of the rest")?;
     for page in 2..PAGES {
-        check_eq!(map.get(page, 5), expect(page, 5), "CPU read of page {page}");
+        let expected = seed(page).map_or(0, |seed| pattern::word(seed, page, 5));
+        check_eq!(map.get(page, 5), expected, "CPU read of page {page}");
     }
     Ok(())
 }
@@ -176,18 +174,17 @@ fn lone_pages(ctx: &Ctx) -> Outcome {
     for page in LONE {
         map.fill_pages(1, page, 1);
     }
-    let lone = |page: usize| LONE.contains(&page);
-    let expect =
-        |page: usize, word: usize| if lone(page) { pattern::word(1, page, word) } else { 0 };
+    let seed = |page: usize| LONE.contains(&page).then_some(1);
     let mut data = vec![0xaa; map.len()];
     let done = device.migrate_to_device(map.addr(), &mut data).what("migrate")?;
     check_eq!(done.cpages, map.pages() as u64, "cpages");
-    pattern::compare(&data, 0, expect).what("data that the migration returns")?;
+    pattern::compare(&data, 0, &seed).what("data that the migration returns")?;
     for page in 0..map.pages() {
-        check_eq!(map.get(page, 9), expect(page, 9), "CPU read of page {page}");
+        let expected = seed(page).map_or(0, |seed| pattern::word(seed, page, 9));
+        check_eq!(map.get(page, 9), expected, "CPU read of page {page}");
     }
     device.read(map.addr(), &mut data).what("device read")?;
-    pattern::compare(&data, 0, expect).what("device read at the end")
+    pattern::compare(&data, 0, &seed).what("device read at the end")
 }
 
 /// Data that the device has written migrates back: every second page by a CPU fault, the others by

@@ -27,16 +27,29 @@ source_of() {
 hash_paths() {
 	(
 		cd "$HMM_TOP" || exit
-		find "$@" -type f ! -name '.*' ! -name '*.o' ! -name '*.ko' ! -name '*.a' ! -name '*.mod' ! -name '*.mod.c' \
-			! -name '*.rmeta' ! -name '*.order' ! -name '*.symvers' ! -name '*.tsv' ! -name tables-stale \
-			! -name Cargo.lock ! -path '*/target/*' ! -path '*/__pycache__/*' -print0 | sort -z | xargs -0 sha256sum
+		files_below "$@" | xargs -0r sha256sum
+	) | sha256sum | cut -c1-16
+}
+files_below() {
+	find "$@" -type f ! -name '.*' ! -name '*.o' ! -name '*.ko' ! -name '*.a' ! -name '*.mod' ! -name '*.mod.c' \
+		! -name '*.rmeta' ! -name '*.order' ! -name '*.symvers' ! -name '*.tsv' ! -name tables-stale \
+		! -name Cargo.lock ! -path '*/target/*' ! -path '*/__pycache__/*' -print0 | sort -z
+}
+
+# hash_code PATH...: the same without lines of Rust that are empty or only a comment. They do not
+# reach the compiler, so that measurements and results of tests stay valid if they change.
+hash_code() {
+	(
+		cd "$HMM_TOP" || exit
+		files_below "$@" | grep -zv '\.rs$' | xargs -0r sha256sum
+		files_below "$@" | grep -z '\.rs$' | LC_ALL=C xargs -0r grep -aHvE '^[[:space:]]*(//|$)' || :
 	) | sha256sum | cut -c1-16
 }
 
 # sources_of KIND: the hash of the sources of the "modules", of the "programs", of "all" (both, with
-# everything that runs them), or of "tested": "all" without the tools that start tests, check
-# sources or judge results, and without the programs, of which a test has only those that it runs
-# (tests_of).
+# everything that runs them), or of the code that is "tested": "all" without the tools that start
+# tests, check sources, judge results or write tables, and without the programs, of which a test has
+# only those that it runs (tests_of).
 sources_of() {
 	case $1 in
 	modules)
@@ -47,11 +60,11 @@ sources_of() {
 	all) hash_paths Kbuild Kconfig Makefile dkms.conf debian rust samples include tools tests/{bench,modules,mutations,run} "${program_sources[@]}" ;;
 	tested)
 		# shellcheck disable=SC2046 # Names without spaces.
-		hash_paths Kbuild Kconfig Cargo.toml dkms.conf debian rust $(driver_sources) include \
+		hash_code Kbuild Kconfig Cargo.toml dkms.conf debian rust $(driver_sources) include \
 			tests/{bench/Cargo.toml,bench/baseline,bench/guest,lib,modules} $(
 				cd "$HMM_TOP" || exit
 				printf '%s\n' tools/* tools/lib/* |
-					grep -vxE 'tools/(audit|check|hmmctl|lib|rustfmt\.toml)|tools/lib/(sources|groups)\.sh'
+					grep -vxE 'tools/(audit|check|hmmctl|lib|rustfmt\.toml)|tools/lib/(sources|groups|table)\.sh'
 			)
 		;;
 	*) die "sources_of $1: want modules, programs, all or tested" ;;
@@ -64,7 +77,7 @@ sources_of() {
 tests_of() {
 	local found
 	mapfile -t found < <(parts_of "$@")
-	if ((${#found[@]})); then hash_paths "${found[@]}"; else echo none; fi
+	if ((${#found[@]})); then hash_code "${found[@]}"; else echo none; fi
 }
 parts_of() {
 	local text=$* found=() name new

@@ -17,7 +17,7 @@ write_table() {
 	sources=$(awk -F '\t' -v document="$1" -v mark="$2" '$1 == document && $2 == mark { print $6 }' "$HMM_TABLES")
 	[ -n "$sources" ] || die "$HMM_TABLES has no line for the table of $2 in $1"
 	# shellcheck disable=SC2086 # words
-	hash=$(hash_paths $sources)
+	hash=$(hash_code $sources)
 	commit=$(commit_now)
 	if [[ $commit = *+ ]]; then
 		say "    Documentation/$1 keeps its table of $2: the sources differ from commit ${commit%+}; commit first"

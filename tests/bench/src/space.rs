@@ -69,6 +69,7 @@ pub fn measure(mib: usize) -> Result<Value> {
         "cost": cost,
         "bytes_per_page": bytes / (bytes_mapped / PAGE_SIZE) as f64,
         "huge_cost": huge_cost,
-        "bytes_per_leaf": huge_bytes / (bytes_mapped / HUGE_SIZE) as f64,
+        "huge_bytes": huge_bytes,
+        "leaves": bytes_mapped / HUGE_SIZE,
     }))
 }

@@ -111,8 +111,10 @@ enum What {
     },
     /// Prints the results of `hmm-bench --space`; fails if a bound is exceeded.
     Space {
-        /// Output of that command.
-        run: PathBuf,
+        /// Output of that command, for a device that walks the library's tree.
+        tree: PathBuf,
+        /// The same, for a device that walks an image in its own memory.
+        image: PathBuf,
     },
     /// Prints the results of `hmm-bench scaling`.
     Scaling {
@@ -145,7 +147,7 @@ fn main() -> Result<()> {
             let results = runs.iter().map(Results::load).collect::<Result<Vec<_>>>()?;
             Ok(std::fs::write(svg, plot::sizes(&results))?)
         }
-        What::Space { run } => extra::space(&run),
+        What::Space { tree, image } => extra::space(&tree, &image),
         What::Scaling { run } => extra::scaling(&run),
         What::PlotScaling { run, svg } => {
             let text = std::fs::read_to_string(&run).with_context(|| format!("{run:?}"))?;

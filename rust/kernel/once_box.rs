@@ -47,6 +47,8 @@ impl<T> OnceBox<T> {
     /// Returns the object, if one was stored. Callable from any context.
     #[inline(always)]
     pub(crate) fn get(&self) -> Option<&T> {
+        // Acquire: pairs with the exchange in `put`, so that the object is initialized.
+        //
         // SAFETY: The pointer is null or valid as long as the slot, by the type invariant.
         unsafe { load_ptr(&self.object).as_ref() }
     }
@@ -60,6 +62,7 @@ impl<T> OnceBox<T> {
         // SAFETY: The object is not moved: the slot drops it in place.
         let raw = KBox::into_raw(unsafe { Pin::into_inner_unchecked(object) });
         // INVARIANT: `raw` is from a pinned box and ours.
+        // Release: pairs with the acquire in `get`. The rest of the full barrier is not needed.
         match self.object.cmpxchg(null_mut(), raw, Full) {
             // SAFETY: The object is valid as long as the slot, by the type invariant.
             Ok(_) => unsafe { &*raw },

@@ -56,6 +56,8 @@ impl<T: Send + Sync> RcuSlot<T> {
     #[inline]
     pub(crate) fn get<'g>(&'g self, guard: &'g Guard) -> Option<&'g T> {
         let _ = guard;
+        // Acquire: pairs with the exchange in `put`, so that the object is initialized.
+        //
         // SAFETY: The pointer is null or valid by the type invariant. A removed object is freed
         // only after all RCU read-side critical sections have ended, and the slot is not dropped
         // while it is borrowed.
@@ -64,6 +66,8 @@ impl<T: Send + Sync> RcuSlot<T> {
 
     /// Whether the slot is empty.
     pub(crate) fn is_empty(&self) -> bool {
+        // Pairs with the exchange in `Retired::take`: a caller that refills the slot does so after
+        // all accesses that precede the removal.
         self.object.load(Acquire).is_null()
     }
 
@@ -85,6 +89,8 @@ impl<T: Send + Sync> RcuSlot<T> {
     pub(crate) fn put(&self, object: KBox<T>) -> Result<(), KBox<T>> {
         let raw = KBox::into_raw(object);
         // INVARIANT: The pointer is from a box, and ours.
+        // Release: pairs with the acquire in `get`. Acquire: as in `is_empty`, if the slot was
+        // filled and emptied again since the caller called that.
         match self.object.cmpxchg(null_mut(), raw, Full) {
             Ok(_) => Ok(()),
             // SAFETY: `raw` is from `KBox::into_raw` and was not stored.
@@ -95,6 +101,7 @@ impl<T: Send + Sync> RcuSlot<T> {
 
 impl<T: Send + Sync> Drop for RcuSlot<T> {
     fn drop(&mut self) {
+        // `&mut self` already orders this after all other accesses.
         let raw = self.object.xchg(null_mut(), Full);
         if !raw.is_null() {
             // SAFETY: The pointer is from a box by the type invariant, and `&mut self` excludes
@@ -134,6 +141,8 @@ impl<T: Send + Sync, const N: usize> Retired<T, N> {
         let Some(entry) = self.objects.get_mut(self.count) else {
             return false;
         };
+        // Release: pairs with `is_empty`. Acquire: the object is dropped by this task, which must
+        // see its contents. The grace period, not this barrier, orders the drop after the readers.
         let raw = place.object.xchg(null_mut(), Full);
         if raw.is_null() {
             return false;

@@ -170,6 +170,8 @@ impl TaskId {
     /// Takes `place`, if it is free.
     #[inline]
     fn take(&self, place: &TaskSlot) -> bool {
+        // Acquire: pairs with the release in `ReentryGuard::drop`. The stores of `born` and `depth`
+        // by the former task precede those of this one.
         peek_usize(&place.task) == 0 && place.task.cmpxchg(0, self.address, Acquire).is_ok()
     }
 
@@ -180,6 +182,8 @@ impl TaskId {
             .enumerate()
             .find(|(_, place)| self.take(place))?;
         let reach = self.reach()?;
+        // Relaxed: a task needs to see its own update of `reach` only, and the value never
+        // decreases. Other tasks make it larger, which costs a longer search.
         let mut now = reach.load(Relaxed);
         while now <= step {
             match reach.cmpxchg(now, step + 1, Relaxed) {
@@ -252,6 +256,7 @@ impl Drop for ReentryGuard {
             let depth = peek_u32(&place.depth).saturating_sub(1);
             store_u32(&place.depth, depth);
             if depth == 0 {
+                // Pairs with the acquire in `take`: the next task changes the place after this one.
                 place.task.store(0, Release);
             }
         }

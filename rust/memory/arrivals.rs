@@ -38,6 +38,9 @@ impl Arrivals {
     /// Returns whether the device was unplugged. No page may be migrated to it then.
     #[inline]
     pub(super) fn is_closed(&self) -> bool {
+        // Relaxed: the flag publishes no data. `begin` loads it after the full barrier of the
+        // count. Tasks that install entries load it with the table lock held, under which
+        // `unplug()` removes all entries after it has set the flag. For others it is a hint.
         self.closed.load(Relaxed)
     }
 
@@ -64,6 +67,8 @@ impl Arrivals {
 
     /// Makes [`Self::begin`] fail. Returns `false` if it was called before.
     pub(super) fn close(&self) -> bool {
+        // Only one caller gets `true`. The count of waits in `wait`, which follows, is the full
+        // barrier against `begin`. The one here is not needed.
         !self.closed.xchg(true, Full)
     }
 

@@ -77,6 +77,11 @@ const EVICT_PASS_INTERVAL: Delta = Delta::from_millis(2);
 
 /// Guard: an eviction is isolating pages. Counted in
 /// [`MemoryState::evicting`](super::MemoryState::evicting).
+///
+/// The count is relaxed. The core calls the notifiers of an isolation in the task that evicts,
+/// which sees its own increment. An invalidation by another task may miss the count, which is
+/// correct because its pages are not evicted, or still find it, which costs a notification without
+/// effect.
 struct EvictingGuard<'a>(&'a Atomic<usize>);
 
 impl<'a> EvictingGuard<'a> {

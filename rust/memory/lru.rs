@@ -99,6 +99,8 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
+        // Pairs with the acquire in `claim`: the next task to evict the block sees which pages are
+        // left.
         self.claimed.store(false, Release);
     }
 }
@@ -275,6 +277,7 @@ impl Lru {
     pub(super) fn claim(&self, block: usize) -> Result<Claim<'_>, NoClaim> {
         let entry = self.block(block).ok_or(NoClaim::Nothing)?;
         let claimed = &entry.claimed;
+        // Pairs with the release in the drop of the previous claim.
         if claimed.xchg(true, Acquire) {
             return Err(NoClaim::Busy);
         }

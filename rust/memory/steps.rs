@@ -60,12 +60,14 @@ impl Steps {
     /// Begins a step.
     pub(super) fn begin(&self) -> StepGuard<'_> {
         loop {
+            // Selects a counter only. The second load decides, after a full barrier.
             let waits = self.waits.load(Acquire);
             // Count the step before the check: either this sees the new number of waits, or the
             // wait sees the count.
             self.running(waits).fetch_add(1, Full);
             let step = StepGuard { steps: self, waits };
             // Retry. Each retry requires another wait, and unplug has only a few.
+            // Uses no data of the waiter, so that the barrier above is sufficient.
             if self.waits.load(Acquire) == waits {
                 return step;
             }
@@ -79,7 +81,11 @@ impl Steps {
     ///
     /// May sleep. No lock may be held.
     pub(super) fn wait(&self) -> bool {
+        // Full barrier between this and the load of the counter: see `begin` and the drop of a
+        // step.
         let running = self.running(self.waits.fetch_add(1, Full));
+        // Pairs with the decrement in the drop of the last step, also below: the caller sees what
+        // the steps have done.
         if running.load(Acquire) == 0 {
             return false;
         }
@@ -101,6 +107,9 @@ pub(crate) struct StepGuard<'m> {
 impl Drop for StepGuard<'_> {
     fn drop(&mut self) {
         let steps = self.steps;
+        // Release: see `wait`. Full barrier: this decrements the counter before it loads `waits`,
+        // and `wait` increments `waits` before it loads the counter. So the last step finds the
+        // wait and wakes it, or the wait finds no step.
         let before = steps.running(self.waits).fetch_sub(1, Full);
         if before == 1 && steps.waits.load(Acquire) != self.waits {
             // Take the lock, so that a waiter that has just read a nonzero count is asleep before

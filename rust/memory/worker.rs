@@ -73,6 +73,8 @@ impl DeferredWork {
     fn work<M: MemoryOps>(&self, pages: &DevicePages<MemoryState<M>>, stop: &AtomicFlag) {
         let mut guard = self.lock.lock();
         while !stop.load(Relaxed) {
+            // The number is all that is handed over: `remove_chunks` takes a mutex and checks which
+            // chunks are idle. A relaxed operation would be sufficient.
             let chunks = self.chunks.xchg(0, Full);
             if chunks == 0 {
                 let _why = self
@@ -100,6 +102,8 @@ impl<M: MemoryOps> Shrink for ChunkShrinker<M> {
         let chunks = objects.div_ceil(OBJECTS).min(idle);
         if chunks != 0 {
             let deferred_work = &self.0.data().deferred_work;
+            // As in `work`, a relaxed operation would be sufficient: no barrier prevents a lost
+            // wake-up.
             deferred_work.chunks.fetch_add(chunks, Full);
             // Do not take the lock: a holder may allocate, and this is reclaim. If the wake-up is
             // lost, the worker checks again after `WORKER_RECHECK_JIFFIES`.

@@ -170,6 +170,9 @@ impl<D: Device> Flusher for MirrorShared<D> {
         if let (Some(windows), Some(tick)) = (self.dma(), tick) {
             windows.unmap(range, tick);
         }
+        // Release: the flush, the drain and the unmapping end before the decrement. Pairs with the
+        // increment of an invalidation that then finds no entry and no update in flight, and
+        // returns without a flush. The decrements of several flushes are one release sequence.
         self.changing.fetch_sub(1, Release);
     }
 }
@@ -264,6 +267,7 @@ impl<D: Device> MirrorShared<D> {
             batch.extend(range);
         }
         if batch.is_empty() {
+            // Nothing was changed. This continues the release sequence of the other decrements.
             self.changing.fetch_sub(1, Release);
             return (result, None);
         }
@@ -421,7 +425,8 @@ impl<D: Device> MirrorShared<D> {
         }
         let is_foreign = own.is_none();
         let keeps_reads = event.reason.keeps_reads();
-        // Flushes that other windows started for this event cover its whole range.
+        // Flushes that other windows started for this event cover its whole range. Relaxed: this
+        // task has started them and sees its own increments. Others are counted by `change_beside`.
         let own_flushes = match peek_usize(&self.changing) {
             0 => 0,
             _ => self.flushes.count(event.number()),

@@ -414,6 +414,8 @@ impl FreeMap {
     /// they are freed. Returns the number of pages still in use; the caller may repeat the call to
     /// find out when that is 0. Context: any.
     pub(in crate::mm) fn offline(&self, index: usize, pages: usize) -> usize {
+        // The caller excludes a concurrent `online`, the only reader of this flag, by a mutex. So
+        // the loads there are relaxed, and the release is stronger than needed.
         self.some_out.store(true, Release);
         let mut left = 0;
         for_each_word(index, pages, |at, mask| {
@@ -472,6 +474,8 @@ fn take_bits(word: &Atomic<u64>, choose: impl Fn(u64) -> u64) -> u64 {
         if mask == 0 {
             return 0;
         }
+        // Pairs with `set` of the task that has freed the page: its accesses precede those of the
+        // new owner. For the first allocation of a page, that task has added the page frames.
         match word.cmpxchg(value, value & !mask, Acquire) {
             Ok(_) => return mask,
             Err(now) => value = now,
@@ -491,6 +495,11 @@ fn count(word: u64) -> u32 {
 }
 
 /// Sets the bits of `mask`, with a full barrier.
+///
+/// The barrier has two purposes. It is a release for [`take_bits`]. And it orders the change before
+/// later loads by the caller of a word that another task changes before it reads this one: `out`
+/// against `hidden` if a withdrawn page is freed, and the hints of the owner and the bits of the
+/// LRU if a free page appears or a page is used.
 #[inline]
 pub(crate) fn set(word: &Atomic<u64>, mask: u64) {
     let mut value = peek_u64(word);
@@ -500,6 +509,10 @@ pub(crate) fn set(word: &Atomic<u64>, mask: u64) {
 }
 
 /// Clears the bits of `mask`, with a full barrier. Returns the bits that were set.
+///
+/// This is the other side of the barrier of [`set`]: the caller clears a hint and then checks the
+/// pages, while another task changes a page and then checks the hint. At least one of the two sees
+/// the change of the other. For the pages themselves it is an acquire, as in [`take_bits`].
 pub(crate) fn clear(word: &Atomic<u64>, mask: u64) -> u64 {
     let mut value = peek_u64(word);
     while let Err(now) = word.cmpxchg(value, value & !mask, Full) {

@@ -120,6 +120,9 @@ pub fn totals() -> (u64, u64) {
 
 #[inline(never)]
 fn count_totals(mapped: usize, unmapped: usize) {
+    // Release: pairs with the acquire in `totals`. The owner of a page counts it as mapped before
+    // it counts it as unmapped: both are done with the table lock held, or a close waits for the
+    // task that has mapped the page.
     PAGES_MAPPED.fetch_add(mapped as u64, Relaxed);
     PAGES_UNMAPPED.fetch_add(unmapped as u64, Release);
 }
@@ -208,6 +211,8 @@ pub(crate) struct OpenDevice<'d>(&'d DmaDevice);
 
 impl Drop for OpenDevice<'_> {
     fn drop(&mut self) {
+        // Pairs with the acquire in `close`: the call has ended its use of the device before the
+        // device is closed.
         self.0.calls.fetch_sub(1, Release);
     }
 }
@@ -313,8 +318,12 @@ impl DmaDevice {
     ///
     /// * `ENODEV`: the device is closed, or is being closed.
     pub(crate) fn begin(&self) -> Result<OpenDevice<'_>> {
+        // Full barrier: this increments `calls` before it loads `closed`, and `close` sets `closed`
+        // before it loads `calls`. Therefore this sees that the device is closed, or `close` waits
+        // for the call.
         self.calls.fetch_add(1, Full);
         let open = OpenDevice(self);
+        // Uses no data of the closing task, so that the barrier above is sufficient.
         if self.closed.load(Acquire) {
             Err(ENODEV)
         } else {
@@ -333,10 +342,13 @@ impl DmaDevice {
     ///
     /// May sleep.
     pub(crate) fn close(&self) -> usize {
+        // Full barrier before `calls` is loaded: see `begin`.
         if self.closed.xchg(true, Full) {
             return 0;
         }
         for look in 1.. {
+            // Pairs with the release when a call ends: the mappings are unmapped after its last
+            // use.
             if self.calls.load(Acquire) == 0 {
                 break;
             }
@@ -393,6 +405,8 @@ impl DmaDevice {
 
     fn count_unmapped(&self, pages: usize) {
         if pages != 0 {
+            // Release: pairs with the acquire in `unmapped`, so that `live` never finds more pages
+            // unmapped than mapped. See `count_totals`.
             self.unmapped.fetch_add(pages as u64, Release);
             count_totals(0, pages);
         }
@@ -422,6 +436,7 @@ impl DmaDevice {
     ///
     /// Any.
     pub fn live(&self) -> u64 {
+        // Loaded first, with acquire ordering: see `count_unmapped`.
         let unmapped = self.unmapped();
         self.mapped().saturating_sub(unmapped)
     }

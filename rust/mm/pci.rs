@@ -167,6 +167,7 @@ impl PciMemory {
     /// from now on. May sleep.
     fn release(&self) {
         let mut users = self.users.lock();
+        // The mutex orders this. The barrier is not needed.
         if self.released.xchg(true, Full) {
             return;
         }
@@ -195,6 +196,7 @@ impl PciMemory {
     ) -> Result<Arc<U>> {
         let mut users = self.users.lock();
         users.reserve(1, GFP_KERNEL)?;
+        // The mutex, which is held, orders this load after the release.
         if self.released.load(Acquire) {
             return Err(ENODEV);
         }
@@ -247,6 +249,7 @@ impl Drop for ReleaseOnUnbind {
 impl PinnedDrop for PciMemory {
     fn drop(self: Pin<&mut Self>) {
         // devres holds a reference until it has released the memory, so that this does not wait.
+        // This is the last reference, so that all earlier uses precede this load.
         if !self.released.load(Acquire) {
             self.release();
         }
@@ -267,7 +270,9 @@ struct MappedPeer {
     device: Arc<DmaDevice>,
     address: u64,
     size: u64,
-    /// Set before the memory is unmapped.
+    /// Set before the memory is unmapped. Relaxed, and read without the mutex: a driver must have
+    /// stopped the engines by then, because addresses that it has asked for before become invalid
+    /// in the same way. The flag only ends requests for new ones.
     gone: AtomicFlag,
     // Held while the memory is unmapped, so that closing the device or releasing the memory waits
     // for a concurrent unmapping.

@@ -92,6 +92,8 @@ impl Registration {
         if MmId::of_user(mm) != self.space {
             return Err(EINVAL);
         }
+        // Pairs with the release in `register`: the insertion that follows finds the tree of the
+        // address space.
         if !self.done.load(Acquire) {
             self.register(mm)?;
         }
@@ -104,6 +106,7 @@ impl Registration {
     fn register(&self, mm: &MmWithUser) -> Result {
         let _guard = self.lock.lock();
         // Recheck: another task may have registered the mm, and may hold the mmap lock now.
+        // The mutex orders this load after the store.
         if self.done.load(Acquire) {
             return Ok(());
         }
@@ -113,6 +116,8 @@ impl Registration {
         // SAFETY: `mm` has a user.
         to_result(unsafe { bindings::rust_hmm_notifier_register(mm.as_raw()) })?;
         // INVARIANT: The mm was registered above.
+        // Release: the tree was created before. Pairs with the acquire in `of`, which takes no
+        // lock.
         self.done.store(true, Release);
         Ok(())
     }

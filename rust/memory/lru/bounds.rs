@@ -150,12 +150,18 @@ impl TreeBounds {
     /// concurrently replaces the token. The result of the search, which may miss that block, is not
     /// stored then.
     pub(super) fn renew(&self, bound: &Atomic<u64>, search: impl FnOnce() -> u64) -> u64 {
-        // 0 is not a token; it stands for a token that `lower()` has replaced.
+        // 0 is not a token; it stands for a token that `lower()` has replaced. Relaxed: a token
+        // must be unique, and carries no data.
         let token = self.tokens.fetch_add(1, Relaxed) % (FIRST_STAMP - 2) + 1;
         let old = bound.load(Relaxed);
+        // Full barrier: the token is stored before the search loads bits and bounds below the node.
+        // A task that adds a block sets its bit, and then lowers bounds from the lowest level up,
+        // each with a full barrier. So the search sees a change, or that task finds the token.
         let is_ours = bound.cmpxchg(old, token, Full).is_ok();
         let least = search();
         if is_ours {
+            // Only the value matters: the exchange fails if the token was replaced. Readers of a
+            // bound rely on no other data.
             let _ = bound.cmpxchg(token, least, Full);
         }
         least
@@ -185,6 +191,8 @@ fn lower(bound: &Atomic<u64>, turn: u64) {
     // A bound of 0 was a token, and a bound that is low enough need not change.
     while old != 0 && (old < FIRST_STAMP - 1 || old > turn) {
         let new = if old < FIRST_STAMP - 1 { 0 } else { turn };
+        // Full barrier: the change is stored before the bound of the next level is loaded. See
+        // `TreeBounds::renew`.
         match bound.cmpxchg(old, new, Full) {
             Ok(_) => return,
             Err(now) => old = now,

@@ -115,6 +115,8 @@ impl FrameGuard<'_> {
 
 impl Drop for FrameGuard<'_> {
     fn drop(&mut self) {
+        // Pairs with the acquire in `remove_idle`: the accesses under the guard precede the
+        // removal.
         self.count.fetch_sub(1, Release);
     }
 }
@@ -239,6 +241,8 @@ impl<T: DevicePageOps> Chunk<T> {
         // The mutex excludes other writers.
         lowest.store(lowest.load(Relaxed).min(base), Relaxed);
         // INVARIANT: `pgmap` is mapped. Pages become free only after `base` is set.
+        // Release: pairs with the acquire in `frame_guard`, which finds initialized page frames.
+        // Holders of a page find them by `online`, whose full barriers precede its allocation.
         self.base.store(base, Release);
         self.free.online(0, self.free.len());
         Ok(())
@@ -262,6 +266,8 @@ impl<T: DevicePageOps> Chunk<T> {
         // accesses under past guards precede the removal of the page frames.
         let base = self.base.xchg(NO_BASE, Full);
         if self.guards.load(Acquire) != 0 {
+            // The page frames exist all the time. A reader that finds `base` needs no more than
+            // that.
             self.base.store(base, Release);
             self.free.online(0, self.free.len());
             return false;
@@ -275,6 +281,7 @@ impl<T: DevicePageOps> Chunk<T> {
     /// Prevents the removal of the page frames while the result exists. Returns `None` if the chunk
     /// has none.
     pub(super) fn frame_guard(&self) -> Option<FrameGuard<'_>> {
+        // Full barrier: see `remove_idle`.
         self.guards.fetch_add(1, Full);
         // INVARIANT: `guards` was incremented above. Dropping `frame_guard` decrements it on every
         // path.
@@ -282,6 +289,7 @@ impl<T: DevicePageOps> Chunk<T> {
             count: &self.guards,
             frames: 0..0,
         };
+        // Pairs with the release in `map`.
         let base = self.base.load(Acquire);
         if base == NO_BASE {
             return None;
@@ -302,7 +310,7 @@ impl<T: DevicePageOps> Chunk<T> {
         // the number of a page from it.
         unsafe { self.unmap_from(base) };
         // INVARIANT: No page frames are mapped. All pages are free, and the owner does not allocate
-        // any before it is dropped.
+        // any before it is dropped. No reader is left that could pair with the store.
         self.base.store(NO_BASE, Release);
     }
 

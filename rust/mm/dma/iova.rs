@@ -132,10 +132,14 @@ impl DmaWindow {
     }
 
     fn raw(&self) -> Option<NonNull<bindings::rust_hmm_dma_window>> {
+        // The lock of the tree publishes a new window. Acquire: a task that finds 0 finds the
+        // window closed and its pages unmapped; pairs with the exchange in `free`.
         NonNull::new(self.raw.load(Acquire) as *mut _)
     }
 
     fn is_idle(&self) -> bool {
+        // Acquire: pairs with the decrement in `WindowGuard::drop`. It orders the other loads too,
+        // because `live` and `dying` are changed by users only.
         self.users.load(Acquire) == 0
             && self.live.load(Relaxed) == 0
             // A closed window has no mappings, whatever its places say.
@@ -147,6 +151,9 @@ impl DmaWindow {
     fn unmap(&self, first: usize, end: usize, which: impl Fn(u64) -> bool) -> usize {
         let mut total = 0;
         let mut index = first;
+        // Places that wait for a flush were made dying under the table lock, under which the tick
+        // of the flush was taken. So this task sees their states, whatever the ordering of the
+        // load.
         let of = |index: usize| {
             self.places
                 .get(index)
@@ -166,6 +173,8 @@ impl DmaWindow {
             // below.
             unsafe { self.unlink(start, count) };
             for place in self.places.iter().skip(start).take(count) {
+                // Release: pairs with the acquire in `map`. The next mapping at this place follows
+                // the unmapping.
                 // INVARIANT: The place was unmapped above.
                 place.store(SLOT_FREE, Release);
             }
@@ -201,12 +210,19 @@ impl DmaWindow {
         // Increment `dying` before `live` is decremented, so that the window never looks idle in
         // between.
         self.dying.fetch_add(1, Relaxed);
+        // The caller is a user of the window, so that `is_idle` orders the counts, which are
+        // relaxed. The state is read with the table lock held, by the flush that it waits for, or
+        // by `close` after the users have left. All of these are ordered after the store without
+        // its release.
         place.store(u64::from(tick) << SLOT_NUMBER_SHIFT | SLOT_RETIRED, Release);
         self.live.fetch_sub(1, Relaxed);
     }
 
     /// Frees the window on the C side. No task may use it.
     fn free(&self) {
+        // The exchange makes this the only call that frees `raw`. The caller has waited for the
+        // users with acquire ordering, or has the last reference, so that no access is left to be
+        // ordered.
         if let Some(raw) = NonNull::new(self.raw.xchg(0, Full) as *mut _) {
             // SAFETY: `raw` is a window of the device, by the type invariant. Nothing is mapped in
             // it, and the exchange makes this the only call for it.
@@ -265,6 +281,7 @@ impl WindowGuard<'_> {
 
 impl Drop for WindowGuard<'_> {
     fn drop(&mut self) {
+        // Release: `close` and `is_idle` see all that the user did. Full barrier: see `end`.
         self.window.users.fetch_sub(1, Full);
     }
 }
@@ -347,6 +364,8 @@ impl DmaWindows {
     }
 
     fn used(&self, tree: &WindowTree, window: &Arc<DmaWindow>) -> WindowGuard<'_> {
+        // The lock of the tree, which is held, orders this with `closed` and with the check in
+        // `drop_if_idle`.
         window.users.fetch_add(1, Acquire);
         WindowGuard {
             window: window.clone(),
@@ -381,6 +400,7 @@ impl DmaWindows {
     /// Begins a flush: returns its tick, for which all places that became dying so far wait. The
     /// caller holds the table lock.
     pub(crate) fn tick(&self) -> u32 {
+        // Relaxed: the table lock orders this with `retire`, which stores the tick in a place.
         self.tick.fetch_add(1, Relaxed)
     }
 
@@ -392,12 +412,17 @@ impl DmaWindows {
         let mine = u64::from(tick) << SLOT_NUMBER_SHIFT | SLOT_RETIRED;
         while let Some((block, used)) = self.next(from).filter(|(block, _)| *block <= last) {
             let window = &used.window;
+            // Relaxed: places that wait for this flush were counted under the table lock before the
+            // tick was taken, and only this flush subtracts them. So the count is not 0 if there
+            // are any.
             if window.dying.load(Relaxed) != 0 && used.open {
                 let start = block * PMD_SIZE;
                 let first = index_of(range.start().max(start));
                 let end = index_of((range.end() - 1).min(start + (PMD_SIZE - 1))) + 1;
                 let count = window.unmap(first, end, |place| place == mine);
                 self.device.count_unmapped(count);
+                // `is_idle` reads the count after that of the users, one of which is `used`. Thus
+                // the end of `used` orders this, too.
                 window.dying.fetch_sub(count, Release);
             }
             if used.end() {
@@ -416,6 +441,7 @@ impl DmaWindows {
         let last = block_of(range.end() - 1);
         let mut from = block_of(range.start());
         while let Some((block, used)) = self.next(from).filter(|(block, _)| *block <= last) {
+            // Full barrier between this and the load of `users`: see `WindowGuard::end`.
             used.window.gone.xchg(true, Full);
             drop(used);
             self.drop_if_idle(block);
@@ -454,6 +480,8 @@ impl DmaUser for DmaWindows {
         // Later users find `closed` set. Wait for users that began earlier, until the only one left
         // is this function.
         while let Some((block, used)) = self.next(from) {
+            // Pairs with the decrement in `WindowGuard::drop`: the states of the places that users
+            // have changed are visible below.
             while used.window.users.load(Acquire) != 1 {
                 fsleep(WINDOW_POLL_INTERVAL);
             }
@@ -463,6 +491,8 @@ impl DmaUser for DmaWindows {
             let window = &used.window;
             let mut frames = 0;
             for (index, place) in window.places.iter().enumerate() {
+                // Users that map pages have left. A later user only makes a place dying, which is
+                // the state of a mapped place, too.
                 let state = place.load(Acquire) & SLOT_STATE_MASK;
                 if state != SLOT_FREE {
                     left += usize::from(state == SLOT_MAPPED);
@@ -523,6 +553,7 @@ impl WindowCursor<'_> {
     /// Returns the page frame that is mapped for `addr`.
     pub(crate) fn frame(&mut self, addr: usize) -> Option<usize> {
         let (_, place) = self.place(addr)?;
+        // The table lock, which is held, orders this load after the store of the frame.
         let place = place.load(Acquire);
         // CAST: Both have 64 bits.
         (place & SLOT_STATE_MASK == SLOT_MAPPED).then_some((place >> SLOT_NUMBER_SHIFT) as usize)
@@ -541,6 +572,8 @@ impl WindowCursor<'_> {
         let device = &windows.device;
         let (used, place) = self.place(addr).ok_or(EBUSY)?;
         let raw = used.window.raw().filter(|_| used.open).ok_or(ENODEV)?;
+        // Pairs with the release in `unmap`, which a flush calls without the table lock: a free
+        // place was unmapped before it is mapped again.
         let now = place.load(Acquire);
         // CAST: Both have 64 bits.
         let mapped = (frame as u64) << SLOT_NUMBER_SHIFT | SLOT_MAPPED;
@@ -566,6 +599,8 @@ impl WindowCursor<'_> {
         })?;
         if fresh {
             // INVARIANT: The place was mapped above.
+            // Read with the table lock held, or by `close`, which waits for the users. Both order
+            // it.
             place.store(mapped, Release);
             used.window.live.fetch_add(1, Relaxed);
             used.window.gone.store(false, Relaxed);
@@ -579,6 +614,7 @@ impl WindowCursor<'_> {
     pub(crate) fn retire(&mut self, addr: usize) {
         let tick = self.windows.tick.load(Relaxed);
         if let Some((used, place)) = self.place(addr) {
+            // The place became live under the table lock, which is held.
             if place.load(Acquire) & SLOT_STATE_MASK != SLOT_MAPPED {
                 return;
             }
@@ -590,6 +626,7 @@ impl WindowCursor<'_> {
     pub(crate) fn release(&mut self, addr: usize) {
         let windows = self.windows;
         if let Some((used, place)) = self.place(addr) {
+            // As in `retire`: the table lock is held.
             if place.load(Acquire) & SLOT_STATE_MASK != SLOT_MAPPED {
                 return;
             }

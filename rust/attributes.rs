@@ -120,7 +120,7 @@ impl Attributes {
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: `order` is larger than that of a huge page, 9.
+    /// - `EINVAL`: `order` is larger than that of a huge page, [`PMD_ORDER`].
     ///
     /// # Context
     ///
@@ -204,9 +204,10 @@ impl AttributeUpdate {
 /// # use kernel::prelude::*;
 /// use rust_hmm::attributes::Attributes;
 /// use rust_hmm::attributes::CommonAttributes;
+/// use rust_hmm::mm::addr::PMD_ORDER;
 ///
 /// let mut huge = Attributes::DEFAULT;
-/// huge.set_granularity(Some(9))?;
+/// huge.set_granularity(Some(PMD_ORDER))?;
 /// let both = CommonAttributes::of(Attributes::DEFAULT).and(huge);
 /// assert_eq!(both.read_mostly, Some(false));
 /// // The two differ in this one.

@@ -6,6 +6,10 @@
 //! ([`turns`]). The turn is advanced when the device accesses another block than before. An access
 //! costs a few loads and takes no lock. The order is that of accesses, not of allocations.
 //!
+//! The unit is a block because a huge folio is evicted as a whole, and because an evicted block
+//! makes room for a huge folio. With smaller units, parts of several blocks would be evicted
+//! instead.
+//!
 //! The search for the coldest block does not visit all blocks ([`search`]). It uses a tree with
 //! [`FANOUT`] children per node and a *bound* in each node ([`bounds`]): no candidate below the
 //! node was accessed before that turn. An access only makes bounds too low, never too high, and

@@ -2,9 +2,10 @@
 
 //! Worker thread of a device memory, which frees idle chunks.
 //!
-//! A chunk pins 4 MiB of `struct page`s, and should be freed when the system is short of memory.
-//! Removing a chunk takes the memory hotplug lock and therefore cannot run in reclaim. So the
-//! shrinker only wakes the worker.
+//! A chunk pins 64 bytes of `struct page` for each page: 4 MiB with pages of 4 KiB, 1 MiB with
+//! pages of 16 KiB. It should be freed when the system is short of memory. Removing a chunk takes
+//! the memory hotplug lock and therefore cannot run in reclaim. So the shrinker only wakes the
+//! worker.
 
 use super::MemoryState;
 use crate::{

@@ -16,7 +16,14 @@ use kernel::{
 /// (32 MiB).
 pub const PMD_ORDER: u32 = bindings::RUST_HMM_PMD_ORDER;
 
-/// Number of pages that one PMD maps. One range fault or migration handles at most this many.
+/// Number of pages that one PMD maps, a *block*. One range fault or migration handles at most this
+/// many.
+///
+/// A block is the unit of migration steps and their marks, of eviction, of notifier windows and of
+/// DMA windows. It is not a number of bytes, because a PMD maps the largest folio. A huge folio is
+/// faulted, migrated, evicted and mapped by one device leaf as a whole, and a smaller unit would
+/// require that it is split. A larger unit would exceed what `migrate_vma_setup()` isolates as one
+/// entry, and would hold locks for longer.
 pub const PMD_PAGES: usize = 1 << PMD_ORDER;
 
 /// Number of bytes that one PMD maps.

@@ -316,8 +316,8 @@ impl FreeMap {
             .find(|index| self.claim(*index, PMD_PAGES))
     }
 
-    /// Returns the order, up to 9, of the largest free folio that contains page `index`; 0 also if
-    /// the page is not free.
+    /// Returns the order, up to [`PMD_ORDER`], of the largest free folio that contains page
+    /// `index`; 0 also if the page is not free.
     pub(in crate::mm) fn free_order(&self, index: usize) -> u32 {
         let Some(word) = self.words.get(index / WORD_PAGES) else {
             return 0;

@@ -21,7 +21,8 @@ use kernel::{
     sync::aref::ARef, //
 };
 
-/// Maximum number of pages that are pinned by one call.
+/// Maximum number of pages that are pinned by one call. It bounds the growth of the list for pages
+/// that may not be mapped, 32 KiB, and not the pinned memory. Therefore it is in pages.
 const PIN_BATCH_PAGES: usize = 1 << 12;
 
 /// A charge of locked pages to a process.

@@ -78,8 +78,9 @@ const GOING: usize = 16;
 const SPLIT_RESERVE_LEAVES: usize = 8;
 
 /// Number of further huge leaves that share one page kept for splits. A page for each leaf would
-/// cost as much memory as mapping its pages one by one. Few leaves are split in a row, and the
-/// next fault or migration refills the pool.
+/// cost as much memory as mapping its pages one by one. Few leaves are split in a row, and the next
+/// fault or migration refills the pool. So many leaves fill a table of level 1 in most formats: the
+/// reserve adds at most as many pages as there are such tables.
 const LEAVES_PER_RESERVED_PAGE: usize = 512;
 
 /// All table pages of one table.

@@ -58,6 +58,9 @@ use kernel::{
 /// Returns the required alignment of the address of the device's own memory in bytes: leaves whose
 /// device page numbers are aligned must have aligned addresses.
 const fn memory_align<F: Format>() -> usize {
+    // In bytes, because it does not depend on the pages of the CPU: no format of the library has
+    // larger runs of small entries (the Contiguous bit of Arm with a granule of 16 KiB), nor larger
+    // leaves, except for leaves of level 1, which are considered below.
     const MINIMUM: usize = 2 << 20;
     let leaf = 1 << shift::<F>(1);
     // A leaf that is larger than a block is never installed.

@@ -41,7 +41,8 @@ pub struct Parameters {
     /// Percentage of resident or touched pages above which a subtree is migrated whole, from 1 to
     /// 100. With a value above 100, that never happens.
     pub threshold: usize,
-    /// Maximum amount of memory that is migrated ahead of a stream, in units of 2 MiB.
+    /// Maximum amount of memory that is migrated ahead of a stream, in units of 2 MiB, the size of
+    /// a tree on all kernels.
     pub ahead: usize,
     /// Number of faults on migrated pages of a block after which the block is pinned in place.
     pub thrash_count: u32,

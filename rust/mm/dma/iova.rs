@@ -80,6 +80,9 @@ const WINDOW_POLL_INTERVAL: Delta = Delta::from_millis(1);
 
 /// DMA mappings of one block of [`PMD_SIZE`].
 ///
+/// A window has the size of a block so that a huge leaf, which needs consecutive addresses, lies in
+/// one window, and so that a fault or a migration step prepares one window only.
+///
 /// # Invariants
 ///
 /// `raw` is 0, or a window of `device`, which is bound as long as that is so. Exactly the places

@@ -43,6 +43,7 @@ use kernel::{
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 
+/// Words of the marks. A step isolates at most what a PMD maps, because a huge folio moves whole.
 const MARK_WORDS: usize = PMD_PAGES / u64::BITS as usize;
 
 /// An in-flight migration.

@@ -432,6 +432,8 @@ impl<S: NotifierOps> IntervalNotifier<S> {
         let Some(pending) = pending else {
             return true;
         };
+        // Acquire: pairs with the release in `invalidate_finish`. The previous callback that used
+        // the slot has taken its value before this one stores another.
         if !blockable || this.slot_busy.xchg(true, Acquire) {
             this.subscriber.finish(pending);
             return true;
@@ -457,6 +459,7 @@ impl<S: NotifierOps> IntervalNotifier<S> {
         // SAFETY: `sub` is the field of a live `Self`: `drop` removes it, which waits for
         // callbacks, before the memory is freed.
         let this = unsafe { &*kernel::container_of!(Opaque::cast_from(sub), Self, sub) };
+        // Release: the slot was emptied above, and is not accessed by this callback any more.
         this.slot_busy.store(false, Release);
         if let Some(pending) = pending {
             this.subscriber.finish(pending);

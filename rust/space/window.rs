@@ -46,6 +46,10 @@ const OVERLAPPED_FLUSHES: usize = 4;
 const IDLE_EVENTS: u32 = 16;
 
 /// A block, the memory that one PMD maps, with an interval notifier.
+///
+/// A migration step, and a fault that installs one huge leaf, is validated with the sequence of one
+/// window, and both have up to a block. A smaller window would not contain them. A larger one would
+/// make invalidations disturb more faults in other memory.
 pub(crate) struct NotifierWindow {
     space: RcuArc<Space>,
     range: PageRange,
@@ -55,7 +59,7 @@ pub(crate) struct NotifierWindow {
     /// Set when a worker begins to check whether the window can be removed, and cleared by the next
     /// user. Changed under the lock of the windows.
     is_closing: Atomic<bool>,
-    /// Number of consecutive events that have changed no device PTE.
+    /// Number of consecutive events that have changed no device PTE. Relaxed: a heuristic.
     idle: Atomic<u32>,
 }
 

@@ -112,4 +112,37 @@ mod names {
         names.dedup();
         assert_eq!(names.len(), count);
     }
+
+    /// Each test that a mutation names must exist: otherwise the mutation proves nothing.
+    #[test]
+    fn of_mutations_exist() {
+        // The crate is built in a copy below the tree.
+        let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let above = here.ancestors().map(|dir| dir.join("tests/mutations"));
+        let dir = above.into_iter().find(|dir| dir.exists()).expect("no tests/mutations above");
+        let mut wrong = Vec::new();
+        let mut filters = 0;
+        for file in std::fs::read_dir(&dir).expect("the mutations are in the tree") {
+            let path = file.expect("the directory can be read").path();
+            let text = std::fs::read_to_string(&path).expect("a mutation is text");
+            let named = text.lines().find_map(|line| line.strip_prefix("# tests: "));
+            for filter in named.unwrap_or("").split_whitespace() {
+                // These are KUnit, and rows of hmm-stress.
+                if filter == "kunit" || filter.starts_with("rows.") {
+                    continue;
+                }
+                let timed = filter.strip_prefix("timed.");
+                let name = timed.or(filter.strip_prefix("sized.")).unwrap_or(filter);
+                filters += 1;
+                let is_it = |test: &&super::Test| {
+                    test.full_name().contains(name) && test.is_timed() == timed.is_some()
+                };
+                if !super::all().iter().any(|test| is_it(&test)) {
+                    wrong.push(format!("{}: no test {filter}", path.display()));
+                }
+            }
+        }
+        assert!(filters > 100, "{filters} names in {}", dir.display());
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
 }

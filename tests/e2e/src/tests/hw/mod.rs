@@ -297,8 +297,7 @@ fn eviction(ctx: &Ctx) -> Outcome {
         pages <= 1024,
         "{pages} pages of memory would take hours: set HMM_VRAM_MIB=4 for the machine"
     );
-    let maps =
-        [Mapping::anon_aligned(pages / HUGE_PAGES)?, Mapping::anon_aligned(pages / HUGE_PAGES)?];
+    let maps = [Mapping::anon(pages)?, Mapping::anon(pages)?];
     for (map, seed) in maps.iter().zip(6..) {
         map.fill(seed);
         try_migrate(&device, map).what("migrate more than there is room for")?;

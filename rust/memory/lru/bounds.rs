@@ -11,6 +11,7 @@ use kernel::{
     prelude::*,
     sync::atomic::{
         ordering::{
+            Acquire,
             Full,
             Relaxed, //
         },
@@ -187,7 +188,10 @@ pub(super) fn lowest<'a>(
 
 /// Lowers `bound` to `turn` at most, and replaces the token of a search by 0.
 fn lower(bound: &Atomic<u64>, turn: u64) {
-    let mut old = bound.load(Relaxed);
+    // Acquire: if the bound is low enough, nothing is stored here. The bound of the next level is
+    // then loaded after this one, and has the token of a search that has read an older value of
+    // this.
+    let mut old = bound.load(Acquire);
     // A bound of 0 was a token, and a bound that is low enough need not change.
     while old != 0 && (old < FIRST_STAMP - 1 || old > turn) {
         let new = if old < FIRST_STAMP - 1 { 0 } else { turn };
@@ -195,7 +199,8 @@ fn lower(bound: &Atomic<u64>, turn: u64) {
         // `TreeBounds::renew`.
         match bound.cmpxchg(old, new, Full) {
             Ok(_) => return,
-            Err(now) => old = now,
+            // A failed exchange has no ordering.
+            Err(_) => old = bound.load(Acquire),
         }
     }
 }

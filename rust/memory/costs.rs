@@ -49,7 +49,7 @@ mod tests {
         let small = search(1 << 9, 1)?;
         let large = search(1 << 23, 64)?;
         pr_info!("cost: victim search: 1 GiB {small} ns, 16 TiB {large} ns\n");
-        // The costs are to be equal. The bound is loose, because wall time in a VM varies. A search
+        // The costs should be equal. The bound is loose, because wall time in a VM varies. A search
         // that visits each block would exceed it by far.
         assert!(large <= small + small / 2);
         Ok(())

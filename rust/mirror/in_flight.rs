@@ -43,7 +43,8 @@ use kernel::{
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 
-/// Words of the marks. A step isolates at most what a PMD maps, because a huge folio moves whole.
+/// Words of the marks. A step isolates at most the pages of a PMD, because a huge folio moves as a
+/// whole.
 const MARK_WORDS: usize = PMD_PAGES / u64::BITS as usize;
 
 /// An in-flight migration.

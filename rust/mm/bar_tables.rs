@@ -53,9 +53,9 @@ use kernel::{
 /// format.
 const BAR_TABLES_ALIGN: u64 = 64 * 1024;
 
-/// Number of pages requested from a page table at once if no page of the part is free. It bounds
-/// what one table gives up before another one is asked. These are table pages, whose size is that
-/// of the format, and not pages of the CPU.
+/// Number of pages requested from a page table at once if no page of the part is free. After
+/// these, the next page table is asked. They are table pages, whose size is that of the format, and
+/// not pages of the CPU.
 const REQUEST_PAGES: usize = 512;
 
 /// Mapping of a part of a function's memory for the CPU.

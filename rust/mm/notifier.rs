@@ -459,7 +459,7 @@ impl<S: NotifierOps> IntervalNotifier<S> {
         // SAFETY: `sub` is the field of a live `Self`: `drop` removes it, which waits for
         // callbacks, before the memory is freed.
         let this = unsafe { &*kernel::container_of!(Opaque::cast_from(sub), Self, sub) };
-        // Release: the slot was emptied above, and is not accessed by this callback any more.
+        // Release: the slot was emptied above, and this callback does not access it again.
         this.slot_busy.store(false, Release);
         if let Some(pending) = pending {
             this.subscriber.finish(pending);

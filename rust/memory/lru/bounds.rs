@@ -157,7 +157,8 @@ impl TreeBounds {
         let old = bound.load(Relaxed);
         // Full barrier: the token is stored before the search loads bits and bounds below the node.
         // A task that adds a block sets its bit, and then lowers bounds from the lowest level up,
-        // each with a full barrier. So the search sees a change, or that task finds the token.
+        // each with a full barrier, or with an acquire if the bound is low enough. So the search
+        // sees a change, or that task finds the token.
         let is_ours = bound.cmpxchg(old, token, Full).is_ok();
         let least = search();
         if is_ours {

@@ -266,7 +266,7 @@ mod suite {
         let small = alone(4)?;
         let large = alone(1 << 16)?;
         pr_info!("cost: chunk with room: 1 GiB {small} ns, 16 TiB {large} ns\n");
-        // The costs are to be equal. The bound is loose, because wall time in a VM varies. A search
+        // The costs should be equal. The bound is loose, because wall time in a VM varies. A search
         // that visits each chunk would exceed it by far.
         assert!(large <= small + small / 2);
         let page = |pages: usize| -> Result<u64> {

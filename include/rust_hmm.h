@@ -99,8 +99,8 @@ struct rust_hmm_copy_job {
  * struct rust_hmm_memory_ops - driver callbacks for device memory
  * @size: sizeof(struct rust_hmm_memory_ops); the library refuses drivers that were built with
  *	another version of the header
- * @copy: copy pages, or fill them with zeros, immediately or asynchronously in any thread, and then
- *	call rust_hmm_copy_done(). The migration waits until all of its jobs are completed: a job
+ * @copy: copy pages, or fill them with zeros, immediately or asynchronously, and then call
+ *	rust_hmm_copy_done(), which may be called in any context. The migration waits until all of its jobs are completed: a job
  *	that is never completed blocks the migrating task for ever. The source is not written
  *	during the copy. Called with the mmap lock and the page locks held; may sleep. Neither this
  *	callback nor an asynchronous copy may take a table lock or a lock under which memory is
@@ -213,7 +213,8 @@ void rust_hmm_memory_usage(struct rust_hmm_memory *memory, struct rust_hmm_usage
  * this: if it was not, the process reads the previous contents of the new page, which may be data
  * of another process.
  *
- * Context: task context. Takes only locks that are held briefly.
+ * Context: any but NMI. May be called in hard interrupts, in the callback of a fence, and with
+ * interrupts disabled. Allocates and frees no memory.
  *
  * Return: 0, or -EINVAL if this structure was passed before.
  */

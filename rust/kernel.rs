@@ -7,6 +7,7 @@
 //!
 //! - [`cancel`] has cancellation tokens of long operations.
 //! - [`completion`] has completions, and the time.
+//! - `counted` has objects whose owner waits for their references, which end in any context.
 //! - [`fence`] has fences of operations that may fault.
 //! - [`fence_watch`] has the report of such fences by `poll`.
 //! - [`dma_fence`] has `dma_fence`, [`sync_file`] has sync files.
@@ -28,6 +29,7 @@
 
 pub mod cancel;
 pub mod completion;
+pub(crate) mod counted;
 pub(crate) mod debugfs;
 pub(crate) mod deferred;
 #[cfg(CONFIG_RUST_HMM_QUEUE)]

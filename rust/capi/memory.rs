@@ -111,7 +111,7 @@ impl MemoryOps for CVram {
         let mut job = bindings::rust_hmm_copy_job {
             source: raw.source.map_or(nowhere, |end| place(end, raw.pages)),
             destination: place(raw.destination, raw.pages),
-            state: raw.state.cast_mut(),
+            state: raw.state,
             index: raw.index,
         };
         // SAFETY: `copy` and its data are valid until the driver destroys the memory. The driver

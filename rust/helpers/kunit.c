@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
-/* For KUnit: the C arithmetic for comparison, and a user address space. */
+/*
+ * For KUnit: the C arithmetic for comparison, a user address space, and the
+ * contexts and signals of a task.
+ */
 #include <kunit/test-bug.h>
 #include <kunit/test.h>
 #include <linux/anon_inodes.h>
 #include <linux/err.h>
 #include <linux/fs.h>
 #include <linux/hmm.h>
+#include <linux/irqflags.h>
 #include <linux/kdev_t.h>
 #include <linux/major.h>
 #include <linux/migrate.h>
 #include <linux/mm.h>
 #include <linux/mman.h>
+#include <linux/preempt.h>
 #include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
+#include <linux/signal.h>
 
 unsigned int rust_hmm_kunit_map_order(unsigned long hmm_pfn)
 {
@@ -93,4 +100,36 @@ struct file *rust_hmm_kunit_open_misc(unsigned int minor)
 	 * open.
 	 */
 	return ret ? ERR_PTR(ret) : file;
+}
+
+/* Whether the caller is in a hard interrupt. */
+bool rust_hmm_kunit_in_hardirq(void)
+{
+	return in_hardirq();
+}
+
+unsigned long rust_hmm_kunit_irq_save(void)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	return flags;
+}
+
+void rust_hmm_kunit_irq_restore(unsigned long flags)
+{
+	local_irq_restore(flags);
+}
+
+/* Sends SIGKILL to the thread of the test, which continues to run. */
+void rust_hmm_kunit_kill_current(void)
+{
+	allow_signal(SIGKILL);
+	send_sig(SIGKILL, current, 1);
+}
+
+void rust_hmm_kunit_revive_current(void)
+{
+	disallow_signal(SIGKILL);
+	flush_signals(current);
 }

@@ -11,6 +11,17 @@ use kernel::{
     types::Opaque, //
 };
 
+/// Result of [`TimedCompletion::wait`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitResult {
+    /// The completion was completed, which counts for this wait only.
+    Completed,
+    /// The timeout has passed.
+    TimedOut,
+    /// A fatal signal is pending.
+    Killed,
+}
+
 /// A `struct completion`. The waiter checks its condition each time it is woken. A call of
 /// [`Self::complete`] that precedes the wait is not lost: each call completes one wait.
 ///
@@ -75,6 +86,28 @@ impl TimedCompletion {
     pub(crate) fn complete_all(&self) {
         // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::complete_all(self.as_raw()) };
+    }
+
+    /// Waits until the completion is completed or `timeout` has passed. With `killable`, a fatal
+    /// signal ends the wait, too.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    pub(crate) fn wait(&self, timeout: Jiffies, killable: bool) -> WaitResult {
+        if !killable {
+            // SAFETY: `inner` was initialized by `new` and is pinned.
+            return match unsafe { bindings::wait_for_completion_timeout(self.as_raw(), timeout) } {
+                0 => WaitResult::TimedOut,
+                _ => WaitResult::Completed,
+            };
+        }
+        // SAFETY: `inner` was initialized by `new` and is pinned.
+        match unsafe { bindings::wait_for_completion_killable_timeout(self.as_raw(), timeout) } {
+            0 => WaitResult::TimedOut,
+            1.. => WaitResult::Completed,
+            _ => WaitResult::Killed,
+        }
     }
 
     /// Waits until the completion is completed, or a signal is pending.

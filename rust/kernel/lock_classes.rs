@@ -35,10 +35,6 @@ classes! {
     memory_mirror = c"rust_hmm::memory_mirror";
     /// Spaces whose pages were evicted and whose mirrors have not been notified yet.
     victims = c"rust_hmm::victims";
-    /// Copy jobs of a step.
-    copies = c"rust_hmm::copies";
-    /// Wait queue of a step that waits for its copy jobs.
-    copies_idle = c"rust_hmm::copies_idle";
     /// Steps of migrations to the device, for which an unplug waits.
     arrivals = c"rust_hmm::arrivals";
     /// Wait queue of that unplug.

@@ -2,13 +2,14 @@
 
 //! Copy jobs of a migration, which a driver may complete asynchronously and in any order.
 //!
-//! [`CopyBatch`] is the side of the library, [`CopyJob`] that of the driver. They share a counter
-//! of outstanding jobs. The batch borrows the locked pages. Its drop waits until the counter is 0,
-//! without a time limit and also if the task is killed, because the device may still access the
-//! pages. A fatal signal only cancels jobs that have not begun.
+//! [`CopyBatch`] is the side of the library, [`CopyJob`] that of the driver. Each job has a counted
+//! reference to the state of the batch. The batch borrows the locked pages. Its drop waits until
+//! all references were dropped, without a time limit and also if the task is killed, because the
+//! device may still access the pages. A fatal signal only cancels jobs that have not begun.
 //!
-//! A driver may complete jobs in any context that may sleep. The last job takes a mutex to wake the
-//! waiter. No task waits for anything else with that mutex held.
+//! A driver may complete and drop jobs in any context, also in its interrupt handler and in the
+//! callback of a fence. A job only sets a bit and drops its reference, which wakes the waiter if it
+//! is the last one. The task that waits frees the state. See [`crate::kernel::counted`].
 
 use super::MemoryOps;
 use crate::{
@@ -19,8 +20,13 @@ use crate::{
     kernel::{
         cancel::CancelToken,
         completion::ktime_get_ns,
-        limit::RateLimit,
-        lock_classes, //
+        counted::{
+            CountedBox,
+            CountedRef,
+            References,
+            Waiter, //
+        },
+        limit::RateLimit, //
     },
     mm::{
         addr::PMD_PAGES,
@@ -33,33 +39,18 @@ use crate::{
             PageMemory,
             PageMemoryMut, //
         },
-        page_set::PageSet,
-        vma::fatal_signal_pending, //
+        page_set::PageSet, //
     }, //
 };
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::{
-        atomic::{
-            ordering::{
-                Acquire,
-                Full,
-                Relaxed, //
-            },
-            Atomic,
-            AtomicFlag, //
-        },
-        Arc,
-        CondVar,
-        CondVarTimeoutResult,
-        Mutex, //
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic,
+        AtomicFlag, //
     },
-    time::{
-        delay::fsleep,
-        Delta,
-        Jiffies, //
-    }, //
+    time::Jiffies, //
 };
 
 #[cfg(CONFIG_RUST_HMM_CAPI)]
@@ -78,9 +69,6 @@ const COPY_LATE_NS: u64 = 10_000_000_000;
 
 /// Limits the reports of late copy jobs.
 static LATE_COPY_REPORTS: RateLimit = RateLimit::new(1);
-
-/// Interval between two checks while a pending signal makes an interruptible wait return at once.
-const COPY_POLL_INTERVAL: Delta = Delta::from_micros(200);
 
 /// Source and destination of a copy of 1 page, or of [`PMD_PAGES`].
 pub struct CopyDesc<'a> {
@@ -115,25 +103,11 @@ pub(crate) enum CopyEndpoint {
 }
 
 /// State that the jobs of one step share.
-#[pin_data]
 struct CopyState {
-    /// Number of jobs that exist or are reserved, and one for the [`CopyBatch`].
-    outstanding: Atomic<usize>,
     /// A bit for each job that has succeeded, by the index of its entry.
     filled: [Atomic<u64>; FAILED_WORDS],
     /// The waiting task was killed or stopped: the results of the copies will not be used.
     cancelled: AtomicFlag,
-    #[pin]
-    lock: Mutex<()>,
-    #[pin]
-    idle: CondVar,
-}
-
-impl CopyState {
-    /// Subtracts `count` jobs, and returns whether none is left.
-    fn finish(&self, count: usize) -> bool {
-        self.outstanding.fetch_sub(count, Full) == count
-    }
 }
 
 /// A driver that can cancel copies which have not begun.
@@ -145,7 +119,7 @@ pub(super) trait Cancel {
 
 /// State for the jobs of one step. Reused for the next step.
 pub(crate) struct CopyContext {
-    state: Arc<CopyState>,
+    state: CountedBox<CopyState>,
     /// Whether the jobs may be cancelled when the task that waits for them is killed.
     killable: bool,
     /// A flag of another task that cancels the jobs, too.
@@ -164,20 +138,12 @@ impl CopyContext {
     ///
     /// May sleep.
     pub(crate) fn new(killable: bool) -> Result<Self> {
-        let (name, key) = lock_classes::copies();
-        let (idle_name, idle_key) = lock_classes::copies_idle();
-        let state = Arc::pin_init(
-            pin_init!(CopyState {
-                outstanding: Atomic::new(0),
-                filled: core::array::from_fn(|_| Atomic::new(0)),
-                cancelled: AtomicFlag::new(false),
-                lock <- Mutex::new((), name, key),
-                idle <- CondVar::new(idle_name, idle_key),
-            }),
-            GFP_KERNEL,
-        )?;
+        let state = CopyState {
+            filled: core::array::from_fn(|_| Atomic::new(0)),
+            cancelled: AtomicFlag::new(false),
+        };
         Ok(Self {
-            state,
+            state: CountedBox::new(state, GFP_KERNEL)?,
             killable,
             stop: None,
         })
@@ -210,37 +176,58 @@ impl CopyContext {
     }
 
     /// Begins a step without jobs. Returns `None` if a previous batch was leaked, because its jobs
-    /// still count down and mark entries in the shared state.
+    /// still mark entries in the shared state.
     pub(super) fn begin<'a>(&'a mut self, driver: &'a dyn Cancel) -> Option<CopyBatch<'a>> {
-        // Relaxed is sufficient: the count is 0 only if the drop of the previous batch has waited
-        // for its jobs.
-        if self.state.outstanding.load(Relaxed) != 0 {
-            return None;
-        }
-        for word in &self.state.filled {
+        let jobs = self.state.begin(CopyWait {
+            driver: self.killable.then_some(driver),
+            stop: self.stop.as_ref(),
+            start: None,
+        })?;
+        for word in &jobs.filled {
             word.store(0, Relaxed);
         }
-        self.state.cancelled.store(false, Relaxed);
-        self.state.outstanding.store(1, Relaxed);
+        jobs.cancelled.store(false, Relaxed);
         Some(CopyBatch {
-            state: &self.state,
-            cancelled: self.killable.then_some(driver),
-            stop: self.stop.as_ref(),
-            reserved: 0,
+            jobs,
             at_once: PageSet::EMPTY,
         })
     }
 }
 
-/// Jobs of a step. Dropping it waits for all of them.
-pub(crate) struct CopyBatch<'a> {
-    state: &'a Arc<CopyState>,
+/// What a task does while it waits for jobs. Signals do not end the wait, because the device may
+/// still access the pages. A fatal signal only cancels the jobs, so that the driver completes early
+/// those that have not begun.
+struct CopyWait<'a> {
     /// Driver that is called if the jobs are cancelled. `None` if they cannot be cancelled, or
     /// were.
-    cancelled: Option<&'a dyn Cancel>,
+    driver: Option<&'a dyn Cancel>,
     stop: Option<&'a CancelToken>,
-    /// Number of jobs that are counted as outstanding and not created yet.
-    reserved: usize,
+    /// Time of the first check, in nanoseconds.
+    start: Option<u64>,
+}
+
+impl Waiter<CopyState> for CopyWait<'_> {
+    const INTERVAL: Jiffies = COPY_CHECK_JIFFIES;
+
+    fn is_killable(&self) -> bool {
+        self.driver.is_some()
+    }
+
+    fn check(&mut self, state: &CopyState, left: usize, killed: bool) {
+        report_late(left, *self.start.get_or_insert_with(ktime_get_ns));
+        if !killed && !self.stop.is_some_and(CancelToken::is_set) {
+            return;
+        }
+        if let Some(driver) = self.driver.take() {
+            state.cancelled.store(true, Relaxed);
+            driver.cancel();
+        }
+    }
+}
+
+/// Jobs of a step. Dropping it waits for all of them.
+pub(crate) struct CopyBatch<'a> {
+    jobs: References<'a, CopyState, CopyWait<'a>>,
     /// Indices of entries that were copied without a job.
     at_once: PageSet,
 }
@@ -248,25 +235,22 @@ pub(crate) struct CopyBatch<'a> {
 impl CopyBatch<'_> {
     /// Waits for the jobs, and returns the indices of the entries that were copied. Context: may
     /// sleep.
-    pub(super) fn wait(mut self) -> PageSet {
-        let mut filled = core::mem::replace(&mut self.at_once, PageSet::EMPTY);
-        let state = self.state;
-        // Waits for all jobs.
-        drop(self);
-        filled.insert_words(state.filled.iter().map(|word| word.load(Relaxed)));
+    pub(super) fn wait(self) -> PageSet {
+        let mut filled = self.at_once;
+        self.jobs.wait(|state| {
+            filled.insert_words(state.filled.iter().map(|word| word.load(Relaxed)));
+        });
         filled
     }
 
     /// Returns whether jobs are outstanding.
     pub(super) fn is_outstanding(&self) -> bool {
-        // One of the count is that of `self`.
-        self.state.outstanding.load(Relaxed) > 1 + self.reserved
+        self.jobs.count() != 0
     }
 
     /// Counts `count` jobs as outstanding in advance. Not all of them need to be created.
     pub(crate) fn reserve(&mut self, count: usize) {
-        self.state.outstanding.fetch_add(count, Relaxed);
-        self.reserved += count;
+        self.jobs.reserve(count);
     }
 
     /// Calls `driver` to copy the entry at `index`, at once or by a job.
@@ -310,73 +294,27 @@ impl CopyBatch<'_> {
         source: Option<CopyEndpoint>,
         destination: CopyEndpoint,
     ) -> CopyJob {
-        match self.reserved.checked_sub(1) {
-            Some(rest) => self.reserved = rest,
-            None => {
-                self.state.outstanding.fetch_add(1, Relaxed);
-            }
-        }
         // INVARIANT: The pages are alive and the destination is exclusive until `self` is dropped,
         // by the function's requirements. The drop waits until this job was dropped.
         CopyJob {
-            state: self.state.clone(),
+            state: self.jobs.get(),
             index,
             pages,
             source,
             destination,
-            result: Err(EIO),
         }
     }
 }
 
-impl Drop for CopyBatch<'_> {
-    fn drop(&mut self) {
-        if self.state.finish(1 + self.reserved) {
-            return;
-        }
-        // Signals do not end the wait, because the device may still access the pages. A fatal
-        // signal only cancels the jobs, so that the driver completes early those that have not
-        // begun.
-        let start = ktime_get_ns();
-        let mut guard = self.state.lock.lock();
-        while self.state.outstanding.load(Acquire) != 0 {
-            report_late(self.state, start);
-            let why = self
-                .state
-                .idle
-                .wait_interruptible_timeout(&mut guard, COPY_CHECK_JIFFIES);
-            let signal = matches!(why, CondVarTimeoutResult::Signal { .. });
-            let stopped = self.cancelled.is_some() && self.stop.is_some_and(CancelToken::is_set);
-            if !signal && !stopped {
-                continue;
-            }
-            drop(guard);
-            if let Some(cancelled) = self
-                .cancelled
-                .take_if(|_| stopped || fatal_signal_pending())
-            {
-                self.state.cancelled.store(true, Relaxed);
-                cancelled.cancel();
-            }
-            if signal {
-                // A signal that stays pending makes each interruptible wait return at once.
-                fsleep(COPY_POLL_INTERVAL);
-            }
-            guard = self.state.lock.lock();
-        }
-    }
-}
-
-/// Logs that jobs are not completed [`COPY_LATE_NS`] after `start`. The kernel's hung task detector
-/// does not see the wait, which is interruptible and has a time limit.
+/// Logs that `left` jobs are not completed [`COPY_LATE_NS`] after `start`. The kernel's hung task
+/// detector does not see the wait, which has a time limit.
 #[inline(never)]
-fn report_late(state: &CopyState, start: u64) {
+fn report_late(left: usize, start: u64) {
     let waited = ktime_get_ns().saturating_sub(start);
     if waited >= COPY_LATE_NS && LATE_COPY_REPORTS.allows() {
+        let seconds = waited / 1_000_000_000;
         pr_warn!(
-            "{} copy jobs not completed for {} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n",
-            state.outstanding.load(Relaxed),
-            waited / 1_000_000_000,
+            "{left} copy jobs not completed for {seconds} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n"
         );
     }
 }
@@ -409,12 +347,16 @@ unsafe fn copy_of<'a>(
     }
 }
 
-/// A copy that the driver has to carry out, now or later and in any thread.
+/// A copy that the driver has to carry out, now or later and in any context.
 ///
 /// The migration waits without a time limit until all its jobs are completed or dropped. When its
 /// task is killed, the driver should complete jobs that have not begun at once
 /// ([`Self::is_cancelled`]). Dropping a job fails it with `EIO`. A leaked job blocks its process
 /// forever.
+///
+/// # Context
+///
+/// The drop may happen in any context, as [`Self::complete`].
 ///
 /// # Examples
 ///
@@ -449,12 +391,12 @@ unsafe fn copy_of<'a>(
 /// The pages of source and destination are alive, and only this job may write the destination.
 #[must_use = "dropped, it has failed"]
 pub struct CopyJob {
-    state: Arc<CopyState>,
+    /// Dropping it ends the job.
+    state: CountedRef<CopyState>,
     index: usize,
     pages: usize,
     source: Option<CopyEndpoint>,
     destination: CopyEndpoint,
-    result: Result,
 }
 
 impl CopyJob {
@@ -498,27 +440,18 @@ impl CopyJob {
     ///
     /// # Context
     ///
-    /// May sleep. Takes only a mutex that is held briefly.
-    pub fn complete(mut self, result: Result) {
-        self.result = match result {
-            Ok(()) if fails(FailPoint::Copy) => Err(EIO),
-            result => result,
-        };
-    }
-}
-
-impl Drop for CopyJob {
-    fn drop(&mut self) {
-        let word = self.state.filled.get(self.index / 64);
-        if let Some(word) = word.filter(|_| self.result.is_ok()) {
+    /// Any but NMI: also hard interrupts, with interrupts disabled, and with any lock held that may
+    /// be held in that context. Allocates and frees no memory.
+    pub fn complete(self, result: Result) {
+        if result.is_err() || fails(FailPoint::Copy) {
+            return;
+        }
+        if let Some(word) = self.state.filled.get(self.index / 64) {
             // An addition sets the bit, because only one job marks each index, and only once.
             word.add(1 << (self.index % 64), Relaxed);
         }
-        if self.state.finish(1) {
-            // The lock prevents a lost wakeup: a waiter that has read a count above 0 sleeps before
-            // it releases the lock.
-            let _guard = self.state.lock.lock();
-            self.state.idle.notify_all();
-        }
     }
 }
+
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+mod tests;

@@ -59,6 +59,10 @@ impl MappedEndpoint {
 /// A [`CopyJob`] whose system memory is mapped for DMA. The memory is unmapped before the job is
 /// completed, so that the device cannot access the pages when their next owner uses them.
 ///
+/// # Context
+///
+/// The drop may happen in any context, as [`Self::complete`].
+///
 /// # Examples
 ///
 /// ```
@@ -102,7 +106,7 @@ impl DmaCopy {
     ///
     /// # Context
     ///
-    /// Any but interrupts.
+    /// Any but NMI, including hard interrupts.
     pub fn new(job: CopyJob, device: &Arc<DmaDevice>) -> Result<Self> {
         let (pages, source, destination) = job.ends();
         let source = match source {
@@ -178,7 +182,8 @@ impl DmaCopy {
     ///
     /// # Context
     ///
-    /// As for [`CopyJob::complete`].
+    /// Any but NMI, including hard interrupts, as `dma_unmap_phys()`. If this drops the last
+    /// reference of the [`DmaDevice`], a worker unregisters the device.
     pub fn complete(self, result: Result) {
         let Self {
             source,

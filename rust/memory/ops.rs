@@ -49,8 +49,8 @@ use kernel::prelude::*;
 /// ```
 pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// Copies the contents of a folio, or fills it with zeros. The copy may complete here, or later
-    /// when the driver completes `job`. If it fails, the folio stays at its source, with its
-    /// contents.
+    /// when the driver completes `job`, in any context. If it fails, the folio stays at its source,
+    /// with its contents.
     ///
     /// The source cannot change while the job is outstanding.
     ///

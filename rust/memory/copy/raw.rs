@@ -7,28 +7,30 @@ use super::{
     CopyJob,
     CopyState, //
 };
-use core::mem::ManuallyDrop;
+use crate::kernel::counted::CountedRef;
 use kernel::{
     ffi,
     prelude::*,
-    sync::{
-        atomic::ordering::Relaxed,
-        Arc, //
-    }, //
+    sync::atomic::ordering::Relaxed, //
 };
 
 impl CopyJob {
     /// Converts the job to numbers and a pointer for a driver in C, which ends it by
     /// [`RawCopyJob::complete`].
     pub(crate) fn into_raw(self) -> RawCopyJob {
-        let this = ManuallyDrop::new(self);
+        let Self {
+            state,
+            index,
+            pages,
+            source,
+            destination,
+        } = self;
         RawCopyJob {
-            pages: this.pages,
-            source: this.source,
-            destination: this.destination,
-            // SAFETY: The reference is moved out only once, because `this` is never dropped.
-            state: Arc::into_raw(unsafe { core::ptr::read(&this.state) }).cast(),
-            index: this.index,
+            pages,
+            source,
+            destination,
+            state: state.into_raw(),
+            index,
         }
     }
 }
@@ -38,8 +40,8 @@ pub(crate) struct RawCopyJob {
     pub(crate) pages: usize,
     pub(crate) source: Option<CopyEndpoint>,
     pub(crate) destination: CopyEndpoint,
-    /// A reference to the state of the step, from `Arc::into_raw()`.
-    pub(crate) state: *const ffi::c_void,
+    /// A reference to the state of the step, from [`CountedRef::into_raw`].
+    pub(crate) state: *mut ffi::c_void,
     pub(crate) index: usize,
 }
 
@@ -49,17 +51,16 @@ impl RawCopyJob {
     /// # Safety
     ///
     /// `state` and `index` must be those of a job that was not completed yet.
-    pub(crate) unsafe fn complete(state: *const ffi::c_void, index: usize, result: Result) {
+    pub(crate) unsafe fn complete(state: *mut ffi::c_void, index: usize, result: Result) {
         // INVARIANT: The job has no pages.
         CopyJob {
             // SAFETY: `state` is a reference that `into_raw` returned. By the function's
             // requirements the job was not completed, so that the reference was not taken before.
-            state: unsafe { Arc::from_raw(state.cast()) },
+            state: unsafe { CountedRef::from_raw(state) },
             index,
             pages: 0,
             source: None,
             destination: CopyEndpoint::Device(0),
-            result: Err(EIO),
         }
         .complete(result);
     }
@@ -72,7 +73,7 @@ impl RawCopyJob {
     pub(crate) unsafe fn is_cancelled(state: *const ffi::c_void) -> bool {
         // SAFETY: `state` is a reference that `into_raw` returned. It is valid because the job was
         // not completed, by the function's requirements.
-        unsafe { &*state.cast::<CopyState>() }
+        unsafe { CountedRef::<CopyState>::object_of(state) }
             .cancelled
             .load(Relaxed)
     }

@@ -3,6 +3,7 @@
 //! The C functions and constants that the sources use.
 
 use kernel::ffi;
+pub use kernel::sync::RawCompletion as completion;
 
 /// Order of what a PMD maps.
 pub const RUST_HMM_PMD_ORDER: u32 = kernel::page::PAGE_SHIFT as u32 - 3;
@@ -16,6 +17,51 @@ pub unsafe fn synchronize_rcu() {
 
 pub unsafe fn rust_hmm_may_sleep() -> bool {
     true
+}
+
+pub unsafe fn ktime_get() -> i64 {
+    0
+}
+
+pub unsafe fn init_completion(this: *mut completion) {
+    unsafe { this.write(completion::new()) };
+}
+
+pub unsafe fn complete(this: *mut completion) {
+    unsafe { (*this).complete() };
+}
+
+pub unsafe fn complete_all(this: *mut completion) {
+    unsafe { (*this).complete_all() };
+}
+
+pub unsafe fn wait_for_completion_interruptible(this: *mut completion) -> ffi::c_int {
+    unsafe { (*this).wait() };
+    0
+}
+
+pub unsafe fn wait_for_completion_timeout(
+    this: *mut completion,
+    timeout: ffi::c_ulong,
+) -> ffi::c_ulong {
+    unsafe { (*this).wait() };
+    timeout
+}
+
+pub unsafe fn wait_for_completion_interruptible_timeout(
+    this: *mut completion,
+    timeout: ffi::c_ulong,
+) -> ffi::c_long {
+    unsafe { (*this).wait() };
+    timeout as ffi::c_long
+}
+
+pub unsafe fn wait_for_completion_killable_timeout(
+    this: *mut completion,
+    timeout: ffi::c_ulong,
+) -> ffi::c_long {
+    unsafe { (*this).wait() };
+    timeout as ffi::c_long
 }
 
 /// Device memory: the first frames of each region are plain memory of the model.

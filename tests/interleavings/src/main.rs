@@ -83,6 +83,8 @@ use stand_ins::inject;
 mod kernel {
     pub(crate) use crate::stand_ins::cancel;
 
+    pub(crate) mod completion;
+    pub(crate) mod counted;
     pub(crate) mod limit;
     pub(crate) mod hash;
     pub(crate) mod lock_classes;
@@ -97,12 +99,6 @@ mod kernel {
         shrinker,
         zeroed, //
     };
-
-    pub(crate) mod completion {
-        pub(crate) fn ktime_get_ns() -> u64 {
-            0
-        }
-    }
 }
 
 mod mm {
@@ -137,12 +133,6 @@ mod mm {
         pin,
         table_memory, //
     };
-
-    pub(crate) mod vma {
-        pub(crate) fn fatal_signal_pending() -> bool {
-            false
-        }
-    }
 }
 
 mod memory {

@@ -13,7 +13,10 @@ pub mod rcu;
 pub mod set_once;
 
 pub use arc::Arc;
-pub use completion::Completion;
+pub use completion::{
+    Completion,
+    RawCompletion, //
+};
 pub use condvar::{
     CondVar,
     CondVarTimeoutResult, //

@@ -16,6 +16,7 @@ use crate::{
 use kernel::{
     model::{
         Memory,
+        Thread,
         spawn, //
     },
     prelude::*,
@@ -56,6 +57,7 @@ pub(crate) const TESTS: &[Test] = &[
     full("steps_second_wait_waits_for_later_steps", second_wait),
     full("copies_are_visible_after_the_wait", copies),
     full("copies_wait_ends_with_the_last_job", one_copy),
+    full("copies_second_step_waits_for_its_jobs", two_steps),
     full("lru_block_is_claimed_by_one_task", claims),
     full("lru_block_added_during_a_search_is_found", added),
     full("known_answers_do_not_outlive_a_change", answers),
@@ -145,11 +147,22 @@ impl Cancel for NoDriver {
     fn cancel(&self) {}
 }
 
-fn run_copies<const JOBS: usize>() {
-    let memory: Arc<[Memory; JOBS]> =
-        Arc::new([(); JOBS].map(|()| Memory::new(0)), GFP_KERNEL).unwrap();
+fn run_copies<const JOBS: usize, const STEPS: usize>() {
     let mut copies = CopyContext::new(false).unwrap();
     let mut threads = Vec::new();
+    for _ in 0..STEPS {
+        step::<JOBS>(&mut copies, &mut threads);
+    }
+    // A thread may not have returned from the completion of its job.
+    drop(copies);
+    for thread in threads {
+        thread.join();
+    }
+}
+
+fn step<const JOBS: usize>(copies: &mut CopyContext, threads: &mut Vec<Thread<()>>) {
+    let memory: Arc<[Memory; JOBS]> =
+        Arc::new([(); JOBS].map(|()| Memory::new(0)), GFP_KERNEL).unwrap();
     let mask = copies.run(&NoDriver, |batch| {
         batch.reserve(JOBS);
         for index in 0..JOBS {
@@ -166,17 +179,18 @@ fn run_copies<const JOBS: usize>() {
         assert_eq!(memory[index].read(), 1);
         memory[index].write(2);
     }
-    for thread in threads {
-        thread.join();
-    }
 }
 
 fn copies() {
-    run_copies::<2>();
+    run_copies::<2, 1>();
 }
 
 fn one_copy() {
-    run_copies::<1>();
+    run_copies::<1, 1>();
+}
+
+fn two_steps() {
+    run_copies::<1, 2>();
 }
 
 fn claims() {

@@ -247,13 +247,9 @@ impl CopyEngine {
 
     /// Completes the cancelled jobs in the queue with `EINTR`.
     pub(crate) fn drop_cancelled(&self) {
-        loop {
-            // Completing a job takes another lock, so drop the queue lock first.
-            let job = self.shared.queue.lock().pop_cancelled();
-            match job {
-                Some((job, _)) => job.complete(Err(EINTR)),
-                None => break,
-            }
+        let mut queue = self.shared.queue.lock();
+        while let Some((job, _)) = queue.pop_cancelled() {
+            job.complete(Err(EINTR));
         }
     }
 

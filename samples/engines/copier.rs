@@ -81,7 +81,7 @@ impl Shared {
                 let _signal = self.wake.wait_interruptible(&mut queue);
                 continue;
             };
-            // Completing a job takes another lock.
+            // `copy` does not wait for a transfer.
             drop(queue);
             self.carry_out(job);
             queue = self.queue.lock();

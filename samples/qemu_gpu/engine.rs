@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The engine: an edu, which transfers up to 4 KiB between its internal buffer and any bus address,
-//! and raises an interrupt at the end. A copy takes two transfers: into the buffer, and out of it.
+//! and raises an interrupt at the end. A copy takes two transfers for each 4 KiB: into the buffer,
+//! and out of it. The interrupt of the last one completes the copy job.
 
 use crate::{
     file::Client,
@@ -33,7 +34,8 @@ use kernel::{
         Arc,
         Completion,
         CondVar,
-        Mutex, //
+        Mutex,
+        SpinLock, //
     },
     time::{
         delay::fsleep,
@@ -142,6 +144,11 @@ pub(crate) struct Engine {
     finished: Atomic<u64>,
     #[pin]
     completion: TimedCompletion,
+    /// The copy whose last transfer is in progress. The interrupt handler only tries the lock,
+    /// because the lock is taken with interrupts enabled. It is not held while the transfer is in
+    /// progress.
+    #[pin]
+    last: SpinLock<Option<DmaCopy>>,
     /// The access that is in progress: tag of the mirror and address of the page. Flushes wait for
     /// it.
     #[pin]
@@ -159,6 +166,10 @@ impl IrqHandler for Engine {
     fn handle_irq(&self) {
         if let Some(registers) = self.registers.try_access() {
             registers.write32(registers.read32(STATUS), ACKNOWLEDGE);
+        }
+        let copy = self.last.try_lock().and_then(|mut last| last.take());
+        if let Some(copy) = copy {
+            copy.complete(Ok(()));
         }
         self.finished.fetch_add(1, Release);
         self.completion.complete();
@@ -221,6 +232,7 @@ impl Engine {
                 wake <- kernel::new_condvar!("qemu_gpu::wake"),
                 finished: Atomic::new(0),
                 completion <- TimedCompletion::new(),
+                last <- kernel::new_spinlock!(None, "qemu_gpu::last"),
                 in_flight <- kernel::new_mutex!(None, "qemu_gpu::in_flight"),
                 access_done <- kernel::new_condvar!("qemu_gpu::landed"),
                 peers <- kernel::new_mutex!(KVec::new(), "qemu_gpu::peers"),
@@ -270,16 +282,8 @@ impl Engine {
 
     /// Completes the cancelled jobs in the queue.
     pub(crate) fn drop_cancelled(&self) {
-        loop {
-            let mut work = self.work.lock();
-            let Some(at) = work.copies.iter().position(|(job, _)| job.is_cancelled()) else {
-                return;
-            };
-            let job = work.copies.remove(at);
-            // Completing a job takes another lock, so drop the queue lock first.
-            drop(work);
-            drop(job);
-        }
+        let mut work = self.work.lock();
+        work.copies.retain(|(job, _)| !job.is_cancelled());
     }
 
     /// Queues an access and waits until it is completed. `ENODEV`; `ENOMEM`.
@@ -409,35 +413,57 @@ impl EngineRegisters {
 
     fn copy(&self, job: CopyJob, to: Option<Arc<PciMemory>>) {
         // On failure, `DmaCopy::new()` has dropped the job, which fails it.
-        if let Ok(copy) = DmaCopy::new(job, &self.engine.dma) {
-            let result = (0..copy.pages()).try_for_each(|index| {
-                if copy.is_cancelled() {
-                    return Err(EINTR);
-                }
-                self.copy_page(&copy, index, to.as_ref())?;
-                self.serve_accesses();
-                Ok(())
-            });
-            copy.complete(result);
+        let Ok(copy) = DmaCopy::new(job, &self.engine.dma) else {
+            return;
+        };
+        let at = match self.copy_up_to_last(&copy, to.as_ref()) {
+            Ok(at) => at,
+            Err(error) => return copy.complete(Err(error)),
+        };
+        *self.engine.last.lock() = Some(copy);
+        let stored = self.store(at);
+        // The interrupt handler has completed the copy, unless there was no interrupt.
+        let copy = self.engine.last.lock().take();
+        if let Some(copy) = copy {
+            copy.complete(stored.and(Err(EIO)));
         }
     }
 
-    fn copy_page(&self, copy: &DmaCopy, index: usize, to: Option<&Arc<PciMemory>>) -> Result {
-        let zeros = self.staging.address(PAGE_SIZE).ok_or(EINVAL)?;
-        let from = copy.source(index)?.unwrap_or(PageAddress::Dma(zeros));
-        let from = self.address(from, None)?;
-        let to = self.address(copy.destination(index)?, to)?;
-        for offset in transfers() {
-            self.load(from + offset)?;
-            self.store(to + offset)?;
+    /// Performs all transfers of a copy but the last one, which stores the internal buffer. Returns
+    /// the bus address to which it is stored.
+    fn copy_up_to_last(&self, copy: &DmaCopy, to: Option<&Arc<PciMemory>>) -> Result<u64> {
+        let mut last = None;
+        for index in 0..copy.pages() {
+            if let Some(at) = last.take() {
+                self.store(at)?;
+            }
+            // Accesses use the internal buffer, which is free between two pages.
+            self.serve_accesses();
+            self.delay();
+            if copy.is_cancelled() {
+                return Err(EINTR);
+            }
+            let zeros = self.staging.address(PAGE_SIZE).ok_or(EINVAL)?;
+            let from = copy.source(index)?.unwrap_or(PageAddress::Dma(zeros));
+            let from = self.address(from, None)?;
+            let to = self.address(copy.destination(index)?, to)?;
+            for offset in transfers() {
+                if let Some(at) = last.replace(to + offset) {
+                    self.store(at)?;
+                }
+                self.load(from + offset)?;
+            }
         }
-        // Simulate a longer copy. Serve accesses meanwhile.
+        last.ok_or(EINVAL)
+    }
+
+    /// Simulates a longer copy, and serves accesses meanwhile.
+    fn delay(&self) {
         let since = Instant::<Monotonic>::now();
         while since.elapsed() < self.engine.delay {
             self.serve_accesses();
             fsleep(Delta::from_millis(1));
         }
-        Ok(())
     }
 
     fn serve_accesses(&self) {

@@ -73,6 +73,20 @@ unsigned long rust_hmm_kunit_mmap(unsigned long len)
 			     MAP_ANONYMOUS | MAP_PRIVATE | MAP_NORESERVE, 0);
 }
 
+/* As madvise(MADV_HUGEPAGE) for the mapping at @addr, which is not exported. */
+int rust_hmm_kunit_advise_huge(unsigned long addr)
+{
+	struct mm_struct *mm = current->mm;
+	struct vm_area_struct *vma;
+
+	mmap_write_lock(mm);
+	vma = find_vma(mm, addr);
+	if (vma)
+		vm_flags_set(vma, VM_HUGEPAGE);
+	mmap_write_unlock(mm);
+	return vma ? 0 : -EFAULT;
+}
+
 int rust_hmm_kunit_munmap(unsigned long addr, unsigned long len)
 {
 	return vm_munmap(addr, len);

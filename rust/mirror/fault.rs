@@ -56,8 +56,8 @@ use crate::{
         reaches,
         DevicePte,
         Flushing,
-        Format,
-        Prealloc, //
+        Prealloc,
+        Table, //
     },
     policy,
     space::{
@@ -457,21 +457,24 @@ impl<D: Device> MirrorShared<D> {
     /// Returns the block around `range`, if one PMD maps all of it. `pfn` is the first page of
     /// `range`. The device then gets one huge leaf, also if its leaf was split before.
     ///
-    /// Returns `None` for formats of DMA addresses. DMA mappings of pages that were just removed
-    /// from the block may still exist, and the fault would wait for pages that it does not need.
+    /// In a table of DMA addresses, a page that is mapped for the device keeps its address, because
+    /// each page has its place in the window of the block (`mm/dma/iova.rs`). Only missing pages
+    /// are mapped.
     fn whole_block(range: PageRange, pfn: HmmPfn, access: Access) -> Option<PageRange> {
         let may_access = pfn.is_valid() && (access != Access::Write || pfn.is_writable());
-        if D::Format::DMA
-            || !const { has_leaves::<D::Format>(1) }
-            || !may_access
-            || pfn.map_order() != PMD_ORDER
-        {
+        if !const { has_leaves::<D::Format>(1) } || !may_access || pfn.map_order() != PMD_ORDER {
             return None;
         }
         let block = policy::block(range.start()).filter(|block| *block != range)?;
         // Virtual and physical address of a huge page have the same offset in their block. Hugetlb
         // pages of 1 GiB have a different order.
         (pfn.pfn() % PMD_PAGES == block.index_of(range.start())?).then_some(block)
+    }
+
+    /// Returns whether the device may access all pages of `range` as requested.
+    fn allows(table: &Table<D::Format>, range: PageRange, access: Access) -> bool {
+        table.present(range) == range.pages()
+            && !(access == Access::Write && table.any(range, |entry| !entry.may_be_dirty()))
     }
 
     /// Attempts once to install the entries of `piece`: collects the pages from the CPU page table,
@@ -513,6 +516,7 @@ impl<D: Device> MirrorShared<D> {
             transactions,
             ..
         } = state;
+        let requested = range;
         let whole =
             Self::whole_block(range, page, access).filter(|block| !transactions.overlap(*block));
         let range = whole.unwrap_or(range);
@@ -568,7 +572,12 @@ impl<D: Device> MirrorShared<D> {
                 }
             });
             unwritten = table.unwritten(range, batch);
-            result
+            // A failure of the other pages of a block is none of this fault: their DMA mappings of
+            // before may not be removed yet, or they have no address.
+            match whole {
+                Some(_) if result.is_err() && Self::allows(table, requested, access) => Ok(()),
+                _ => result,
+            }
         });
         drop(pfns);
         drop(valid);

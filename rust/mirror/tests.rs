@@ -267,6 +267,16 @@ fn map(pages: usize) -> Result<PageRange> {
     PageRange::from_pages(addr, pages).map_err(|_| ENOMEM)
 }
 
+/// Maps a block of new memory that the CPU maps by one PMD, as soon as it is written.
+#[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
+fn map_huge() -> Result<PageRange> {
+    let all = map(2 * PMD_PAGES)?;
+    // SAFETY: The function has no preconditions.
+    kernel::error::to_result(unsafe { bindings::rust_hmm_kunit_advise_huge(all.start()) })?;
+    let block = all.pmd_pieces().find(|piece| piece.pages() == PMD_PAGES);
+    block.ok_or(EINVAL)
+}
+
 fn unmap(range: PageRange) -> Result {
     // SAFETY: The test has mapped the range, and nothing else uses it.
     kernel::error::to_result(unsafe {

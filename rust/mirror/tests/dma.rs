@@ -18,6 +18,7 @@ use crate::{
     },
     pgtable::{
         DmaFormat,
+        Flushing,
         Leaf, //
     }, //
 };
@@ -57,6 +58,11 @@ fn addressed(pages: usize) -> Result<(PageRange, Arc<DmaDevice>, Mirror<Addresse
     for index in 0..pages {
         store(range.address(index), index as u64)?;
     }
+    let (dma, mirror) = mirror_of_dma()?;
+    Ok((range, dma, mirror))
+}
+
+fn mirror_of_dma() -> Result<(Arc<DmaDevice>, Mirror<Addressed>)> {
     let dma = DmaDevice::software(c"hmm-kunit")?;
     let device = Addressed {
         shared: shared()?,
@@ -64,7 +70,25 @@ fn addressed(pages: usize) -> Result<(PageRange, Arc<DmaDevice>, Mirror<Addresse
     };
     let current = current!();
     let mm = current.mm().ok_or(EINVAL)?;
-    Ok((range, dma, crate::new_mirror!(mm, device)?))
+    Ok((dma, crate::new_mirror!(mm, device)?))
+}
+
+/// Returns a block that the CPU maps by one PMD, and a mirror with huge leaves for all of it.
+#[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
+fn huge() -> Result<(PageRange, Arc<DmaDevice>, Mirror<Addressed>)> {
+    let block = map_huge()?;
+    store(block.start(), 0)?;
+    let (dma, mirror) = mirror_of_dma()?;
+    mirror.fault(block, Access::Write)?;
+    assert!(!is_split(&mirror, block.start())?, "no huge page");
+    assert_eq!(dma.mapped(), PMD_PAGES as u64);
+    Ok((block, dma, mirror))
+}
+
+/// Returns whether the leaf that is installed for `addr` is small.
+#[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
+fn is_split(mirror: &Mirror<Addressed>, addr: usize) -> Result<bool> {
+    Ok(walk(mirror, addr)?.order == 0)
 }
 
 fn walk(mirror: &Mirror<Addressed>, addr: usize) -> Result<Leaf> {
@@ -256,6 +280,74 @@ mod suite {
             assert_eq!((dma.live(), dma.unmapped()), (0, PMD_PAGES as u64));
         }
         assert!(concurrent > 20);
+        Ok(())
+    }
+
+    #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
+    #[test]
+    fn fault_merges_a_split_leaf() -> Result {
+        let (block, dma, mirror) = huge()?;
+        let first = walk(&mirror, block.start())?.entry;
+        let page = |index| PageRange::from_pages(block.address(index), 1);
+        for index in [7, PMD_PAGES - 1, 0] {
+            let before = dma.mapped();
+            mirror.discard(page(index)?)?;
+            assert_eq!(dma.live(), PMD_PAGES as u64 - 1);
+            assert!(is_split(&mirror, block.address(index ^ 1))?);
+            mirror.fault(page(index)?, Access::Write)?;
+            assert!(!is_split(&mirror, block.address(index))?);
+            // The other pages stay mapped, at the same addresses.
+            assert_eq!(dma.mapped() - before, 1);
+            assert_eq!(dma.live(), PMD_PAGES as u64);
+            assert_eq!(walk(&mirror, block.start())?.entry, first);
+        }
+        // A fault of one page installs the whole leaf.
+        mirror.discard(block)?;
+        assert_eq!(dma.live(), 0);
+        mirror.fault(page(100)?, Access::Read)?;
+        assert!(!is_split(&mirror, block.start())?);
+        assert_eq!(dma.live(), PMD_PAGES as u64);
+        drop(mirror);
+        assert_eq!((dma.live(), dma.mapped()), (0, dma.unmapped()));
+        Ok(())
+    }
+
+    #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
+    #[test]
+    fn fault_does_not_wait_for_other_pages_of_the_block() -> Result {
+        let (block, dma, mirror) = huge()?;
+        let other = PageRange::from_pages(block.address(7), 1)?;
+        let page = PageRange::from_pages(block.address(9), 1)?;
+        let inner = mirror.inner();
+        mirror.discard(page)?;
+        let flush = {
+            let mut guard = inner.lock();
+            let remove = |_, entry: &mut DevicePte| *entry = DevicePte::NONE;
+            let change = inner.change(&mut guard.table, None, |table, batch| {
+                table.for_each(other, batch, remove);
+            });
+            change.1
+        };
+        // Until the flush has completed, the other page cannot be mapped again.
+        let retries = mirror.stats().get(Counter::Retries);
+        mirror.fault(page, Access::Write)?;
+        assert_eq!(mirror.stats().get(Counter::Retries), retries);
+        assert!(is_split(&mirror, page.start())?);
+        assert!(walk(&mirror, other.start()).is_err());
+        assert_eq!(dma.live(), PMD_PAGES as u64);
+        Flushing::end(flush, inner);
+        assert_eq!(dma.live(), PMD_PAGES as u64 - 1);
+        mirror.fault(page, Access::Write)?;
+        assert!(!is_split(&mirror, other.start())?);
+        // Without an address for the other page, the fault succeeds, too.
+        mirror.discard(other)?;
+        let armed = ArmedPoint::new(FailPoint::Dma, 1, true)?;
+        mirror.fault(page, Access::Write)?;
+        assert_eq!(mirror.fault(other, Access::Write), Err(ENOMEM));
+        drop(armed);
+        assert!(walk(&mirror, other.start()).is_err());
+        mirror.fault(page, Access::Write)?;
+        assert!(!is_split(&mirror, other.start())?);
         Ok(())
     }
 }

@@ -221,11 +221,15 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// Returns the memory for the page table that the hardware walks. Called once for each mirror.
     /// [`Mirror::table_root`] returns the address for the hardware.
     ///
+    /// The default is [`TableMemory::coherent`] memory of [`Self::dma`] if that was made by
+    /// [`DmaDevice::bound`], and [`TableMemory::none`] otherwise. A device that finds its own
+    /// memory at another address than 0 overrides it, see [`TableMemory::with_device_pages_at`].
+    ///
     /// # Context
     ///
     /// May sleep.
     fn table_memory(&self) -> TableMemory {
-        TableMemory::none()
+        TableMemory::default_of(self.dma())
     }
 
     /// Returns whether [`Self::flush_wait`] may sleep now. If it may, the library refuses

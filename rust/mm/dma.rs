@@ -441,6 +441,12 @@ impl DmaDevice {
         self.mapped().saturating_sub(unmapped)
     }
 
+    /// Returns whether the device is bound to a driver, by [`bound`](Self::bound), rather than a
+    /// software device.
+    pub(crate) fn is_bound(&self) -> bool {
+        !self.raw.software
+    }
+
     /// Whether device and CPU observe each other's writes without explicit synchronization: the
     /// device is DMA-coherent, and its DMA is not bounced.
     ///
@@ -449,6 +455,36 @@ impl DmaDevice {
     /// Any.
     pub fn is_coherent(&self) -> bool {
         self.coherent
+    }
+}
+
+/// A device that is prepared as by [`DmaDevice::bound`], and unbound when this is dropped.
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+pub(crate) struct TestDriver {
+    pub(crate) device: Arc<DmaDevice>,
+    _registered: Arc<DmaDevice>,
+}
+
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+impl TestDriver {
+    pub(crate) fn bind(name: &CStr) -> Result<Self> {
+        let registered = DmaDevice::software(name)?;
+        // SAFETY: The device is registered, and no page is mapped for it yet.
+        to_result(unsafe { bindings::rust_hmm_dma_adopt(registered.as_raw(), 64) })?;
+        // SAFETY: The device was prepared for DMA, and the helper took a reference for us. `drop`
+        // closes it before the device is unregistered.
+        let device = unsafe { DmaDevice::make(registered.raw.device, false) }?;
+        Ok(Self {
+            device,
+            _registered: registered,
+        })
+    }
+}
+
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+impl Drop for TestDriver {
+    fn drop(&mut self) {
+        self.device.close();
     }
 }
 

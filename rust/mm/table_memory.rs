@@ -178,6 +178,16 @@ impl TableMemory {
         Self::of(TableMemoryKind::None)
     }
 
+    /// Returns the default for a device whose system memory is mapped for `dma`: coherent memory of
+    /// a [bound](DmaDevice::bound) device, otherwise none. Code on the CPU performs the accesses of
+    /// a software device, and walks the library's tree.
+    pub(crate) fn default_of(dma: Option<&Arc<DmaDevice>>) -> Self {
+        match dma {
+            Some(device) if device.is_bound() => Self::coherent(device),
+            _ => Self::none(),
+        }
+    }
+
     /// Returns table memory in kernel pages, with physical addresses.
     ///
     /// # Context

@@ -76,8 +76,9 @@ impl<F: Format> Device for Hardware<F> {
     }
 
     fn table_memory(&self) -> TableMemory {
-        // The walker uses physical addresses. Hardware behind an IOMMU would use
-        // `TableMemory::coherent()`.
+        // The walker uses physical addresses. A driver whose device is bound to it returns the
+        // device by `dma()`, has a format of DMA addresses, and omits this function: the table is
+        // then in coherent memory.
         TableMemory::plain()
     }
 

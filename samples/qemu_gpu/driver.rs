@@ -186,6 +186,10 @@ kernel::module_pci_driver! {
             default: 0,
             description: "For tests: unbinding leaves everything to the library: memory is not unplugged, the engine not stopped",
         },
+        coherent_tables: u64 {
+            default: 0,
+            description: "Page tables are in coherent memory that the engine reads by DMA, instead of a part of device memory",
+        },
         skip_flush: u64 {
             default: 0,
             description: "For tests: this many flushes do not wait for accesses under way, so that these go to addresses that are unmapped",

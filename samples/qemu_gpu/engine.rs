@@ -176,12 +176,15 @@ impl IrqHandler for Engine {
     }
 }
 
-/// Lets the page table walker of the GPU read its tables, which are in device memory.
-struct TableBus<'e>(&'e BarTables);
-
-impl walk::Bus for TableBus<'_> {
+impl walk::Bus for EngineRegisters {
+    /// Reads a word of a page table. The tables are in device memory or, without a part of it for
+    /// them, in coherent memory that the engine reads by DMA.
     fn read(&self, address: u64) -> Result<u64, Miss> {
-        self.0.read(address).ok_or(Miss::Bus(address))
+        let word = match &self.tables {
+            Some(tables) => tables.read(address),
+            None => self.fetch(address).ok(),
+        };
+        word.ok_or(Miss::Bus(address))
     }
 }
 
@@ -189,9 +192,10 @@ impl walk::Bus for TableBus<'_> {
 struct EngineRegisters {
     engine: Arc<Engine>,
     vram: PeerMemory,
-    /// A staging page for transfers from and to the CPU, and a page of zeros.
+    /// A staging page for transfers from and to the CPU, a page of zeros, and a page for the table
+    /// that is read.
     staging: DmaBuffer,
-    tables: Arc<BarTables>,
+    tables: Option<Arc<BarTables>>,
     _interrupt: Interrupt<Engine>,
 }
 
@@ -215,7 +219,7 @@ impl Engine {
         pdev: &pci::Device<Core<'_>>,
         dma: Arc<DmaDevice>,
         memory: &Arc<PciMemory>,
-        tables: Arc<BarTables>,
+        tables: Option<Arc<BarTables>>,
     ) -> Result<(Arc<Self>, EngineThread)> {
         let delay = crate::number(crate::module_parameters::copy_delay_ms.value());
         let registers = pdev
@@ -244,7 +248,7 @@ impl Engine {
         )?;
         let hardware = EngineRegisters {
             vram: PeerMemory::map(memory, &engine.dma)?,
-            staging: DmaBuffer::new(&engine.dma, 2)?,
+            staging: DmaBuffer::new(&engine.dma, 3)?,
             tables,
             _interrupt: Interrupt::new(pdev, c"qemu_gpu", engine.clone())?,
             engine: engine.clone(),
@@ -488,7 +492,7 @@ impl EngineRegisters {
     fn translate(&self, mirror: &Mirror<View>, addr: usize, write: bool) -> Option<Translation> {
         let root = mirror.table_root()?;
         let addr = u64::try_from(addr).ok()?;
-        let found = walk::Format::Radix4.walk(&TableBus(&self.tables), root, addr);
+        let found = walk::Format::Radix4.walk(self, root, addr);
         found.ok().filter(|found| found.writable || !write)
     }
 
@@ -503,6 +507,18 @@ impl EngineRegisters {
             }
             None => found.address,
         })
+    }
+
+    /// Reads the word at the DMA address `address`, with the table that contains it.
+    fn fetch(&self, address: u64) -> Result<u64> {
+        let to = self.staging.address(2 * PAGE_SIZE).ok_or(EINVAL)?;
+        let offset = address % TRANSFER_BYTES;
+        self.load(address - offset)?;
+        self.store(to.raw())?;
+        let mut word = [0; size_of::<u64>()];
+        self.staging
+            .read(2 * PAGE_SIZE + usize::try_from(offset)?, &mut word)?;
+        Ok(u64::from_ne_bytes(word))
     }
 
     /// Moves a device page between `staging` and `at`, through the internal buffer.

@@ -90,7 +90,8 @@ pub(crate) struct Gpu {
     /// Devices that a lock can grant access: this one.
     pub(crate) agents: KVec<Arc<DmaDevice>>,
     bar: Arc<PciMemory>,
-    tables: Arc<BarTables>,
+    /// The part of device memory for page tables, unless they are in coherent memory.
+    tables: Option<Arc<BarTables>>,
     #[pin]
     running: Mutex<Option<EngineThread>>,
     files: Atomic<usize>,
@@ -106,10 +107,14 @@ impl Gpu {
         }
         let dma = DmaDevice::bound(pdev.as_ref(), bits)?;
         let bar = PciMemory::claim(pdev, 0, 2)?;
-        let for_tables = TABLES_MAX_BYTES.min(bar.size() / 2);
-        let usable = bar.size() - for_tables;
+        let mut usable = bar.size();
+        let mut tables = None;
+        if crate::number(crate::module_parameters::coherent_tables.value()) == 0 {
+            let bytes = TABLES_MAX_BYTES.min(usable / 2);
+            usable -= bytes;
+            tables = Some(BarTables::new(&bar, usable, bytes, VRAM + usable)?);
+        }
         let pages = usize::try_from(usable)? / PAGE_SIZE;
-        let tables = BarTables::new(&bar, usable, for_tables, VRAM + usable)?;
         let mut agents = KVec::new();
         agents.push(dma.clone(), GFP_KERNEL)?;
         let (engine, running) = Engine::start(pdev, dma, &bar, tables.clone())?;
@@ -176,7 +181,7 @@ impl View {
 
 impl Device for View {
     type Memory = Vram;
-    // The GPU walks its page tables in device memory.
+    // The engine walks the page tables.
     type Format = DmaFormat<Radix4>;
     type Walker = ();
     // Whether an access is in progress that the flush must wait for.
@@ -191,7 +196,11 @@ impl Device for View {
     }
 
     fn table_memory(&self) -> TableMemory {
-        TableMemory::in_bar(&self.gpu.tables).with_device_pages_at(VRAM)
+        let memory = match &self.gpu.tables {
+            Some(tables) => TableMemory::in_bar(tables),
+            None => TableMemory::coherent(&self.gpu.engine.dma),
+        };
+        memory.with_device_pages_at(VRAM)
     }
 
     fn flush_start(&self, range: PageRange) -> bool {

@@ -60,6 +60,7 @@ pub const TESTS: &[Test] = &[
     Test::new("hw", "device_pages_have_no_dma_mapping", moved).only_hw(),
     Test::new("hw", "unpopulated_pages_read_zero_after_migration", hole).only_hw(),
     Test::new("hw", "huge_pages_are_mapped_in_one_piece", huge_pages).only_hw(),
+    Test::new("hw", "tables_in_coherent_memory_are_walked", coherent_tables).only_hw(),
     Test::new("hw", "reads_never_fault_during_migrations", faultless).only_hw(),
     Test::new("hw", "reads_complete_during_slow_copies", slow_copies).only_hw(),
     Test::new("hw", "dontneed_waits_for_device_accesses", during).only_hw(),
@@ -163,6 +164,42 @@ fn huge_pages(ctx: &Ctx) -> Outcome {
     // The kernel splits the huge page and invalidates all of it for that.
     check!(live()? - before < HUGE_PAGES as u64, "all is mapped after a part was unmapped");
     device_sees_pages(&device, &map, 4, 101, 2, "beside the unmapped range")?;
+    device.close()?;
+    check_eq!(live()?, before, "pages mapped when the file is closed");
+    Ok(())
+}
+
+/// The engine reads its page table by DMA from coherent memory, the default of a bound device.
+fn coherent_tables(ctx: &Ctx) -> Outcome {
+    module::unload("qemu_gpu").what("unload qemu_gpu")?;
+    load_driver(ctx, "coherent_tables=1")?;
+    let outcome = walks_coherent_tables(ctx);
+    module::unload("qemu_gpu").what("unload it again")?;
+    load_driver(ctx, "")?;
+    outcome
+}
+
+fn walks_coherent_tables(ctx: &Ctx) -> Outcome {
+    let before = live()?;
+    let device = ctx.open()?;
+    let map = Mapping::anon(4)?;
+    map.fill(26);
+    let reads = device_sees(&device, &map, 26, "of memory")?;
+    check!(reads.faults != 0, "no fault of pages without entries");
+    let reads = device_sees(&device, &map, 26, "of mapped memory")?;
+    check_eq!(reads.faults, 0, "faults of mapped memory");
+    device_fills(&device, &map, 27, "of mapped memory")?;
+    try_migrate(&device, &map).what("migrate to the device")?;
+    let reads = device_sees(&device, &map, 27, "of device memory")?;
+    check_eq!(reads.faults, 0, "faults of device memory");
+    device.migrate_to_system(map.addr(), 4).what("migrate back")?;
+    let reads = device_sees(&device, &map, 27, "of pages that are back")?;
+    check_eq!(reads.faults, 0, "faults of pages that are back");
+    map.advise_pages(libc::MADV_DONTNEED, 1, 1)?;
+    let mut data = vec![1; PAGE_SIZE];
+    let read = device.read(map.page_addr(1), &mut data).what("read a page that was discarded")?;
+    check_eq!(read.faults, 1, "faults of a page that was discarded");
+    check!(data.iter().all(|byte| *byte == 0), "the device reads a page that was discarded");
     device.close()?;
     check_eq!(live()?, before, "pages mapped when the file is closed");
     Ok(())

@@ -43,8 +43,16 @@ impl DevicePageOps for NoFaults {
 }
 
 fn device(kind: MemoryKind) -> Result<Pin<KBox<DevicePages<NoFaults>>>> {
-    KBox::pin_init(DevicePages::new(kind, PMD_PAGES, NoFaults), GFP_KERNEL)
+    device_of(kind, PMD_PAGES)
 }
+
+fn device_of(kind: MemoryKind, pages: usize) -> Result<Pin<KBox<DevicePages<NoFaults>>>> {
+    KBox::pin_init(DevicePages::new(kind, pages, NoFaults), GFP_KERNEL)
+}
+
+/// Start of 512 MiB that the VM runner reserves on x86-64. On other machines the region does not
+/// exist, or is in use.
+const RESERVED: u64 = 0x1_4000_0000;
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_refused)]
@@ -68,8 +76,7 @@ mod suite {
         ] {
             assert!(device(MemoryKind::Coherent { start }).is_err());
         }
-        // The VM runner reserves this region. On other machines it does not exist, or is in use.
-        let start = 0x1_4000_0000;
+        let start = RESERVED;
         let first = device(MemoryKind::Coherent { start })?;
         let second = device(MemoryKind::Coherent { start })?;
         let got = first.add_chunks(1);
@@ -78,6 +85,51 @@ mod suite {
         drop(first);
         // The drop has released the region.
         assert_eq!(second.add_chunks(1), got);
+        Ok(())
+    }
+
+    #[test]
+    fn coherent_memory_spans_chunks() -> Result {
+        const PAGES: usize = 2 * CHUNK_PAGES;
+        let start = RESERVED;
+        let device = device_of(MemoryKind::Coherent { start }, PAGES)?;
+        match device.add_chunks(CHUNK_PAGES + 1) {
+            Err(error) if error == EBUSY => return Ok(()),
+            added => added?,
+        }
+        assert_eq!((device.total(), device.idle_chunks()), (PAGES, (2, 2)));
+        // Consecutive numbers are consecutive addresses, also from one chunk to the next.
+        let frame = usize::try_from(start)? / PAGE_SIZE;
+        for number in [0, 1, CHUNK_PAGES - 1, CHUNK_PAGES, PAGES - 1] {
+            assert_eq!(device.pfn(number), Some(frame + number));
+            assert_eq!(device.lookup(frame + number), Some(number));
+        }
+        assert!(device.pfn(PAGES).is_none());
+        assert!(device.lookup(frame - 1).is_none() && device.lookup(frame + PAGES).is_none());
+        // All blocks of both chunks are allocated once.
+        let mut blocks = KVec::new();
+        while let Some(block) = device.alloc(PMD_ORDER) {
+            assert_eq!(
+                device.used_in_block(device.lookup(block.pfn()).ok_or(EINVAL)?),
+                PMD_PAGES
+            );
+            blocks.push(block, GFP_KERNEL)?;
+        }
+        assert_eq!((blocks.len(), device.used()), (PAGES / PMD_PAGES, PAGES));
+        assert_eq!(device.used_blocks().count(), PAGES / PMD_PAGES);
+        drop(blocks);
+        // A chunk is removed and added again while the other one is in use.
+        for used in [CHUNK_PAGES, CHUNK_PAGES - 1] {
+            let page = device.alloc_at(used, 0).ok_or(ENOMEM)?;
+            assert_eq!(page.pfn(), frame + used);
+            assert_eq!((device.remove_chunks(2), device.total()), (1, CHUNK_PAGES));
+            let removed = PAGES - 1 - used;
+            assert!(device.pfn(removed).is_none() && device.lookup(frame + removed).is_none());
+            assert_eq!(device.lookup(page.pfn()), Some(used));
+            device.add_chunks(CHUNK_PAGES)?;
+            assert_eq!(device.pfn(removed), Some(frame + removed));
+            drop(page);
+        }
         Ok(())
     }
 

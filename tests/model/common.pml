@@ -131,6 +131,8 @@ PAGE_SET given;
 /* The device page tables. */
 byte entry[NV * DEVICES];
 bit entry_w[NV * DEVICES];
+/* The entry was writable when its mirror joined the migration that has marked it. */
+bit had_w[NV * DEVICES];
 /* For each mirror, the number of changes that are not flushed. */
 byte changing[NMI];
 /*

@@ -24,6 +24,11 @@ mtype = {
 	 * the source.
 	 */
 	EARLY_WRITE,
+	/*
+	 * A mirror that has joined gets write access back after its own switch, while other
+	 * mirrors may still read the source.
+	 */
+	JOINED_EARLY,
 	/* A range fault is installed although an invalidation has begun in between (rule 1). */
 	RULE1,
 	/* An invalidation that finds no entry does not wait for concurrent flushes (rule 2). */
@@ -104,7 +109,7 @@ inline event(v, reason, named, a) {
 			:: off == H10 && reason == MIGRATE && mark[x_t] == 0
 			:: else ->
 				if
-				:: off != H3 -> mark[x_t] = 0
+				:: off != H3 -> mark[x_t] = 0; had_w[x_t] = 0
 				:: else
 				fi;
 				if
@@ -161,7 +166,16 @@ inline announce(v, d, a) {
 	fi
 }
 
-/* Switches the entry of page v, which a has migrated to n. */
+/*
+ * As announce(), for a mirror that has an entry, and joins the migration of another mirror or of a
+ * CPU fault. Remembers whether the entry was writable. Within a step.
+ */
+inline join(v, d, a) {
+	had_w[T(v, d)] = entry_w[T(v, d)];
+	announce(v, d, a)
+}
+
+/* Switches the entry of page v, which a has migrated to n. It is read-only first. */
 inline switch_entry(v, d, a, to, write) {
 	d_step {
 		x_flush = changing[MI(MM(v), d)] > 0 && off != OTHERS;
@@ -188,8 +202,11 @@ inline switch_entry(v, d, a, to, write) {
 	if
 	:: x_flush -> flush(v, d); x_flush = 0
 	:: else
-	fi;
-	/* Restore write access once no engine reads the source. */
+	fi
+}
+
+/* Restores write access to page v, which a has migrated to n, once no engine reads the source. */
+inline permit_write(v, d, a, to, write) {
 	d_step {
 		if
 		:: mark[T(v, d)] == (a) + 1 && entry[T(v, d)] == to -> entry_w[T(v, d)] = write
@@ -261,6 +278,7 @@ inline migrate(v, d, to_device, a) {
 		if
 		:: moved || (off == H5 && n != 0 && s != 0) || (off == H6 && n != 0 && hole) ->
 			switch_entry(v, d, a, n, w);
+			permit_write(v, d, a, n, w);
 			if
 			:: !to_device && moved -> dirty[n] = 1
 			:: else
@@ -314,7 +332,7 @@ inline cpu_fault(v, a) {
 		:: x_m < DEVICES ->
 			d_step {
 				if
-				:: HAS(x_m, s) && entry[T(v, x_m)] != 0 && (mark[T(v, x_m)] == 0 || off == H13) -> announce(v, x_m, a)
+				:: HAS(x_m, s) && entry[T(v, x_m)] != 0 && (mark[T(v, x_m)] == 0 || off == H13) -> join(v, x_m, a)
 				:: else -> x_flush = 0
 				fi
 			};
@@ -334,7 +352,12 @@ inline cpu_fault(v, a) {
 		do
 		:: x_m < DEVICES ->
 			if
-			:: moved && HAS(x_m, s) -> switch_entry(v, x_m, a, n, w && off == H14)
+			:: moved && HAS(x_m, s) ->
+				switch_entry(v, x_m, a, n, 0);
+				if
+				:: off == JOINED_EARLY -> permit_write(v, x_m, a, n, w && had_w[T(v, x_m)])
+				:: else
+				fi
 			:: else
 			fi;
 			x_m++
@@ -345,19 +368,27 @@ inline cpu_fault(v, a) {
 			if
 			:: moved -> dirty[n] = 1
 			:: else
-			fi;
-			do
-			:: x_m < DEVICES ->
-				if
-				:: mark[T(v, x_m)] == (a) + 1 -> mark[T(v, x_m)] = 0
-				:: else
-				fi;
-				x_m++
-			:: else -> break
-			od;
-			x_m = 0
+			fi
 		};
 		finalize();
+		/* Each mirror leaves: its entry gets write access back, unless its mark was cleared. */
+		do
+		:: x_m < DEVICES ->
+			d_step {
+				if
+				:: mark[T(v, x_m)] == (a) + 1 ->
+					if
+					:: moved && HAS(x_m, s) && entry[T(v, x_m)] == n -> entry_w[T(v, x_m)] = w && (had_w[T(v, x_m)] || off == H14)
+					:: else
+					fi;
+					mark[T(v, x_m)] = 0; had_w[T(v, x_m)] = 0
+				:: else
+				fi
+			};
+			x_m++
+		:: else -> break
+		od;
+		x_m = 0;
 		d_step { departing[MEM_OF(s)]--; s = 0; n = 0; moved = 0; w = 0; took = 0 }
 	:: else
 	fi
@@ -611,6 +642,7 @@ proctype puller(byte a, v, from, d) {
 				:: else
 				fi;
 				switch_entry(v, d, a, n, w);
+				permit_write(v, d, a, n, w);
 				if
 				:: off == SOURCE_FIRST -> switch_entry(v, from, a, 0, 0)
 				:: else

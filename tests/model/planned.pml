@@ -116,7 +116,10 @@ mtype = {
 	DROP_MARKS,
 	/* A mirror gets write access to the destination before the others have lost the source. */
 	COMMIT_WRITE,
-	/* An entry that was announced without a sequence is made writable. */
+	/*
+	 * An entry that was announced without a sequence is made writable, although it was
+	 * read-only then.
+	 */
 	COMMIT_WRITE_UNSEQUENCED,
 	/* A request does not check the sequence when it announces itself. */
 	ANNOUNCE_RETRY,
@@ -448,7 +451,7 @@ inline announce_mirror(v, d, a) {
 		if
 		:: x_own && opened[MI(MM(v), d)] &&
 		   ((x_seq && (!COLLIDED(a, v) || off == ANNOUNCE_RETRY)) || (!x_seq && (entry[x_t] != 0 || (off == MARKS_SHARED && ann != 0)))) ->
-			mark[x_t] = 1; ann = ann | BIT(d);
+			mark[x_t] = 1; ann = ann | BIT(d); had_w[x_t] = entry_w[x_t];
 			printf("%d: announced: page %d of device %d\n", a, v, d);
 			if
 			:: entry_w[x_t] && off != KEEP_WRITE -> retire(x_t); entry_w[x_t] = 0; changing[MI(MM(v), d)]++; x_pend = x_pend | BIT(d)
@@ -518,11 +521,14 @@ inline commit(v, a, write) {
 	permit_write(v, 2, a, write);
 #endif
 }
-/* Restores write access once no engine reads the source, for entries that still have their mark. */
+/*
+ * Restores write access once no engine reads the source, for entries that still have their mark:
+ * with a sequence, or if the entry was writable when it was announced.
+ */
 inline permit_write(v, d, a, write) {
 	d_step {
 		if
-		:: ann & BIT(d) && mark[T(v, d)] && OWNS(v, a) && entry[T(v, d)] == n && n != 0 -> entry_w[T(v, d)] = write
+		:: ann & BIT(d) && mark[T(v, d)] && OWNS(v, a) && entry[T(v, d)] == n && n != 0 -> entry_w[T(v, d)] = write && (x_seq || had_w[T(v, d)] || off == COMMIT_WRITE_UNSEQUENCED)
 		:: else
 		fi
 	}
@@ -535,7 +541,7 @@ inline retract(v, a) {
 		:: (owner[B(v)] == (a) + 1 || off == BLOCK_EARLY) && !(off == DROP_MARKS && x_drop) ->
 			x_d = 0;
 			do
-			:: x_d < DEVICES -> mark[T(v, x_d)] = mark[T(v, x_d)] && !(ann & BIT(x_d)); x_d++
+			:: x_d < DEVICES -> mark[T(v, x_d)] = mark[T(v, x_d)] && !(ann & BIT(x_d)); had_w[T(v, x_d)] = had_w[T(v, x_d)] && !(ann & BIT(x_d)); x_d++
 			:: else -> break
 			od
 		:: else
@@ -589,9 +595,8 @@ inline finish(v, a, write) {
 	:: off == BLOCK_EARLY -> d_step { owner[B(v)] = 0; moving[v] = 0 }
 	:: else
 	fi;
-	/* Only one mirror may get write access, if no other one can read the source. */
 	if
-	:: moved -> x_own = write && ((ann & (ann - 1)) == 0 || off == COMMIT_WRITE) && (x_seq || off == COMMIT_WRITE_UNSEQUENCED); commit(v, a, x_own)
+	:: moved -> x_own = write; commit(v, a, x_own)
 	:: else
 	fi;
 	if

@@ -5,7 +5,8 @@
 use super::{
     commit::{
         forget_moved,
-        switch_present, //
+        switch_present,
+        WriteAccess, //
     },
     CommitResult,
     Device,
@@ -97,7 +98,8 @@ impl<'m, D: Device> Announced<'m, D> {
         moved: &Moved<'_>,
         each: impl FnMut(usize, CommitResult),
     ) -> FlushedStep<'m, D> {
-        let flushed = switch_present(self.mirror.inner(), self.name, moved, true, each);
+        let write = WriteAccess::AfterFlush;
+        let flushed = switch_present(self.mirror.inner(), self.name, moved, write, each);
         self.settled(flushed)
     }
 

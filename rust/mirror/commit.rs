@@ -8,6 +8,10 @@
 //! A replaced entry is read-only first. Until the flush of the replacement completes, one engine
 //! may still read the source page through its TLB, and would miss data that another engine writes
 //! to the destination. After the flush, pages whose mark is still intact become writable again.
+//!
+//! In a mirror that has joined the migration of another mirror or of a CPU fault, only pages whose
+//! entry was writable when it joined become writable again, and only when all mirrors were flushed.
+//! `Documentation/faultless.rst` has the proof that the CPU may write these pages.
 
 use super::{
     in_flight::InFlightMigration,
@@ -175,7 +179,7 @@ impl<D: Device> Mirror<D> {
         stopwatch.end(Phase::Flush);
         inner.write_sizes(unwritten);
         if !later.is_empty() {
-            permit_writes(inner, name, piece, &later);
+            permit_writes(inner, name, piece, Some(&later));
             stopwatch.end(Phase::Switch);
         }
         (flushed, result)
@@ -296,8 +300,17 @@ impl<D: Device> Commit<'_, D> {
     }
 }
 
+/// When the commit makes replaced entries writable again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WriteAccess {
+    /// After the flush, because the mirror announced the migration and all others were flushed.
+    AfterFlush,
+    /// When the mirror leaves the migration, by [`permit_joined_writes`], because it has joined.
+    OnLeave,
+}
+
 /// Replaces the present entries of pages that have moved, and waits for the flush. Calls `each` for
-/// pages that had an entry. With `with_write`, entries become writable again after the flush.
+/// pages that had an entry.
 ///
 /// # Context
 ///
@@ -308,7 +321,7 @@ pub(super) fn switch_present<D: Device>(
     inner: &MirrorShared<D>,
     name: MigrationId,
     moved: &Moved<'_>,
-    with_write: bool,
+    write: WriteAccess,
     mut each: impl FnMut(usize, CommitResult),
 ) -> Flushed {
     let piece = moved.range();
@@ -364,21 +377,41 @@ pub(super) fn switch_present<D: Device>(
         });
         unwritten = table.unwritten(piece, batch);
     });
+    if write == WriteAccess::OnLeave {
+        transactions.keep_writable(name, piece, &later);
+    }
     drop(guard);
     stopwatch.end(Phase::Switch);
     inner.stats.add(Counter::Switched, switched as u64);
     let flushed = Flushing::end(flush, inner);
     stopwatch.end(Phase::Flush);
     inner.write_sizes(unwritten);
-    if with_write && !later.is_empty() {
-        permit_writes(inner, name, piece, &later);
+    if write == WriteAccess::AfterFlush && !later.is_empty() {
+        permit_writes(inner, name, piece, Some(&later));
         stopwatch.end(Phase::Switch);
     }
     flushed
 }
 
+/// Makes the entries writable again that were writable when the mirror joined the migration `name`
+/// of `range`, as far as their pages have moved and their marks are intact. Called when the
+/// migration was finalized, so that all mirrors were flushed and the CPU page table maps the
+/// destinations.
+///
+/// # Context
+///
+/// May sleep. Takes the table lock.
+pub(super) fn permit_joined_writes<D: Device>(
+    inner: &MirrorShared<D>,
+    name: MigrationId,
+    range: PageRange,
+) {
+    permit_writes(inner, name, range, None);
+}
+
 /// Makes the entries of those `pages` writable whose mark is intact. `pages` has indices in
-/// `piece`. Called after the flush of the replaced entries.
+/// `piece`; `None` stands for the pages that a joined mirror has recorded, and `piece` is the range
+/// of the migration then. Called after the flush of the replaced entries.
 ///
 /// # Context
 ///
@@ -389,7 +422,7 @@ fn permit_writes<D: Device>(
     inner: &MirrorShared<D>,
     name: MigrationId,
     piece: PageRange,
-    pages: &PageSet,
+    pages: Option<&PageSet>,
 ) {
     let mut guard = inner.lock();
     let MirrorState {
@@ -400,9 +433,13 @@ fn permit_writes<D: Device>(
     let Some(own) = transactions.get(name, piece.start()) else {
         return;
     };
+    let pages = pages.unwrap_or(own.writable());
     // Read the marks under the table lock, so that no concurrent event clears them before the
     // entries change.
     let pages = own.owned_of(piece.start(), pages);
+    if pages.is_empty() {
+        return;
+    }
     let ((), flush) = inner.change(table, None, |table, batch| {
         table.for_each(piece, batch, |span, slot| {
             let Some(first) = piece.index_of(span.start()) else {

@@ -52,6 +52,9 @@ pub(crate) struct InFlightMigration {
     request: MigrationDesc,
     /// Marks. A bit is set if no foreign event has affected the page.
     marks: [u64; MARK_WORDS],
+    /// Pages whose entries were writable when the mirror joined the migration, and after the switch
+    /// those among them that have moved. Empty in the mirror that announced the migration.
+    writable: PageSet,
 }
 
 impl InFlightMigration {
@@ -124,6 +127,12 @@ impl InFlightMigration {
             }
         }
         owned
+    }
+
+    /// Returns the pages, relative to the start of the migration, that become writable again when
+    /// the mirror leaves the migration, unless their marks are cleared until then.
+    pub(crate) fn writable(&self) -> &PageSet {
+        &self.writable
     }
 
     /// Returns whether all pages of `span` are marked.
@@ -235,6 +244,7 @@ impl InFlightMigrations {
         let mut new = InFlightMigration {
             request,
             marks: [u64::MAX; MARK_WORDS],
+            writable: PageSet::EMPTY,
         };
         for other in self.within(range) {
             let Some(both) = other.request.range.intersect(&range) else {
@@ -323,6 +333,27 @@ impl InFlightMigrations {
         self.each_within(range, |transaction| {
             if transaction.request.name == name {
                 transaction.set(range, false);
+            }
+        });
+    }
+
+    /// Records that of the migration `name`, which the mirror joins, the entries of `pages` were
+    /// writable. `pages` is relative to `start`, where the migration begins.
+    pub(crate) fn set_writable(&mut self, name: MigrationId, start: usize, pages: &PageSet) {
+        let name = name.number();
+        if let Some(one) = self.0.get_mut(&MigrationKey { start, name }) {
+            one.writable = *pages;
+        }
+    }
+
+    /// Removes all pages except `pages` from those that [`Self::set_writable`] has recorded.
+    /// `pages` is relative to the start of `piece`, the part of the migration that was isolated.
+    pub(crate) fn keep_writable(&mut self, name: MigrationId, piece: PageRange, pages: &PageSet) {
+        self.each_within(piece, |one| {
+            if one.request.name == name {
+                // A migration isolates its whole range. Otherwise the indices would differ.
+                let isolated = Some(pages).filter(|_| one.request.range.start() == piece.start());
+                one.writable.keep(isolated.unwrap_or(&PageSet::EMPTY));
             }
         });
     }

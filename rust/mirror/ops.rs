@@ -7,7 +7,9 @@
 use super::{
     commit::{
         forget_moved,
-        switch_present, //
+        permit_joined_writes,
+        switch_present,
+        WriteAccess, //
     },
     in_flight::InFlightNode,
     remove,
@@ -173,6 +175,7 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
             return false;
         }
         // One pass clears the marks of pages without an entry, and write-protects the others.
+        let mut writable = PageSet::EMPTY;
         let keep_write = inner.keeps_write();
         let mut behind = range.start();
         let mut any = false;
@@ -184,12 +187,20 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
                     transactions.release(name, gap);
                 }
                 behind = span.end();
-                if entry.is_writable() && !keep_write {
+                if !entry.is_writable() {
+                    return;
+                }
+                // A huge leaf that begins before the range, and was not split, stays read-only.
+                if let Some(first) = range.index_of(span.start()) {
+                    writable.add(first..first + span.pages());
+                }
+                if !keep_write {
                     MirrorShared::<D>::retire(&mut dirty, span.pages(), *entry);
                     *entry = entry.write_protected();
                 }
             });
         });
+        transactions.set_writable(name, range.start(), &writable);
         if let Ok(gap) = PageRange::new(behind, range.end()) {
             transactions.release(name, gap);
         }
@@ -206,11 +217,15 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
     }
 
     fn switch(&self, name: MigrationId, moved: &Moved<'_>) -> Flushed {
-        switch_present(self, name, moved, false, |_, _| ())
+        switch_present(self, name, moved, WriteAccess::OnLeave, |_, _| ())
     }
 
     fn forget_moved(&self, moved: &Moved<'_>) -> Flushed {
         forget_moved(self, moved)
+    }
+
+    fn permit_writes(&self, name: MigrationId, range: PageRange) {
+        permit_joined_writes(self, name, range);
     }
 
     fn leave(&self, name: MigrationId, range: PageRange) {

@@ -72,6 +72,7 @@ mod entries;
 mod exclusive;
 mod file;
 mod host_lock;
+mod joined;
 mod migration;
 mod nosy;
 mod overlap;

@@ -100,12 +100,18 @@ pub(crate) trait MirrorOps: Send + Sync {
     /// if there are no such pages, or if memory cannot be allocated.
     fn join(&self, request: MigrationDesc) -> bool;
 
-    /// Replaces the device PTEs of the pages that have moved. The new PTEs are read-only, because a
-    /// concurrent event may take write access away.
+    /// Replaces the device PTEs of the pages that have moved. The new PTEs are read-only until
+    /// [`Self::permit_writes`], because other mirrors may still read the sources.
     fn switch(&self, name: MigrationId, moved: &Moved<'_>) -> Flushed;
 
     /// Removes the device PTEs of pages that have moved.
     fn forget_moved(&self, moved: &Moved<'_>) -> Flushed;
+
+    /// Gives write access back to the device PTEs that [`Self::switch`] has replaced, if they were
+    /// writable at [`Self::join`] and no event has affected their pages since. Called once after
+    /// the migration was finalized: no device uses a source, and the CPU page table maps the
+    /// destinations.
+    fn permit_writes(&self, name: MigrationId, range: PageRange);
 
     /// Leaves the migration.
     fn leave(&self, name: MigrationId, range: PageRange);

@@ -42,6 +42,8 @@ const INLINE_MIRRORS: usize = 4;
 pub(crate) struct JoinedMirrors {
     /// Name and range of the migration. `None` if no mirror has joined.
     step: Option<(MigrationId, PageRange)>,
+    /// Whether the mirrors have replaced their entries.
+    switched: bool,
     few: [Option<EnteredMirror>; INLINE_MIRRORS],
     more: KVec<EnteredMirror>,
 }
@@ -51,6 +53,7 @@ impl JoinedMirrors {
     pub(crate) const fn new() -> Self {
         Self {
             step: None,
+            switched: false,
             few: [const { None }; INLINE_MIRRORS],
             more: KVec::new(),
         }
@@ -85,12 +88,17 @@ impl JoinedMirrors {
         Readers(self)
     }
 
-    /// Ends the migration for all mirrors that have joined.
+    /// Ends the migration for all mirrors that have joined. They get write access back if they have
+    /// replaced their entries.
     fn leave(&mut self) {
+        let switched = core::mem::take(&mut self.switched);
         let Some((name, range)) = self.step.take() else {
             return;
         };
         for mirror in self.each() {
+            if switched {
+                mirror.permit_writes(name, range);
+            }
             mirror.leave(name, range);
         }
         self.few = [const { None }; INLINE_MIRRORS];
@@ -145,6 +153,7 @@ impl<'p> Readers<'p> {
             for mirror in self.0.each() {
                 let _flushed: Flushed = mirror.switch(name, moved);
             }
+            self.0.switched = true;
         }
         FlushedReaders { _readers: self }
     }

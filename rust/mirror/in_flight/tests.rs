@@ -125,6 +125,38 @@ mod suite {
     }
 
     #[test]
+    fn only_moved_pages_become_writable_again() -> Result {
+        let name = MigrationId::of(&0u8);
+        let mut running = InFlightMigrations::new();
+        let range = PageRange::from_pages(PMD_SIZE, 300)?;
+        let request = MigrationDesc {
+            name,
+            identity: EventMatch::Name,
+            range,
+            faultless: true,
+            destination: Destination::Any,
+        };
+        running.begin(request, InFlightNode::new()?)?;
+        let set = |pages| {
+            let mut set = PageSet::EMPTY;
+            set.add(pages);
+            set
+        };
+        let writable = |running: &InFlightMigrations| -> Result<PageSet> {
+            Ok(*running.get(name, range.start()).ok_or(EINVAL)?.writable())
+        };
+        assert!(writable(&running)?.is_empty());
+        running.set_writable(name, range.start(), &set(10..80));
+        running.keep_writable(name, range, &set(60..90));
+        assert_eq!(writable(&running)?, set(60..80));
+        // Pages that are relative to another page say nothing.
+        let part = PageRange::from_pages(range.address(1), 299)?;
+        running.keep_writable(name, part, &set(60..80));
+        assert!(writable(&running)?.is_empty());
+        Ok(())
+    }
+
+    #[test]
     fn many_migrations_run_concurrently() -> Result {
         let names = [0u8; 1000];
         let mut running = InFlightMigrations::new();

@@ -255,6 +255,10 @@ fn in_place(ctx: &Ctx) -> Outcome {
         let done = device_sees(&reader, &map, round as u64, "after the migration")?;
         let faults = u64::from(connection != Connection::Unified);
         check_eq!(done.faults, faults, "fault rounds of the reader, {connection:?}");
+        if connection == Connection::Unified {
+            let done = device_fills(&reader, &map, round as u64, "after the migration")?;
+            check_eq!(done.faults, 0, "fault rounds of a write in place");
+        }
         cpu_sees(&map, round as u64, "at the end")?;
     }
     Ok(())

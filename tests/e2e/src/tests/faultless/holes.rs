@@ -47,6 +47,7 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "h07_page_shared_by_fork", h07_fork).only_rust(OURS),
     Test::new("faultless", "h08_partially_mapped_thp", h08_partial_thp).only_rust(OURS),
     Test::new("faultless", "h09_second_mirror", h09_second_mirror).only_rust(OURS),
+    Test::new("faultless", "h09_second_mirror_keeps_write_access", h09_keeps).only_rust(OURS),
     Test::new("faultless", "h10_other_device", h10_other_device).only_rust(OURS).private(),
     Test::new("faultless", "h12_eviction", h12_eviction).only_rust(OURS),
     Test::new("faultless", "h13_overlapping_migrations", h13_overlapping).only_rust(OURS),
@@ -322,6 +323,34 @@ fn h09_second_mirror(ctx: &Ctx) -> Outcome {
     no_stale_hits(&second)
 }
 
+fn h09_keeps(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let second = ctx.open()?;
+    let map = Mapping::anon(16)?;
+    map.fill(1);
+    for (round, way) in [Way::ToDevice, Way::ToSystem, Way::ToDevice].into_iter().enumerate() {
+        let seed = 10 * round as u64;
+        device_fills(&second, &map, seed + 2, "by the second mirror")?;
+        let moved = device.migrate(map.addr(), map.pages(), way)?.moved;
+        check_eq!(moved, map.pages() as u64, "pages that moved, {way:?}");
+        let done = device_fills(&second, &map, seed + 3, "by the second mirror, afterwards")?;
+        check_eq!(done.faults, 0, "fault rounds of a write by the second mirror, {way:?}");
+        device_sees(&device, &map, seed + 3, "of words that the second mirror wrote")?;
+    }
+    // Write access that was taken before the migration does not come back: the pages are shared.
+    let child = Child::spawn(|| -> Outcome {
+        std::thread::sleep(Duration::from_millis(100));
+        cpu_sees(&map, 23, "by the child")
+    })?;
+    device.migrate(map.addr(), map.pages(), Way::ToSystem)?;
+    device_fills(&second, &map, 24, "by the second mirror, after the fork")?;
+    child.join().map_err(Stop::Fail)?;
+    device_sees(&device, &map, 24, "of words written after the fork")?;
+    cpu_sees(&map, 24, "at the end")?;
+    no_stale_hits(&device)?;
+    no_stale_hits(&second)
+}
+
 fn h10_other_device(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let other = Device::open(ctx.second)?;
@@ -435,6 +464,7 @@ fn h14_cpu_faults(ctx: &Ctx) -> Outcome {
 
 fn h14_keeps(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
+    let second = ctx.open()?;
     if ctx.coherent() {
         return Err(Stop::Skip("a CPU takes no fault on coherent memory".to_string()));
     }
@@ -442,6 +472,7 @@ fn h14_keeps(ctx: &Ctx) -> Outcome {
         map.fill(1);
         let job = watch(&device, &map, 1)?;
         device.migrate(map.addr(), map.pages(), Way::ToDevice)?;
+        device_fills(&second, &map, 1, "by the second mirror")?;
         let before = device.counters()?;
         cpu_sees(&map, 1, "of device memory")?;
         let after = device.counters()?;
@@ -450,14 +481,18 @@ fn h14_keeps(ctx: &Ctx) -> Outcome {
         let switched = after.switched_pages - before.switched_pages;
         check_eq!(switched, map.pages() as u64, "pages switched by CPU faults");
         check_eq!(after.engine_faults_read, before.engine_faults_read, "faults of the reader");
-        // The commit must not give write access, because an event that removes it may be in
-        // progress.
-        let write = Command::new(EngineOp::Fill, map.addr(), PAGE_SIZE).value(2);
+        // Nothing has taken the write access that the engines had.
+        let write = Command::new(EngineOp::Fill, map.addr(), map.len()).value(2);
         check_eq!(device.run(write)?.error, None, "a write after the CPU fault");
         let writes = device.counters()?.engine_faults_write - after.engine_faults_write;
-        check_eq!(writes, 1, "faults of a write after the CPU fault");
+        check_eq!(writes, 0, "faults of a write after the CPU fault");
+        check_eq!(map.get(map.pages() - 1, WORDS - 1), 2, "the last word that the engine wrote");
+        let done = device_fills(&second, &map, 3, "by the second mirror, after the CPU fault")?;
+        check_eq!(done.faults, 0, "fault rounds of a write by the second mirror");
+        cpu_sees(&map, 3, "of words that the second mirror wrote")?;
     }
-    no_stale_hits(&device)
+    no_stale_hits(&device)?;
+    no_stale_hits(&second)
 }
 
 fn h15_flush(ctx: &Ctx) -> Outcome {
@@ -487,8 +522,8 @@ fn h15_flush(ctx: &Ctx) -> Outcome {
 
 fn h16_free(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    // After a migration by request the device may continue to write and therefore reports pages as
-    // dirty. After a CPU fault or an ordinary migration it may not.
+    // After a faultless migration and a CPU fault the device may continue to write, and therefore
+    // reports pages as dirty. After an ordinary migration it may not.
     for (there, back) in [(true, 0), (true, 1), (true, 2), (false, 0)] {
         if back == 2 && ctx.coherent() {
             continue;

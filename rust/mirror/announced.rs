@@ -84,7 +84,7 @@ impl<'m, D: Device> Announced<'m, D> {
         let (flushed, result) =
             self.mirror
                 .switch_to_device(self.name, moved, number, hole_writable, prealloc, each);
-        (self.settled(flushed), result)
+        (self.settled(flushed, moved), result)
     }
 
     /// Replaces the present entries of pages that moved to system memory, and waits for the flush.
@@ -100,14 +100,17 @@ impl<'m, D: Device> Announced<'m, D> {
     ) -> FlushedStep<'m, D> {
         let write = WriteAccess::AfterFlush;
         let flushed = switch_present(self.mirror.inner(), self.name, moved, write, each);
-        self.settled(flushed)
+        self.settled(flushed, moved)
     }
 
-    /// Adds the proof of the flush.
-    fn settled(self, flushed: Flushed) -> FlushedStep<'m, D> {
+    /// Adds the proof of the flush. The proof of another mirror or range is not accepted: the
+    /// entries of the pages that have moved are removed instead.
+    fn settled(self, flushed: Flushed<'m>, moved: &Moved<'_>) -> FlushedStep<'m, D> {
+        let inner = self.mirror.inner();
+        let own = Some(flushed).filter(|flushed| flushed.covers(inner, moved.range()));
         FlushedStep {
+            _flushed: own.unwrap_or_else(|| forget_moved(inner, moved)),
             _announced: self,
-            _flushed: flushed,
         }
     }
 }
@@ -125,7 +128,7 @@ impl<D: Device> Drop for Announced<'_, D> {
 /// ends the step.
 pub(crate) struct FlushedStep<'m, D: Device> {
     _announced: Announced<'m, D>,
-    _flushed: Flushed,
+    _flushed: Flushed<'m>,
 }
 
 impl<'m, D: Device> MigrationReader for Announced<'m, D> {
@@ -133,6 +136,6 @@ impl<'m, D: Device> MigrationReader for Announced<'m, D> {
 
     fn remove_moved(self, moved: &Moved<'_>) -> FlushedStep<'m, D> {
         let flushed = forget_moved(self.mirror.inner(), moved);
-        self.settled(flushed)
+        self.settled(flushed, moved)
     }
 }

@@ -108,7 +108,7 @@ impl<D: Device> Mirror<D> {
         hole_writable: bool,
         prealloc: &mut Prealloc<D::Format>,
         mut each: impl FnMut(usize, CommitResult),
-    ) -> (Flushed, Result) {
+    ) -> (Flushed<'_>, Result) {
         let inner = self.inner();
         let piece = moved.range();
         let mut stopwatch = Stopwatch::start();
@@ -121,7 +121,7 @@ impl<D: Device> Mirror<D> {
         let own = transactions.get(name, piece.start());
         let mut later = PageSet::EMPTY;
         let mut unwritten = None;
-        let (result, flush) = inner.change(table, Some(piece), |table, batch| {
+        let (result, flush) = inner.change_all(table, piece, |table, batch| {
             let mut dirty = DirtyBatch::empty();
             let result = table.install(piece, prealloc, batch, |addr, slot| {
                 let Some(index) = piece.index_of(addr) else {
@@ -175,7 +175,7 @@ impl<D: Device> Mirror<D> {
             }
             result => result,
         };
-        let flushed = Flushing::end(flush, inner);
+        let flushed = flush.wait(inner);
         stopwatch.end(Phase::Flush);
         inner.write_sizes(unwritten);
         if !later.is_empty() {
@@ -317,13 +317,13 @@ pub(super) enum WriteAccess {
 /// May sleep. Takes the table lock.
 // Not inlined, so that its variables do not enlarge the stack frames of the callers.
 #[inline(never)]
-pub(super) fn switch_present<D: Device>(
-    inner: &MirrorShared<D>,
+pub(super) fn switch_present<'m, D: Device>(
+    inner: &'m MirrorShared<D>,
     name: MigrationId,
     moved: &Moved<'_>,
     write: WriteAccess,
     mut each: impl FnMut(usize, CommitResult),
-) -> Flushed {
+) -> Flushed<'m> {
     let piece = moved.range();
     let mut stopwatch = Stopwatch::start();
     let first = moved.entries().next().map(|first| first.destination);
@@ -349,7 +349,7 @@ pub(super) fn switch_present<D: Device>(
     let mut all = PageSet::EMPTY;
     all.add(0..piece.pages());
     let mut unwritten = None;
-    let ((), flush) = inner.change(table, Some(piece), |table, batch| {
+    let ((), flush) = inner.change_all(table, piece, |table, batch| {
         let mut dirty = DirtyBatch::empty();
         let switching = Commit::<D> {
             piece,
@@ -383,7 +383,7 @@ pub(super) fn switch_present<D: Device>(
     drop(guard);
     stopwatch.end(Phase::Switch);
     inner.stats.add(Counter::Switched, switched as u64);
-    let flushed = Flushing::end(flush, inner);
+    let flushed = flush.wait(inner);
     stopwatch.end(Phase::Flush);
     inner.write_sizes(unwritten);
     if write == WriteAccess::AfterFlush && !later.is_empty() {
@@ -456,7 +456,7 @@ fn permit_writes<D: Device>(
     });
     drop(guard);
     // A flush is necessary only if the format requires break-before-make for added permissions.
-    let _flushed: Flushed = Flushing::end(flush, inner);
+    let _flushed: Flushed<'_> = Flushing::end(flush, inner);
 }
 
 /// Removes the entries of pages that have moved, with or without a mark, and waits for the flush.
@@ -464,10 +464,13 @@ fn permit_writes<D: Device>(
 /// # Context
 ///
 /// May sleep. Takes the table lock.
-pub(super) fn forget_moved<D: Device>(inner: &MirrorShared<D>, moved: &Moved<'_>) -> Flushed {
+pub(super) fn forget_moved<'m, D: Device>(
+    inner: &'m MirrorShared<D>,
+    moved: &Moved<'_>,
+) -> Flushed<'m> {
     let piece = moved.range();
     let mut guard = inner.lock();
-    let ((), flush) = inner.change(&mut guard.table, Some(piece), |table, batch| {
+    let ((), flush) = inner.change_all(&mut guard.table, piece, |table, batch| {
         let mut dirty = DirtyBatch::empty();
         table.for_each(piece, batch, |span, slot| {
             let pages = piece
@@ -481,5 +484,5 @@ pub(super) fn forget_moved<D: Device>(inner: &MirrorShared<D>, moved: &Moved<'_>
         });
     });
     drop(guard);
-    Flushing::end(flush, inner)
+    flush.wait(inner)
 }

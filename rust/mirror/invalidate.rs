@@ -143,6 +143,25 @@ pub(crate) struct PendingFlush<P> {
     tick: Option<u32>,
 }
 
+/// Outstanding flush of a change of a whole range, see [`MirrorShared::change_all`].
+#[must_use = "the device may still use the old entries"]
+pub(super) struct RangeFlush<D: Device> {
+    /// `None` if no translation of the range was stale.
+    flush: Option<Flush<D>>,
+    range: PageRange,
+}
+
+impl<D: Device> RangeFlush<D> {
+    /// Waits for the flush that `inner` has started. Returns its proof for the range.
+    ///
+    /// # Context
+    ///
+    /// As [`Flusher::wait`].
+    pub(super) fn wait(self, inner: &MirrorShared<D>) -> Flushed<'_> {
+        Flushing::end(self.flush, inner).of_all(self.range)
+    }
+}
+
 impl<D: Device> Flusher for MirrorShared<D> {
     type Pending = PendingFlush<D::Flush>;
 
@@ -249,6 +268,18 @@ impl<D: Device> MirrorShared<D> {
         self.change_beside(0, table, range, f)
     }
 
+    /// As [`Self::change`], for a change after which no translation of the old entries of `range`
+    /// may be in use: flushes all of it if concurrent updates have not completed their flushes.
+    pub(super) fn change_all<R>(
+        &self,
+        table: &mut Table<D::Format>,
+        range: PageRange,
+        f: impl FnOnce(&mut Table<D::Format>, &mut FlushBatch<D::Format>) -> R,
+    ) -> (R, RangeFlush<D>) {
+        let (result, flush) = self.change(table, Some(range), f);
+        (result, RangeFlush { flush, range })
+    }
+
     /// As [`Self::change`], for an event that already started `own` flushes of the range, which are
     /// not regarded as concurrent.
     fn change_beside<R>(
@@ -295,7 +326,7 @@ impl<D: Device> MirrorShared<D> {
         });
         drop(guard);
         // No flush is necessary, because these entries are empty in the device's table.
-        let _flushed: Flushed = Flushing::end(flush, self);
+        let _flushed: Flushed<'_> = Flushing::end(flush, self);
     }
 
     /// Returns the driver's device.

@@ -216,11 +216,11 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
         any
     }
 
-    fn switch(&self, name: MigrationId, moved: &Moved<'_>) -> Flushed {
+    fn switch(&self, name: MigrationId, moved: &Moved<'_>) -> Flushed<'_> {
         switch_present(self, name, moved, WriteAccess::OnLeave, |_, _| ())
     }
 
-    fn forget_moved(&self, moved: &Moved<'_>) -> Flushed {
+    fn forget_moved(&self, moved: &Moved<'_>) -> Flushed<'_> {
         forget_moved(self, moved)
     }
 

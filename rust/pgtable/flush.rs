@@ -147,7 +147,8 @@ impl<F: Format> FlushBatch<F> {
             detached,
             ..
         } = self;
-        let pending = hull.0.take().map(|range| {
+        let range = hull.0.take();
+        let pending = range.map(|range| {
             if let Some(pool) = &pool {
                 pool.memory.publish();
             }
@@ -155,6 +156,7 @@ impl<F: Format> FlushBatch<F> {
         });
         Flushing {
             pending,
+            range,
             pool,
             detached,
         }
@@ -177,6 +179,7 @@ impl Drop for FlushSpan {
 #[must_use = "the device may still use removed entries"]
 pub struct Flushing<P, F: Format> {
     pending: Option<P>,
+    range: Option<PageRange>,
     pool: Option<Arc<Pool<F>>>,
     detached: PageList,
 }
@@ -188,8 +191,8 @@ impl<P: Send, F: Format> Flushing<P, F> {
     ///
     /// As for [`Flusher::wait`]. Takes a spinlock.
     #[inline]
-    pub fn wait<S: Flusher<Pending = P>>(mut self, flusher: &S) -> Flushed {
-        let flushed = Flushed::by(flusher, self.pending.take());
+    pub fn wait<S: Flusher<Pending = P>>(mut self, flusher: &S) -> Flushed<'_> {
+        let flushed = Flushed::by(flusher, self.range, self.pending.take());
         if let Some(pool) = &self.pool {
             pool.release(&mut self.detached);
         }
@@ -197,10 +200,10 @@ impl<P: Send, F: Format> Flushing<P, F> {
     }
 
     /// As [`Self::wait`], for a flush that may not have been necessary.
-    pub(crate) fn end<S: Flusher<Pending = P>>(this: Option<Self>, flusher: &S) -> Flushed {
+    pub(crate) fn end<S: Flusher<Pending = P>>(this: Option<Self>, flusher: &S) -> Flushed<'_> {
         match this {
             Some(flushing) => flushing.wait(flusher),
-            None => Flushed::by(flusher, None),
+            None => Flushed::by(flusher, None, None),
         }
     }
 }

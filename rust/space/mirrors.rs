@@ -101,11 +101,13 @@ pub(crate) trait MirrorOps: Send + Sync {
     fn join(&self, request: MigrationDesc) -> bool;
 
     /// Replaces the device PTEs of the pages that have moved. The new PTEs are read-only until
-    /// [`Self::permit_writes`], because other mirrors may still read the sources.
-    fn switch(&self, name: MigrationId, moved: &Moved<'_>) -> Flushed;
+    /// [`Self::permit_writes`], because other mirrors may still read the sources. Returns the
+    /// mirror's proof for the range of `moved`.
+    fn switch(&self, name: MigrationId, moved: &Moved<'_>) -> Flushed<'_>;
 
-    /// Removes the device PTEs of pages that have moved.
-    fn forget_moved(&self, moved: &Moved<'_>) -> Flushed;
+    /// Removes the device PTEs of pages that have moved. Returns the mirror's proof for the range
+    /// of `moved`.
+    fn forget_moved(&self, moved: &Moved<'_>) -> Flushed<'_>;
 
     /// Gives write access back to the device PTEs that [`Self::switch`] has replaced, if they were
     /// writable at [`Self::join`] and no event has affected their pages since. Called once after

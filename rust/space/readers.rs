@@ -10,7 +10,8 @@
 use super::{
     find,
     EnteredMirror,
-    MigrationDesc, //
+    MigrationDesc,
+    MirrorOps, //
 };
 use crate::{
     inject::{
@@ -23,6 +24,7 @@ use crate::{
     },
     mm::{
         addr::PageRange,
+        flush::FlushedAll,
         migrate::{
             MigrationReader,
             Moved, //
@@ -127,8 +129,8 @@ impl JoinedMirrors {
         let _ = self.more.push_within_capacity(rest);
     }
 
-    fn each(&self) -> impl Iterator<Item = &EnteredMirror> {
-        Iterator::chain(self.few.iter().flatten(), &self.more)
+    fn each(&self) -> impl Iterator<Item = &dyn MirrorOps> {
+        Iterator::chain(self.few.iter().flatten(), &self.more).map(|mirror| &**mirror)
     }
 }
 
@@ -149,13 +151,27 @@ impl<'p> Readers<'p> {
     /// Replaces the entries of pages that have moved in each mirror. A mirror that cannot use the
     /// new page loses its entry.
     pub(crate) fn switch(self, moved: &Moved<'_>) -> FlushedReaders<'p> {
-        if let Some((name, _)) = self.0.step {
-            for mirror in self.0.each() {
-                let _flushed: Flushed = mirror.switch(name, moved);
-            }
-            self.0.switched = true;
+        let step = self.0.step;
+        self.0.switched = step.is_some();
+        self.flushed(moved, |mirror| match step {
+            Some((name, _)) => mirror.switch(name, moved),
+            None => mirror.forget_moved(moved),
+        })
+    }
+
+    /// Calls `flush` for each mirror, which returns the mirror's proof for the range of `moved`.
+    fn flushed(
+        self,
+        moved: &Moved<'_>,
+        flush: impl for<'m> Fn(&'m dyn MirrorOps) -> Flushed<'m>,
+    ) -> FlushedReaders<'p> {
+        let _proofs = FlushedAll::of(self.0.each(), moved.range(), flush, |mirror| {
+            mirror.forget_moved(moved)
+        });
+        FlushedReaders {
+            _proofs,
+            _readers: self,
         }
-        FlushedReaders { _readers: self }
     }
 }
 
@@ -167,6 +183,8 @@ impl Drop for Readers<'_> {
 
 /// Proof that no mirror uses the source of a page that has moved.
 pub(crate) struct FlushedReaders<'p> {
+    /// The proofs of all mirrors.
+    _proofs: FlushedAll,
     _readers: Readers<'p>,
 }
 
@@ -174,9 +192,6 @@ impl<'p> MigrationReader for Readers<'p> {
     type Done = FlushedReaders<'p>;
 
     fn remove_moved(self, moved: &Moved<'_>) -> FlushedReaders<'p> {
-        for mirror in self.0.each() {
-            let _flushed: Flushed = mirror.forget_moved(moved);
-        }
-        FlushedReaders { _readers: self }
+        self.flushed(moved, |mirror| mirror.forget_moved(moved))
     }
 }

@@ -35,7 +35,7 @@ impl Flusher for Second {
     fn wait(&self, _pending: u64) {}
 }
 
-pub fn mix(batch: FlushBatch<Radix4>) -> Flushed {
+pub fn mix(batch: FlushBatch<Radix4>) -> Flushed<'static> {
     batch.start(&First).wait(&Second)
     //~^ ERROR E0271: type mismatch resolving `<Second as Flusher>::Pending == u32`: type mismatch
 }

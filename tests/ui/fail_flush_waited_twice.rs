@@ -9,7 +9,10 @@ use rust_hmm::pgtable::{
     Radix4, //
 };
 
-pub fn twice<F: Flusher>(flushing: Flushing<F::Pending, Radix4>, flusher: &F) -> (Flushed, Flushed) {
-    (flushing.wait(flusher), flushing.wait(flusher))
+pub fn twice<F: Flusher>(
+    flushing: Flushing<F::Pending, Radix4>,
+    flusher: &F,
+) -> [Flushed<'_>; 2] {
+    [flushing.wait(flusher), flushing.wait(flusher)]
     //~^ ERROR E0382: use of moved value: `flushing`: value used here after move
 }

@@ -7,7 +7,7 @@ use rust_hmm::pgtable::{
     Flusher, //
 };
 
-pub fn forge<F: Flusher>(flusher: &F) -> Flushed {
-    Flushed::by(flusher, None)
+pub fn forge<F: Flusher>(flusher: &F) -> Flushed<'_> {
+    Flushed::by(flusher, None, None)
     //~^ ERROR E0624: associated function `by` is private: private associated function
 }

@@ -31,7 +31,7 @@ impl Flusher for Tlb {
     fn wait(&self, _pending: u32) {}
 }
 
-pub fn flush(batch: FlushBatch<Radix4>) -> Flushed {
+pub fn flush(batch: FlushBatch<Radix4>) -> Flushed<'static> {
     batch.start(&Tlb).wait(&Tlb)
 }
 
@@ -39,9 +39,9 @@ pub fn flush(batch: FlushBatch<Radix4>) -> Flushed {
 pub struct Table(FlushBatch<Radix4>);
 
 impl MigrationReader for Table {
-    type Done = Flushed;
+    type Done = Flushed<'static>;
 
-    fn remove_moved(self, _moved: &Moved<'_>) -> Flushed {
+    fn remove_moved(self, _moved: &Moved<'_>) -> Flushed<'static> {
         flush(self.0)
     }
 }

@@ -200,7 +200,7 @@ fn attempt<M: MemoryOps>(
         identity: EventMatch::current(pages.owner()),
         range,
         faultless: true,
-        destination: Destination::Any,
+        destination: Destination::CpuFault,
     };
     let mut joined = JoinedMirrors::new();
     let readers = joined.join(vma.space(), request, None);

@@ -76,7 +76,8 @@ use kernel::{
                 Relaxed,
                 Release, //
             },
-            Atomic, //
+            Atomic,
+            AtomicFlag, //
         },
         lock::mutex::MutexGuard,
         Arc,
@@ -128,6 +129,9 @@ pub(crate) struct MirrorShared<D: Device> {
     pub(super) shared_name: Option<DeviceId>,
     /// Number of pages that an eviction has invalidated and not reported yet.
     taken: Atomic<usize>,
+    /// Whether the device's faults migrate memory to it, as a policy or attributes decide. Used as a
+    /// hint, so that no order is needed.
+    places: AtomicFlag,
     /// Signalled when a migration ends. Faults that found entries with marks wait for it.
     pub(super) ended: Pin<KBox<CondVar>>,
 }
@@ -227,6 +231,7 @@ impl<D: Device> MirrorShared<D> {
             changing: Atomic::new(0),
             space,
             taken: Atomic::new(0),
+            places: AtomicFlag::new(false),
             ended: KBox::pin_init(CondVar::new(ended, ended_key), GFP_KERNEL_ACCOUNT)?,
         }? Error)
     }
@@ -391,6 +396,19 @@ impl<D: Device> MirrorShared<D> {
         if self.device.wants_events() {
             let _within = ReentryGuard::enter();
             self.device.event(self.trace.mirror(), event);
+        }
+    }
+
+    /// Returns whether the device's faults migrate memory to it, as a policy or attributes decide.
+    pub(super) fn places(&self) -> bool {
+        self.places.load(Relaxed)
+    }
+
+    /// Records whether a fault of the device may migrate memory to it.
+    pub(super) fn set_places(&self, places: bool) {
+        // Faults are frequent, and nearly always the same.
+        if self.places.load(Relaxed) != places {
+            self.places.store(places, Relaxed);
         }
     }
 

@@ -72,7 +72,7 @@ impl<D: Device> MirrorShared<D> {
             memory.tile() == tile || memory.connections().peek(tile) == Some(Connection::Unified)
         };
         match destination {
-            Destination::Any => true,
+            Destination::Any | Destination::CpuFault => true,
             Destination::Private(tile) => memory.is_some_and(|memory| reaches(memory, tile)),
             // A device without memory has no connections, and can use all memory that the CPU can
             // address.
@@ -200,6 +200,10 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
                 }
             });
         });
+        // The next write faults, and may bring the page back to the device.
+        if matches!(request.destination, Destination::CpuFault) && inner.places() {
+            writable = PageSet::EMPTY;
+        }
         transactions.set_writable(name, range.start(), &writable);
         if let Ok(gap) = PageRange::new(behind, range.end()) {
             transactions.release(name, gap);

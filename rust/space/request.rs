@@ -52,6 +52,8 @@ pub(crate) enum Destination {
     /// Every mirror joins. Used for system memory, and for migrations from device to device, which
     /// the mirror of the source must join.
     Any,
+    /// System memory, for a CPU that has accessed it. Every mirror joins.
+    CpuFault,
     /// Private memory with this identity. Its device can address it. Other devices of the same
     /// owner can if their connection allows it.
     Private(MemoryId),

@@ -4,6 +4,12 @@
 //! fault.
 
 use super::*;
+use crate::policy::{
+    Decision,
+    FaultInfo,
+    NoMigration,
+    Policy, //
+};
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_joined)]
@@ -23,6 +29,15 @@ mod suite {
         CpuFault,
     }
 
+    /// Migrations after which the second mirror has write access.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Written {
+        Never,
+        /// Those by request.
+        IfRequested,
+        Always,
+    }
+
     fn no_event(_mirror: &Mirror<TestDevice>, _range: PageRange) {}
 
     /// Takes write access, as `fork()` does.
@@ -39,12 +54,12 @@ mod suite {
     /// back by `back`, and to the device again. Calls `before` for the second mirror before each
     /// migration, and `during` when its entries were replaced. Checks that no entry of either
     /// mirror is writable until both were flushed, and that the second mirror then has write access
-    /// if `expected`.
+    /// as `expected`.
     fn joined(
         back: Way,
         before: fn(&Mirror<TestDevice>, PageRange),
         during: fn(&Mirror<TestDevice>, PageRange),
-        expected: bool,
+        expected: Written,
     ) -> Result {
         // One CPU fault brings back a window of this size.
         let (all, shared, first) = attached(2 * WINDOW_BYTES / PAGE_SIZE)?;
@@ -96,7 +111,12 @@ mod suite {
             for index in 0..PAGES {
                 let addr = range.address(index);
                 assert_eq!(entry(&second, addr).is_device(), way == Way::ToDevice);
-                assert_eq!(entry(&second, addr).is_writable(), expected);
+                let writable = match expected {
+                    Written::Never => false,
+                    Written::IfRequested => way != Way::CpuFault,
+                    Written::Always => true,
+                };
+                assert_eq!(entry(&second, addr).is_writable(), writable);
                 assert_eq!(device_load(&second, addr)?, Some(100 + index as u64));
             }
             // A new page of system memory is dirty, although no access has faulted.
@@ -109,20 +129,50 @@ mod suite {
 
     #[test]
     fn joined_mirrors_keep_write_access() -> Result {
-        joined(Way::ToSystem, no_event, no_event, true)?;
-        joined(Way::CpuFault, no_event, no_event, true)
+        joined(Way::ToSystem, no_event, no_event, Written::Always)?;
+        joined(Way::CpuFault, no_event, no_event, Written::Always)
+    }
+
+    /// A policy that could migrate memory, and has decided not to.
+    struct Reluctant;
+
+    impl Policy for Reluctant {
+        fn place(&self, fault: &FaultInfo<'_>) -> Decision {
+            Decision::InPlace(fault.range)
+        }
+    }
+
+    fn serve(mirror: &Mirror<TestDevice>, range: PageRange, policy: &dyn Policy) {
+        let served = mirror.fault_with_policy(range, Access::Write, policy);
+        assert!(served.is_ok_and(|served| served.moved == 0));
+    }
+
+    fn policy(mirror: &Mirror<TestDevice>, range: PageRange) {
+        serve(mirror, range, &Reluctant);
+    }
+
+    fn no_policy(mirror: &Mirror<TestDevice>, range: PageRange) {
+        serve(mirror, range, &Reluctant);
+        serve(mirror, range, &NoMigration);
+    }
+
+    #[test]
+    fn only_policies_see_writes_after_a_cpu_fault() -> Result {
+        joined(Way::ToSystem, policy, no_event, Written::Always)?;
+        joined(Way::CpuFault, policy, no_event, Written::IfRequested)?;
+        joined(Way::CpuFault, no_policy, no_event, Written::Always)
     }
 
     #[test]
     fn joined_mirrors_gain_no_write_access() -> Result {
-        joined(Way::ToSystem, write_protect, no_event, false)?;
-        joined(Way::CpuFault, write_protect, no_event, false)
+        joined(Way::ToSystem, write_protect, no_event, Written::Never)?;
+        joined(Way::CpuFault, write_protect, no_event, Written::Never)
     }
 
     #[test]
     fn joined_mirrors_lose_write_access_to_events() -> Result {
-        joined(Way::ToSystem, no_event, write_protect, false)?;
-        joined(Way::CpuFault, no_event, write_protect, false)
+        joined(Way::ToSystem, no_event, write_protect, Written::Never)?;
+        joined(Way::CpuFault, no_event, write_protect, Written::Never)
     }
 
     #[test]

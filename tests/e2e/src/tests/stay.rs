@@ -649,12 +649,14 @@ fn split_leaf(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;
     for round in 1..4 {
-        // After a CPU fault has migrated it back, the device may only read.
         to_device(&device, &map)?;
         engine_reads(&device, &map, round)?;
         check_eq!(map.get(100, 0), hmm::pattern::word(round, 100, 0), "CPU read");
         check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, 0, "pages on the device");
         make_huge(&map)?;
+        // The device may only read.
+        map.protect(Prot::Read)?;
+        map.protect(Prot::ReadWrite)?;
         let before = device.counters()?;
         let write = Command::new(EngineOp::AtomicAdd, map.page_addr(300), 8).stride(8).value(0);
         check_eq!(device.run(write).what("write")?.error, None, "end of a write");

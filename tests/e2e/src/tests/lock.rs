@@ -419,6 +419,7 @@ fn cost(ctx: &Ctx) -> Outcome {
     drop(device);
     let gone = begin.elapsed();
     println!("# lock.cost: {MANY} ranges were locked in {filled:?} and unlocked in {gone:?}");
-    check!(gone < filled, "unlocked in {gone:?}, locked in {filled:?}");
+    // 0.23 by count of instructions.
+    check!(gone * 100 <= filled * 27, "unlocked in {gone:?}, locked in {filled:?}");
     Ok(())
 }

@@ -173,7 +173,8 @@ fn cycle(ctx: &Ctx) -> Outcome {
 /// Values that grow if a module leaks.
 struct State {
     iomem: String,
-    vmalloc: BTreeMap<String, procfs::VmallocUse>,
+    /// Areas of vmalloc, by caller.
+    areas: BTreeMap<String, u64>,
     slabs: BTreeMap<String, u64>,
     meminfo: procfs::Table,
     /// Free pages in the per-CPU lists: tens of MiB, and the number varies.
@@ -206,56 +207,41 @@ fn state() -> Result<State, Stop> {
     // counts as free.
     let slabs = slabs::objects()?;
     std::thread::sleep(Duration::from_millis(200));
+    let areas = procfs::vmallocinfo().unwrap_or_default();
     Ok(State {
         slabs,
         iomem: std::fs::read_to_string("/proc/iomem")?,
-        vmalloc: procfs::vmallocinfo().unwrap_or_default(),
+        areas: areas.into_iter().map(|(name, sum)| (name, sum.areas)).collect(),
         meminfo: procfs::meminfo()?,
         lists: procfs::pages_in_lists()?,
     })
 }
 
-/// Returns the callers with `per_cycle` more vmalloc areas for each cycle.
-fn grown(
-    before: &BTreeMap<String, procfs::VmallocUse>,
-    after: &BTreeMap<String, procfs::VmallocUse>,
-    cycles: u64,
-) -> Vec<String> {
-    let old = |name: &str| before.get(name).map_or(0, |sum| sum.areas);
-    // A leak is one area for each cycle. Each CPU caches two freed stacks, and their areas may not
-    // be purged yet.
-    let noise = |name: &str| match name {
-        "copy_process" | "unpurged" => STACKS,
-        _ => 2,
-    };
-    let leak = |(name, sum): (&String, &procfs::VmallocUse)| {
-        let more = sum.areas.saturating_sub(old(name));
-        (more >= cycles.div_ceil(2).max(noise(name))).then(|| format!("{name}: {more} more areas"))
-    };
-    after.iter().filter_map(leak).collect()
-}
-
-/// Returns the slab caches with one more object for each cycle, in both halves.
-fn grown_slabs(states: [&State; 3], half: u64) -> Vec<String> {
+/// Returns the names of which there are at least `noise(name)` more in both halves of `states`:
+/// start, middle and end. A leak grows in both. What the kernel allocates at the first use, or for
+/// others, does not. The bound does not depend on the number of cycles, so that many cycles also
+/// detect a leak of one object in some of them.
+pub fn grown(states: [&BTreeMap<String, u64>; 3], noise: impl Fn(&str) -> u64) -> Vec<String> {
     let [start, middle, end] = states;
-    let least = half.max(SLAB_NOISE);
-    let more = |name: &str, a: &State, b: &State| {
-        let of = |state: &State| state.slabs.get(name).copied().unwrap_or(0);
-        of(b).saturating_sub(of(a))
-    };
-    let grown = end.slabs.keys().filter_map(|name| {
-        let more = more(name, start, middle).min(more(name, middle, end));
-        (more >= least).then(|| format!("{name}: {more} more objects"))
+    let grown = end.keys().filter_map(|name| {
+        let of = |counts: &BTreeMap<String, u64>| counts.get(name).copied().unwrap_or(0);
+        let more = |a, b| of(b) - of(b).min(of(a));
+        let more = more(start, middle).min(more(middle, end));
+        (more >= noise(name)).then(|| format!("{name}: {more} more"))
     });
     grown.collect()
 }
 
-/// Thread stacks that the kernel may cache. With fewer cycles a leak cannot be distinguished from
-/// them.
-const STACKS: u64 = 8;
+/// Areas of vmalloc that may be more without a leak. Each CPU caches two freed stacks, and their
+/// areas may not be purged yet.
+fn area_noise(name: &str) -> u64 {
+    match name {
+        "copy_process" | "unpurged" => 8,
+        _ => 2,
+    }
+}
 
-/// Variation of the number of objects in a cache. With fewer cycles a leak of one object per load
-/// cannot be distinguished from it.
+/// Variation of the number of objects in a cache.
 const SLAB_NOISE: u64 = 16;
 
 /// Memory that the rest of the system may allocate meanwhile, in KiB. It does not depend on the
@@ -289,14 +275,15 @@ fn many_cycles(ctx: &Ctx) -> Outcome {
     cycles(ctx, half)?;
     let end = settled(&middle)?;
     check_eq!(end.iomem, start.iomem, "/proc/iomem");
-    let grown = grown(&middle.vmalloc, &end.vmalloc, half.into());
-    check!(grown.is_empty(), "/proc/vmallocinfo grew: {}", grown.join(", "));
+    let states = [&start, &middle, &end];
+    let areas = grown(states.map(|state| &state.areas), area_noise);
+    check!(areas.is_empty(), "/proc/vmallocinfo grew in {half} cycles: {}", areas.join(", "));
     // A leak grows in both halves. Allocations by the rest of the system, or caches that the kernel
     // fills at the first use, do not.
     let both = |first: i64, second: i64| first.min(second);
     let lost = both(lost(&start, &middle), lost(&middle, &end));
     let what = end.grown_since(&start);
-    let slabs = grown_slabs([&start, &middle, &end], half.into());
+    let slabs = grown(states.map(|state| &state.slabs), |_| SLAB_NOISE);
     println!("# {lost} KiB in {half} cycles; grew: {what}; slabs: {}", slabs.join(", "));
     check!(slabs.is_empty(), "slab caches grew in {half} cycles: {}", slabs.join(", "));
     check!(lost < NOISE_KIB, "{lost} KiB of memory leaked in {half} cycles; grew: {what}");

@@ -132,7 +132,7 @@ fn costs_nothing(device: &Device, map: &Mapping, seed: u64, what: &str) -> Outco
 
 fn immovable_memory(ctx: &Ctx) -> Outcome {
     let mut settings = Settings::new();
-    let hugetlb = settings.set("/proc/sys/vm/nr_hugepages", "8")?;
+    check!(settings.set("/proc/sys/vm/nr_hugepages", "8")?, "no hugetlb pages");
     let _restore = with(ctx, &vram(4))?;
     let device = ctx.open()?;
     // The device memory is full of memory that could be evicted.
@@ -152,11 +152,9 @@ fn immovable_memory(ctx: &Ctx) -> Outcome {
     let private = Mapping::file_private(&file, PAGES + 1);
     costs_nothing(&device, &Mapping::file_private(&file, PAGES)?, 3, "a private file")?;
     drop(private);
-    if hugetlb {
-        let map = Mapping::hugetlb(BLOCKS).what("map hugetlb pages")?;
-        map.fill(4);
-        costs_nothing(&device, &map, 4, "hugetlb pages")?;
-    }
+    let hugetlb = Mapping::hugetlb(BLOCKS).what("map hugetlb pages")?;
+    hugetlb.fill(4);
+    costs_nothing(&device, &hugetlb, 4, "hugetlb pages")?;
     let owner = ctx.open()?;
     {
         let map = owner.map_file(16).what("map the device file")?;
@@ -183,9 +181,8 @@ fn immovable_memory(ctx: &Ctx) -> Outcome {
     costs_nothing(&device, &map, 6, "memory of pipes")?;
     // Memory that may be merged by KSM.
     let map = block(7)?;
-    if map.advise(hmm::mapping::MADV_MERGEABLE).is_ok() {
-        costs_nothing(&device, &map, 7, "memory that may be merged")?;
-    }
+    map.advise(hmm::mapping::MADV_MERGEABLE).what("make memory mergeable")?;
+    costs_nothing(&device, &map, 7, "memory that may be merged")?;
 
     check_eq!(device.counters()?.device_pages_used, 4 * BLOCK_PAGES, "pages on the device");
     for (seed, map) in full.iter().enumerate() {
@@ -240,12 +237,8 @@ impl Stays {
     }
 
     /// Maps memory with the pattern 1, of which no policy has any history. `file` has the same
-    /// pattern. Returns `None` if the kernel does not support this kind of memory.
-    fn map<'d>(
-        self,
-        owner: &'d Device,
-        file: &File,
-    ) -> Result<Option<(Keeper<'d>, Mapping)>, Stop> {
+    /// pattern.
+    fn map<'d>(self, owner: &'d Device, file: &File) -> Result<(Keeper<'d>, Mapping), Stop> {
         let pages = self.pages();
         let map = match self {
             Stays::Shared => Mapping::shared(pages)?,
@@ -254,10 +247,7 @@ impl Stays {
             Stays::Pinned | Stays::Pipes | Stays::Mergeable => {
                 Mapping::anon_aligned(pages / HUGE_PAGES)?
             }
-            Stays::Hugetlb => match Mapping::hugetlb(pages / HUGE_PAGES) {
-                Ok(map) => map,
-                Err(_) => return Ok(None),
-            },
+            Stays::Hugetlb => Mapping::hugetlb(pages / HUGE_PAGES).what("map hugetlb pages")?,
         };
         let mut keeper = Keeper { owner, pinned: None, _pipes: Vec::new() };
         match self {
@@ -284,12 +274,12 @@ impl Stays {
                 }
                 settle()?;
             }
-            Stays::Mergeable if map.advise(hmm::mapping::MADV_MERGEABLE).is_err() => {
-                return Ok(None);
+            Stays::Mergeable => {
+                map.advise(hmm::mapping::MADV_MERGEABLE).what("make memory mergeable")?;
             }
             _ => {}
         }
-        Ok(Some((keeper, map)))
+        Ok((keeper, map))
     }
 }
 
@@ -298,7 +288,7 @@ impl Stays {
 /// them.
 fn time_of_a_pass(ctx: &Ctx) -> Outcome {
     let mut settings = Settings::new();
-    let hugetlb = settings.set("/proc/sys/vm/nr_hugepages", "8")?;
+    check!(settings.set("/proc/sys/vm/nr_hugepages", "8")?, "no hugetlb pages");
     let _restore = with(ctx, &vram(4))?;
     let device = ctx.open()?;
     let owner = ctx.open()?;
@@ -313,12 +303,9 @@ fn time_of_a_pass(ctx: &Ctx) -> Outcome {
         Stays::Mergeable,
         Stays::Hugetlb,
     ] {
-        if matches!(kind, Stays::Hugetlb) && !hugetlb {
-            continue;
-        }
-        // Returns the time of a pass, or `None` if the kernel does not support this kind of memory.
-        let pass = |policy: Policy| -> Result<Option<Duration>, Stop> {
-            let Some((keeper, map)) = kind.map(&owner, &file)? else { return Ok(None) };
+        // Returns the time of a pass.
+        let pass = |policy: Policy| -> Result<Duration, Stop> {
+            let (keeper, map) = kind.map(&owner, &file)?;
             device.set_policy(policy)?;
             let read = Command::new(EngineOp::Checksum, map.addr(), map.len());
             let begin = Instant::now();
@@ -327,19 +314,13 @@ fn time_of_a_pass(ctx: &Ctx) -> Outcome {
             check_eq!(end.error, None, "an engine's read");
             engine_reads(&device, &map, 1)?;
             drop(keeper);
-            Ok(Some(took))
+            Ok(took)
         };
         let mut without = Duration::MAX;
         let mut by_default = Duration::MAX;
         for _ in 0..2 {
-            let (Some(one), Some(other)) = (pass(Policy::None)?, pass(Policy::Default)?) else {
-                break;
-            };
-            (without, by_default) = (without.min(one), by_default.min(other));
-        }
-        if without == Duration::MAX {
-            println!("# {kind:?}: not of this kernel");
-            continue;
+            without = without.min(pass(Policy::None)?);
+            by_default = by_default.min(pass(Policy::Default)?);
         }
         let text = format!("{kind:?}: {by_default:?} with the default policy, {without:?} without");
         println!("# {text}");

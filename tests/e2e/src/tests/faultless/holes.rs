@@ -188,7 +188,9 @@ fn h06_holes(ctx: &Ctx) -> Outcome {
                 map.set(page, 3, 0x5555);
             }
             let moved = mover.join().map_err(|_| Stop::Fail("a thread panicked".into()))?;
-            moved.what("migration of holes").map(|_| ())
+            let moved = moved.what("migration of holes")?;
+            check!(moved.moved > 0, "no page moved while a CPU wrote into holes");
+            Ok(())
         })?;
         for page in 0..64 {
             let mut data = vec![0; PAGE_SIZE];

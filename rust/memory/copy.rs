@@ -313,8 +313,9 @@ fn report_late(left: usize, start: u64) {
     let waited = ktime_get_ns().saturating_sub(start);
     if waited >= COPY_LATE_NS && LATE_COPY_REPORTS.allows() {
         let seconds = waited / 1_000_000_000;
+        let task = current!().pid();
         pr_warn!(
-            "{left} copy jobs not completed for {seconds} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n"
+            "{left} copy jobs of a step by task {task} not completed for {seconds} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n"
         );
     }
 }

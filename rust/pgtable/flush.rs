@@ -213,7 +213,8 @@ impl<P, F: Format> Drop for Flushing<P, F> {
         if self.pending.is_some() {
             crate::alarm!(
                 FlushNotAwaited,
-                "device translations may still be in use: wait() for each flush that was started"
+                "device translations of {:?} may still be in use: wait() for each flush that was started",
+                self.range
             );
         }
     }

@@ -308,6 +308,11 @@ fn svg(map: &Map, args: &Args) -> String {
     )
 }
 
+/// Returns whether the text has colours, on a terminal or elsewhere.
+fn is_colored(args: &Args, terminal: bool) -> bool {
+    args.color == "always" || (args.color == "auto" && terminal)
+}
+
 /// Runs `hmmctl map`.
 pub fn run(args: &Args) -> Result<()> {
     let map = Map::take(args)?;
@@ -318,8 +323,7 @@ pub fn run(args: &Args) -> Result<()> {
     let text = if args.json {
         format!("{}\n", object(&map))
     } else {
-        let color = args.color == "always" || (args.color == "auto" && out.is_terminal());
-        text(&map, args, color)
+        text(&map, args, is_colored(args, out.is_terminal()))
     };
     out.lock().write_all(text.as_bytes()).map_err(Problem::output)
 }
@@ -329,6 +333,18 @@ mod tests {
     use super::*;
     use crate::places::tests::run;
     use crate::places::Vma;
+
+    #[test]
+    fn only_terminals_have_colours() {
+        let (map, mut args) = example();
+        let has_escapes =
+            |args: &Args, terminal| text(&map, args, is_colored(args, terminal)).contains('\x1b');
+        assert!(!has_escapes(&args, false) && has_escapes(&args, true));
+        args.color = "always".into();
+        assert!(has_escapes(&args, false));
+        args.color = "never".into();
+        assert!(!has_escapes(&args, true));
+    }
 
     fn example() -> (Map, Args) {
         let vma =

@@ -76,10 +76,10 @@ mod cold;
 mod commit;
 mod debugfs;
 mod exclusive;
-mod fault;
 mod fault_policy;
 mod flushes;
 pub(crate) mod in_flight;
+mod install;
 mod invalidate;
 mod ops;
 mod outcome;
@@ -99,8 +99,8 @@ pub use crate::mm::location::{
 pub(crate) use announce::AnnounceTries;
 pub(crate) use announced::Announced;
 pub(crate) use commit::CommitResult;
-pub(crate) use fault::InstallFilter;
 pub use fault_policy::FaultOutcome;
+pub(crate) use install::InstallFilter;
 pub(crate) use invalidate::{
     MirrorShared,
     MirrorState, //

@@ -10,7 +10,7 @@
 
 use super::{
     attributes::AttributesAt,
-    fault::TilePages,
+    install::TilePages,
     Device,
     Mirror,
     Outcome,

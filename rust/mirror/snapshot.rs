@@ -3,7 +3,7 @@
 //! Snapshots of the CPU page table, for diagnostics and tests.
 
 use super::{
-    fault::RetryBudget,
+    install::RetryBudget,
     Device,
     Mirror, //
 };

@@ -53,7 +53,10 @@ use crate::{
         Prealloc,
         Table, //
     },
-    policy::Immovable,
+    policy::{
+        Bounces,
+        Immovable, //
+    },
     space::{
         Membership,
         SpaceHandle, //
@@ -76,7 +79,6 @@ mod cold;
 mod commit;
 mod debugfs;
 mod exclusive;
-mod fault_policy;
 mod flushes;
 pub(crate) mod in_flight;
 mod install;
@@ -98,9 +100,12 @@ pub use crate::mm::location::{
 };
 pub(crate) use announce::AnnounceTries;
 pub(crate) use announced::Announced;
+pub(crate) use attributes::AttributesAt;
 pub(crate) use commit::CommitResult;
-pub use fault_policy::FaultOutcome;
-pub(crate) use install::InstallFilter;
+pub(crate) use install::{
+    InstallFilter,
+    TilePages, //
+};
 pub(crate) use invalidate::{
     MirrorShared,
     MirrorState, //
@@ -546,6 +551,16 @@ impl<D: Device> Mirror<D> {
     /// Returns the index of the mirror in its space.
     pub(crate) fn place_in_space(&self) -> Option<usize> {
         self.0.membership.as_ref().map(Membership::number)
+    }
+
+    /// Returns the thrashing history that this process and memory share.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the mirror is being dropped.
+    pub(crate) fn bounces(&self) -> Result<&Bounces> {
+        let membership = self.0.membership.as_ref().ok_or(ENODEV)?;
+        Ok(membership.bounces())
     }
 
     /// Returns the part of the mirror that the space, the device memory and other mirrors share.

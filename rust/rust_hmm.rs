@@ -73,6 +73,7 @@ pub mod alarm;
 pub mod attributes;
 pub mod connection;
 pub mod debug;
+pub mod fault;
 #[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
 pub mod host_lock;
 pub mod inject;

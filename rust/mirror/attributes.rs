@@ -50,15 +50,15 @@ fn anchor(vma: &Vma<'_>) -> VmaAnchor {
 }
 
 /// Attributes and other properties of the memory at an address.
-pub(super) struct AttributesAt {
+pub(crate) struct AttributesAt {
     /// Attributes that were set, or the defaults of [managed memory](crate::managed).
-    pub(super) attributes: Attributes,
+    pub(crate) attributes: Attributes,
     /// Part of the VMA in which the attributes are the same.
-    pub(super) limits: PageRange,
+    pub(crate) limits: PageRange,
     /// Whether all of `limits` moves at once.
-    pub(super) whole: bool,
+    pub(crate) whole: bool,
     /// Whether pages of the VMA can move at all.
-    pub(super) movable: bool,
+    pub(crate) movable: bool,
 }
 
 /// Maximum number of rounds in which attributes follow VMAs. Each round watches one more VMA, so
@@ -73,7 +73,7 @@ impl<D: Device> MirrorShared<D> {
     /// # Context
     ///
     /// Any but NMI.
-    pub(super) fn each_resident(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
+    pub(crate) fn each_resident(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
         let mut index = 0;
         while index < range.pages() {
             let addr = range.address(index);
@@ -92,7 +92,7 @@ impl<D: Device> MirrorShared<D> {
 
     /// Returns the identity of the device in attributes, see
     /// [`MirrorOps::device_name`](crate::space::MirrorOps::device_name).
-    pub(super) fn device_name(&self) -> DeviceId {
+    pub(crate) fn device_name(&self) -> DeviceId {
         self.shared_name
             .unwrap_or_else(|| DeviceId::of(&self.trace))
     }
@@ -278,7 +278,7 @@ impl<D: Device> Mirror<D> {
     /// # Errors
     ///
     /// - `EFAULT` if nothing is mapped at `addr`.
-    pub(super) fn attributes_at(&self, space: &AddressSpace, addr: usize) -> Result<AttributesAt> {
+    pub(crate) fn attributes_at(&self, space: &AddressSpace, addr: usize) -> Result<AttributesAt> {
         let inner = self.inner();
         let mmap = inner.settled(space)?;
         let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
@@ -352,7 +352,7 @@ impl<D: Device> Mirror<D> {
     }
 
     /// See [`MirrorShared::map_present`].
-    pub(super) fn map_present(&self, space: &AddressSpace, range: PageRange) -> Result {
+    pub(crate) fn map_present(&self, space: &AddressSpace, range: PageRange) -> Result {
         self.inner().map_present(space, range)
     }
 }

@@ -158,7 +158,7 @@ pub(crate) enum InstallFilter {
 
 /// Handling of pages of another tile that the device cannot reach but can pull.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum TilePages {
+pub(crate) enum TilePages {
     /// The fault pulls them to the mirror's own memory.
     Pull,
     /// The fault migrates them to system memory, which both tiles can reach. Used for pages that
@@ -242,7 +242,7 @@ impl<D: Device> Mirror<D> {
 
     /// As [`Self::fault`]. Adds the number of pages that were pulled from other tiles to `pulled`,
     /// also if an error is returned.
-    pub(super) fn fault_from(
+    pub(crate) fn fault_from(
         &self,
         range: PageRange,
         access: Access,

@@ -122,7 +122,7 @@ pub(crate) struct MirrorShared<D: Device> {
     /// translations.
     pub(super) changing: Atomic<usize>,
     /// State of the library for the address space.
-    pub(super) space: RcuArc<Space>,
+    pub(crate) space: RcuArc<Space>,
     /// Identity that all mirrors of the device share: that of the owner of its memory, otherwise
     /// that of its DMA device. The device holds a reference, so that the identity is unique as long
     /// as a mirror exists.

@@ -175,7 +175,7 @@ impl<D: Device> MirrorShared<D> {
     }
 
     /// See [`MirrorOps::own_memory`](crate::space::MirrorOps::own_memory).
-    pub(super) fn own_memory(&self) -> OwnMemory {
+    pub(crate) fn own_memory(&self) -> OwnMemory {
         match self.device.memory() {
             Some(memory) => OwnMemory::Memory(memory.tile()),
             None => OwnMemory::Device(self.device_name()),

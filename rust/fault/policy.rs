@@ -8,14 +8,6 @@
 //! A policy can delay a fault on memory that thrashes. The task then sleeps killably and without a
 //! reference to the mm, at most [`POLICY_MAX_DELAYS`] times in a row.
 
-use super::{
-    attributes::AttributesAt,
-    install::TilePages,
-    Device,
-    Mirror,
-    Outcome,
-    PageOutcome, //
-};
 use crate::{
     attributes::{
         Attributes,
@@ -27,6 +19,14 @@ use crate::{
     },
     kernel::reentry,
     memory::Memory,
+    mirror::{
+        AttributesAt,
+        Device,
+        Mirror,
+        Outcome,
+        PageOutcome,
+        TilePages, //
+    },
     mm::{
         addr::PageRange,
         range_fault::{
@@ -37,7 +37,6 @@ use crate::{
     },
     policy::{
         block,
-        Bounces,
         Decision,
         FaultInfo,
         Immovable,
@@ -423,16 +422,6 @@ impl<D: Device> Mirror<D> {
     /// Returns whether the page at `addr` is in the device's memory.
     fn is_here(&self, addr: usize) -> bool {
         self.inner().lock().table.get(addr).is_device()
-    }
-
-    /// Returns the thrashing history that this process and memory share.
-    ///
-    /// # Errors
-    ///
-    /// - `ENODEV` if the mirror is being dropped.
-    fn bounces(&self) -> Result<&Bounces> {
-        let membership = self.0.membership.as_ref().ok_or(ENODEV)?;
-        Ok(membership.bounces())
     }
 
     /// Returns the current time in ms.

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Device faults.
+
+mod policy;
+
+pub use policy::FaultOutcome;

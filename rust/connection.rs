@@ -1,39 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory connections: how a device accesses the memory of another one, and migration between
-//! devices.
+//! Memory connections: how a device accesses the memory of another one, and direct migration
+//! between devices. A driver requests the latter by [`Mirror::pull`].
 //!
 //! Both drivers report what their hardware supports. The library uses the lesser of the two
 //! answers, so that both ends of a connection agree.
 
 use crate::{
-    debug::{
-        events::{
-            Event,
-            MigrateReason, //
-        },
-        stats::Counter, //
-    },
-    kernel::{
-        identity::{
-            MemoryId,
-            MigrationId, //
-        },
-        reentry, //
+    debug::stats::Counter,
+    kernel::identity::{
+        MemoryId,
+        MigrationId, //
     },
     memory::{
         CopyContext,
-        Memory,
-        MemoryOps, //
+        Memory, //
     },
-    migrate::Outcome,
     mirror::{
         AnnounceTries,
         Announced,
         CommitResult,
         Device,
         InstallFilter,
-        Mirror, //
+        Mirror,
+        Outcome, //
     },
     mm::{
         addr::{
@@ -67,6 +57,8 @@ use kernel::{
     prelude::*, //
 };
 
+mod tiles;
+
 pub use crate::memory::Connection;
 
 /// Buffers that the steps of a pull reuse, and its outcome.
@@ -96,7 +88,7 @@ enum PullResult {
 /// # Context
 ///
 /// May sleep.
-fn first_of_tile(
+pub(crate) fn first_of_tile(
     mmap: &MmapGuard<'_>,
     piece: PageRange,
     tile: MemoryId,
@@ -126,6 +118,8 @@ impl<D: Device> Mirror<D> {
     /// # Context
     ///
     /// May sleep. The first call queries the drivers, see [`MemoryOps::connection`].
+    ///
+    /// [`MemoryOps::connection`]: crate::memory::MemoryOps::connection
     pub fn connection(&self, other: &Self) -> Connection {
         if self.mm_id() != other.mm_id() {
             return Connection::None;
@@ -134,123 +128,6 @@ impl<D: Device> Mirror<D> {
             (Some(mine), Some(theirs)) => mine.connection(theirs),
             _ => Connection::None,
         }
-    }
-
-    /// Migrates pages of `range` from the memory of `source`'s device to this device. Depending on
-    /// their [connection](Self::connection), pages are copied through system memory or directly. If
-    /// pages are used in place, they do not move, and this device gets PTEs for them.
-    ///
-    /// Both devices can read the pages during a direct copy: the device of `source` reads the old
-    /// pages until they have moved.
-    ///
-    /// # Errors
-    ///
-    /// - `EINVAL` if the mirrors belong to different address spaces.
-    /// - Those of [`Migrate::to_device`](crate::migrate::Migrate::to_device).
-    ///
-    /// # Context
-    ///
-    /// As [`Migrate::to_device`](crate::migrate::Migrate::to_device).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use kernel::prelude::*;
-    /// use rust_hmm::connection::Connection;
-    /// use rust_hmm::mirror::Device;
-    /// use rust_hmm::mirror::Mirror;
-    /// use rust_hmm::mm::addr::PageRange;
-    ///
-    /// /// Moves pages to a device from the one that wrote them, unless it can use them in place.
-    /// fn hand_over<D: Device>(range: PageRange, from: &Mirror<D>, to: &Mirror<D>) -> Result {
-    ///     if to.connection(from) != Connection::Unified {
-    ///         to.pull(range, from)?;
-    ///     }
-    ///     Ok(())
-    /// }
-    /// ```
-    pub fn pull(&self, range: PageRange, source: &Self) -> Result<Outcome> {
-        reentry::may_wait()?;
-        if self.mm_id() != source.mm_id() {
-            return Err(EINVAL);
-        }
-        match self.connection(source) {
-            Connection::None => self.pull_through_system(range, source),
-            Connection::Migratable => {
-                let inner = self.inner();
-                let to_device = true;
-                let trigger = MigrateReason::Pull;
-                inner.emit(&Event::MigrateBegin {
-                    range,
-                    to_device,
-                    trigger,
-                });
-                let mut outcome = Outcome::default();
-                let theirs = source.device().memory().ok_or(ENODEV)?;
-                let result = self.pull_directly(range, theirs, true, &mut outcome);
-                let stayed = outcome.no_memory + outcome.copy_failed;
-                inner.emit(&Event::MigrateEnd {
-                    to_device,
-                    trigger,
-                    moved: outcome.moved,
-                    switched: outcome.switched,
-                    stayed,
-                    result,
-                });
-                result.map(|()| outcome)
-            }
-            Connection::Unified => {
-                let space = self.space()?;
-                let mut prealloc = self.prealloc();
-                let mut rest = Some(range);
-                while let Some(left) = rest {
-                    let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
-                    // The first hole in the range ends the call with an error, as in all functions
-                    // that migrate memory.
-                    let end = {
-                        let mmap = space.mmap_lock_here()?;
-                        let vma = mmap.vma_lookup(piece.start());
-                        let vma = vma.filter(|vma| vma.flags() & flags::READ != 0);
-                        vma.ok_or(EINVAL)?.end().min(piece.end())
-                    };
-                    let piece = PageRange::new(piece.start(), end)?;
-                    self.inner().install_present(
-                        &space,
-                        piece,
-                        InstallFilter::All,
-                        &mut prealloc,
-                    )?;
-                    rest = left.from_address(end);
-                }
-                Ok(Outcome::default())
-            }
-        }
-    }
-
-    /// Pulls as [`Self::pull`], for devices whose memories have no connection.
-    fn pull_through_system(&self, range: PageRange, source: &Self) -> Result<Outcome> {
-        let mut outcome = Outcome::default();
-        // A device without memory has no pages to migrate.
-        let Some(memory) = source.device().memory() else {
-            return Ok(outcome);
-        };
-        let tile = memory.tile();
-        let space = self.space()?;
-        let mut rest = Some(range);
-        while let Some(left) = rest {
-            let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
-            let (end, run) = first_of_tile(&space.mmap_lock_here()?, piece, tile)?;
-            // Pages in system memory are not migrated.
-            if let Some(run) = run {
-                source
-                    .migrate(run)
-                    .reason(MigrateReason::Pull)
-                    .to_system()?;
-                outcome += self.migrate(run).reason(MigrateReason::Pull).to_device()?;
-            }
-            rest = left.from_address(end);
-        }
-        Ok(outcome)
     }
 
     /// Migrates pages of `range` from `theirs` to the memory of this device, copied by the engine
@@ -475,32 +352,5 @@ impl<D: Device> Mirror<D> {
             (here, gone)
         });
         result
-    }
-}
-
-impl<M: MemoryOps> Memory<M> {
-    /// Returns the connection between this memory and `other`, from the cache or from the drivers.
-    /// Context: may sleep.
-    pub(crate) fn connection(&self, other: &Self) -> Connection {
-        if core::ptr::eq(self, other) {
-            return Connection::Unified;
-        }
-        // Cached at both ends, so that each returns the result without a query of the other.
-        let ask = || {
-            let _within = reentry::ReentryGuard::enter();
-            let there = self.driver().connection(other.driver(), other.kind());
-            let back = other.driver().connection(self.driver(), self.kind());
-            // Only pages that the CPU can address, and those of memories of the same owner, can be
-            // used in place. A device PTE cannot name a page of any other memory.
-            let addressable = !self.is_private() && !other.is_private();
-            match there.min(back) {
-                Connection::Unified if !addressable && self.owner() != other.owner() => {
-                    Connection::Migratable
-                }
-                connection => connection,
-            }
-        };
-        self.connections()
-            .get(other.tile(), || other.connections().get(self.tile(), ask))
     }
 }

@@ -68,6 +68,7 @@ use kernel::{
 
 mod allocator;
 mod arrivals;
+mod connect;
 mod connection;
 mod connection_cache;
 mod copy;

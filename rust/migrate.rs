@@ -39,6 +39,7 @@ mod attempt;
 mod drain;
 mod overlap;
 mod overlaps;
+mod pull;
 mod step;
 mod survey;
 

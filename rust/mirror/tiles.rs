@@ -7,9 +7,7 @@
 
 use super::{
     Device,
-    Mirror,
-    MirrorShared,
-    Outcome, //
+    MirrorShared, //
 };
 use crate::{
     kernel::identity::MemoryId,
@@ -24,7 +22,6 @@ use crate::{
     pgtable::DevicePte,
     space::OwnMemory, //
 };
-use kernel::prelude::*;
 
 /// Maximum number of tiles that a device can list.
 const MAX_TILES: usize = 64;
@@ -41,19 +38,19 @@ impl ReachableTiles {
 
 /// Consecutive pages in private memory that the device cannot reach, and the identity of the tile.
 #[derive(Clone, Copy)]
-pub(super) struct Unreached {
+pub(crate) struct Unreached {
     range: PageRange,
     tile: Option<MemoryId>,
 }
 
 impl Unreached {
     /// Returns the addresses of the pages.
-    pub(super) fn range(self) -> PageRange {
+    pub(crate) fn range(self) -> PageRange {
         self.range
     }
 
     /// Returns the identity of the tile, if it is one of the device's.
-    pub(super) fn tile(self) -> Option<MemoryId> {
+    pub(crate) fn tile(self) -> Option<MemoryId> {
         self.tile
     }
 
@@ -95,7 +92,7 @@ impl<D: Device> MirrorShared<D> {
     /// # Context
     ///
     /// Any.
-    pub(super) fn tiles(&self) -> impl Iterator<Item = &Memory<D::Memory>> + '_ {
+    pub(crate) fn tiles(&self) -> impl Iterator<Item = &Memory<D::Memory>> + '_ {
         self.numbered_tiles().map(|(_, tile)| tile)
     }
 
@@ -216,78 +213,5 @@ impl<D: Device> MirrorShared<D> {
     ) -> Option<(&'a Memory<D::Memory>, usize)> {
         let page_in = |tile: &'a Memory<D::Memory>| Some((tile, tile.local(number)?));
         page_in(own).or_else(|| self.tiles().find_map(page_in))
-    }
-}
-
-impl<D: Device> Mirror<D> {
-    /// Returns the tiles whose pages can be pulled to the mirror's own memory.
-    ///
-    /// # Context
-    ///
-    /// May sleep.
-    fn connected_tiles(&self) -> impl Iterator<Item = &Memory<D::Memory>> + '_ {
-        let own = self.device().memory();
-        self.inner().tiles().filter(move |tile| {
-            !tile.is_gone() && own.is_some_and(|own| own.connection(tile) != Connection::None)
-        })
-    }
-
-    /// Migrates pages of `range` from other tiles to the mirror's own memory, best effort. Adds the
-    /// result to `moved`. The caller handles pages that have not moved.
-    ///
-    /// # Errors
-    ///
-    /// - `EINTR` if a fatal signal is pending.
-    ///
-    /// # Context
-    ///
-    /// May sleep. No lock may be held.
-    #[inline]
-    pub(crate) fn gather(&self, range: PageRange, evict: bool, moved: &mut Outcome) -> Result {
-        if self.device().memory().is_some_and(Memory::shares_owner) {
-            self.gather_tiles(range, evict, moved)
-        } else {
-            Ok(())
-        }
-    }
-
-    #[inline(never)]
-    fn gather_tiles(&self, range: PageRange, evict: bool, moved: &mut Outcome) -> Result {
-        for tile in self.connected_tiles() {
-            let mut outcome = Outcome::default();
-            let result = self.pull_directly(range, tile, evict, &mut outcome);
-            moved.moved += outcome.moved;
-            moved.switched += outcome.switched;
-            moved.entries += outcome.entries;
-            match result {
-                Err(error) if error == EINTR => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Migrates pages of `range` from the tile `tile` to the mirror's own memory, if these are
-    /// connected. Returns the number of pages that moved.
-    ///
-    /// # Errors
-    ///
-    /// - `EINTR` if a fatal signal is pending.
-    ///
-    /// # Context
-    ///
-    /// May sleep. No lock may be held.
-    // Not inlined, so that devices with one memory do not need its stack frame.
-    #[inline(never)]
-    pub(super) fn pull_from(&self, range: PageRange, tile: MemoryId) -> Result<usize> {
-        let mut outcome = Outcome::default();
-        let mut connected = self.connected_tiles();
-        if let Some(tile) = connected.find(|connected| connected.tile() == tile) {
-            match self.pull_directly(range, tile, true, &mut outcome) {
-                Err(error) if error == EINTR => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(outcome.moved)
     }
 }

@@ -80,11 +80,14 @@ mod commit;
 mod debugfs;
 mod exclusive;
 mod flushes;
+mod immovable;
 pub(crate) mod in_flight;
 mod install;
 mod invalidate;
 mod ops;
 mod outcome;
+mod present;
+mod retry;
 mod snapshot;
 mod software_mmu;
 mod table_guard;
@@ -102,10 +105,7 @@ pub(crate) use announce::AnnounceTries;
 pub(crate) use announced::Announced;
 pub(crate) use attributes::AttributesAt;
 pub(crate) use commit::CommitResult;
-pub(crate) use install::{
-    InstallFilter,
-    TilePages, //
-};
+pub(crate) use install::FaultRequest;
 pub(crate) use invalidate::{
     MirrorShared,
     MirrorState, //
@@ -114,6 +114,7 @@ pub use outcome::{
     Outcome,
     PageOutcome, //
 };
+pub(crate) use present::InstallFilter;
 pub use snapshot::{
     PageLocation,
     Snapshot, //

@@ -7,6 +7,7 @@
 //! system and device memory.
 //!
 //! - [`mirror`]: a device page table that follows an address space.
+//! - [`fault`]: device faults, which may migrate memory.
 //! - [`migrate`]: migrates memory of a mirror to the device and back.
 //! - [`memory`]: device memory: allocation, CPU faults, eviction.
 //! - [`attributes`]: attributes that a program sets for ranges of its memory.

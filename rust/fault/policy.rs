@@ -8,11 +8,11 @@
 //! A policy can delay a fault on memory that thrashes. The task then sleeps killably and without a
 //! reference to the mm, at most [`POLICY_MAX_DELAYS`] times in a row.
 
+use super::{
+    place::FaultAction,
+    TilePages, //
+};
 use crate::{
-    attributes::{
-        Attributes,
-        PreferredLocation, //
-    },
     debug::events::{
         Event,
         MigrateReason, //
@@ -20,12 +20,10 @@ use crate::{
     kernel::reentry,
     memory::Memory,
     mirror::{
-        AttributesAt,
         Device,
         Mirror,
         Outcome,
-        PageOutcome,
-        TilePages, //
+        PageOutcome, //
     },
     mm::{
         addr::PageRange,
@@ -36,18 +34,11 @@ use crate::{
         vma::msleep_killable, //
     },
     policy::{
-        block,
         Decision,
-        FaultInfo,
-        Immovable,
-        PageSet,
         Policy, //
     }, //
 };
-use kernel::{
-    page::PAGE_SIZE,
-    prelude::*, //
-};
+use kernel::prelude::*;
 
 /// Result of a fault.
 ///
@@ -109,16 +100,6 @@ enum PolicyResult {
     /// The page was cached as immovable, but the fault itself has moved it: to system memory, from
     /// where it can move to the device. Decide again without the cache.
     Again,
-}
-
-/// Action for a fault.
-enum FaultAction {
-    /// As the policy decided.
-    Policy(Decision),
-    /// Map these pages in place, because they are cached as immovable.
-    MapInPlace(PageRange),
-    /// Migrate these pages to the device from wherever they are, because of their attributes.
-    Migrate(PageRange),
 }
 
 impl<D: Device> Mirror<D> {
@@ -391,131 +372,8 @@ impl<D: Device> Mirror<D> {
         }
     }
 
-    /// Caches the runs of pages that cannot move, until an invalidation or a timeout.
-    ///
-    /// Surveys the block of `range`, unless it was surveyed recently. Otherwise surveys only
-    /// `range`, which lies within a block. `look` calls its second argument for each such run
-    /// within its first argument.
-    pub(crate) fn learn(
-        &self,
-        range: PageRange,
-        look: impl FnOnce(PageRange, &mut dyn FnMut(PageRange)) -> Result,
-    ) -> Result {
-        let now = self.now();
-        let is_cached = self.inner().lock().immovable.has_block(range.start(), now);
-        let all = block(range.start()).filter(|_| !is_cached);
-        look(all.unwrap_or(range), &mut |run: PageRange| {
-            // Take the table lock after the survey of a run, which takes page-table locks of the
-            // CPU.
-            if run.pages() >= Immovable::MIN_PAGES {
-                self.inner().lock().immovable.add(run, now);
-            }
-        })
-    }
-
-    /// Returns the pages around `range` that are cached as immovable. Returns `None` if a page of
-    /// `range` is not.
-    fn known_immovable(&self, range: PageRange) -> Option<PageRange> {
-        self.inner().lock().immovable.around(range, self.now())
-    }
-
     /// Returns whether the page at `addr` is in the device's memory.
     fn is_here(&self, addr: usize) -> bool {
         self.inner().lock().table.get(addr).is_device()
     }
-
-    /// Returns the current time in ms.
-    fn now(&self) -> u64 {
-        self.inner().space.now()
-    }
-
-    fn place(
-        &self,
-        space: &AddressSpace,
-        range: PageRange,
-        access: Access,
-        policy: &dyn Policy,
-        cached: bool,
-    ) -> Result<FaultAction> {
-        let memory = self.device().memory().ok_or(ENODEV)?;
-        let AttributesAt {
-            attributes,
-            limits,
-            whole,
-            movable,
-        } = self.attributes_at(space, range.start())?;
-        let write = access == Access::Write;
-        if !movable || stays(attributes, write) {
-            let around = block(range.start()).and_then(|block| block.intersect(&limits));
-            return Ok(FaultAction::Policy(Decision::InPlace(
-                around.map_or(range, |all| all.union(&range)),
-            )));
-        }
-        if let Some(around) = self.known_immovable(range).filter(|_| cached) {
-            let around = around.intersect(&limits).unwrap_or(range);
-            return Ok(FaultAction::MapInPlace(around.union(&range)));
-        }
-        if whole {
-            return Ok(FaultAction::Migrate(limits.union(&range)));
-        }
-        let bounces = self.bounces()?;
-        let (used, _) = memory.usage();
-        let total = memory.limit();
-        let placement = policy.place(&FaultInfo {
-            range,
-            write,
-            limits,
-            attributes,
-            free: total.saturating_sub(used),
-            total,
-            now: self.now(),
-            resident: &|start| self.resident(start),
-            bounces,
-        });
-        Ok(match placement {
-            // Policies that never migrate (`is_idle`) do not handle attributes.
-            Decision::InPlace(_)
-                if attributes.preferred() == PreferredLocation::Device && policy.is_idle() =>
-            {
-                FaultAction::Migrate(by_granularity(range, attributes, limits))
-            }
-            placement => FaultAction::Policy(placement),
-        })
-    }
-
-    /// Returns the pages of the block at `start` that are in the mirror's own memory. Only pages
-    /// for which a mirror of this device and process has an entry count.
-    fn resident(&self, start: usize) -> PageSet {
-        let mut mask = PageSet::EMPTY;
-        let Some(block) = block(start) else {
-            return mask;
-        };
-        let inner = self.inner();
-        inner.each_resident(block, |index, pages| mask.add(index..index + pages));
-        let device = Some(inner.device_name());
-        let here = self.place_in_space();
-        let others = inner.space.mirrors().entered_of(device, here);
-        others.for_each(|mirror| mirror.add_resident(inner.own_memory(), block, &mut mask));
-        mask
-    }
-}
-
-/// Returns whether the attributes require that the memory is mapped in place.
-fn stays(attributes: Attributes, write: bool) -> bool {
-    attributes.never_migrate()
-        || matches!(
-            attributes.preferred(),
-            PreferredLocation::System | PreferredLocation::Other
-        )
-        || (attributes.read_mostly() && !write)
-}
-
-/// Extends `range` to its granularity, within `limits`.
-fn by_granularity(range: PageRange, attributes: Attributes, limits: PageRange) -> PageRange {
-    let size = PAGE_SIZE << attributes.granularity().unwrap_or(0);
-    let end = range.end().checked_next_multiple_of(size);
-    PageRange::new(range.start() & !(size - 1), end.unwrap_or(range.end()))
-        .ok()
-        .and_then(|all| all.intersect(&limits))
-        .map_or(range, |all| all.union(&range))
 }

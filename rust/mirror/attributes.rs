@@ -5,7 +5,6 @@
 
 use super::{
     Device,
-    InstallFilter,
     Mirror,
     MirrorShared, //
 };
@@ -358,16 +357,6 @@ impl<D: Device> Mirror<D> {
 }
 
 impl<D: Device> MirrorShared<D> {
-    /// Installs entries for the present pages of `range`, without faulting in others. Best effort,
-    /// except for `EINTR`.
-    fn map_present(&self, space: &AddressSpace, range: PageRange) -> Result {
-        let mut prealloc = self.reader.prealloc();
-        for piece in range.pmd_pieces() {
-            self.try_install_present(space, piece, InstallFilter::All, &mut prealloc)?;
-        }
-        Ok(())
-    }
-
     /// Maps memory that attributes say the device accesses: in the range where it has lost entries
     /// since the last call, and in `range`. Best effort.
     pub(super) fn restore(&self, range: Option<PageRange>) -> Result {

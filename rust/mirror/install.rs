@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Device faults: collect, validate, commit.
+//! Installation of entries: collect, validate, commit.
 //!
 //! `hmm_range_fault()` collects the pages under the mmap lock, which is released before the table
 //! lock is taken. If the notifier sequence has not changed until then, no invalidation of the range
 //! has begun, and one that begins now waits for the table lock. So the entries can be installed.
-//! Otherwise the fault retries, for a limited time.
+//! Otherwise the caller retries, for a limited time.
 //!
 //! A page that an in-flight migration has marked gets no new entry. A fault that needs it waits for
 //! the end of the migration, killably and without a lock.
@@ -14,6 +14,8 @@
 //! table lock is taken, because nothing is allocated with reclaim under it.
 
 use super::{
+    present::InstallFilter,
+    retry::RetryBudget,
     tiles::Unreached,
     Device,
     Mirror,
@@ -32,10 +34,7 @@ use crate::{
             Stopwatch, //
         }, //
     },
-    kernel::{
-        identity::PgmapOwner,
-        reentry, //
-    },
+    kernel::identity::PgmapOwner,
     memory::Memory,
     mm::{
         addr::{
@@ -72,25 +71,12 @@ use kernel::{
     time::{
         delay::fsleep,
         Delta,
-        Instant,
-        Jiffies,
-        Monotonic, //
+        Jiffies, //
     }, //
 };
 
-/// Time for which a fault that collides with invalidations is retried. The value is that of
-/// `HMM_RANGE_DEFAULT_TIMEOUT`.
-const FAULT_TIMEOUT: Delta = Delta::from_millis(1000);
-
-/// Minimum number of attempts of a fault, regardless of [`FAULT_TIMEOUT`].
-const FAULT_MIN_ATTEMPTS: usize = 100;
-
 /// Maximum number of times that a fault waits for migrations of its range.
 const FAULT_MAX_WAITS: usize = 1000;
-
-/// Maximum number of pulls from other tiles for one fault on a block. A block has at most half as
-/// many runs of pages.
-const FAULT_MAX_PULLS: usize = 2 * PMD_PAGES;
 
 /// Time between two checks where waiting is not possible.
 const FAULT_POLL_INTERVAL: Delta = Delta::from_millis(1);
@@ -109,66 +95,9 @@ enum FaultTry {
     Unreached(Unreached),
 }
 
-/// Limit for the retries of a fault: [`FAULT_TIMEOUT`] has elapsed and more than
-/// [`FAULT_MIN_ATTEMPTS`] attempts failed. The second condition is for a loaded machine, on which
-/// one attempt takes long.
-pub(super) struct RetryBudget {
-    since: Instant<Monotonic>,
-    tries: usize,
-}
-
-impl RetryBudget {
-    pub(super) fn new() -> Self {
-        Self {
-            since: Instant::now(),
-            tries: 0,
-        }
-    }
-
-    /// Decides on a retry after `error`. Returns `Ok` if the caller must retry.
-    ///
-    /// # Errors
-    ///
-    /// - `error` if it is not `EBUSY`.
-    /// - `EINTR` if a fatal signal is pending.
-    /// - `EBUSY` if the limit was reached.
-    pub(super) fn again(&mut self, error: Error) -> Result {
-        if error != EBUSY {
-            return Err(error);
-        }
-        if fatal_signal_pending() {
-            return Err(EINTR);
-        }
-        self.tries += 1;
-        if self.since.elapsed() > FAULT_TIMEOUT && self.tries > FAULT_MIN_ATTEMPTS {
-            return Err(EBUSY);
-        }
-        Ok(())
-    }
-}
-
-/// Selection of present pages.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum InstallFilter {
-    /// All pages.
-    All,
-    /// Pages in this device's memory.
-    Own,
-}
-
-/// Handling of pages of another tile that the device cannot reach but can pull.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TilePages {
-    /// The fault pulls them to the mirror's own memory.
-    Pull,
-    /// The fault migrates them to system memory, which both tiles can reach. Used for pages that
-    /// bounce between tiles.
-    ToSystem,
-}
-
 /// Pages that a fault installs, and CPU faults that it may take for them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum FaultRequest {
+pub(crate) enum FaultRequest {
     /// All pages. Missing pages are faulted in.
     FaultIn(Access),
     /// As [`Self::FaultIn`], and pages in device-private memory are migrated to system memory.
@@ -193,95 +122,6 @@ impl FaultRequest {
 }
 
 impl<D: Device> Mirror<D> {
-    /// Makes `range` accessible to the device, and faults in missing pages as a CPU access would.
-    ///
-    /// Each page is mapped with the access rights of its CPU PTE. A read fault does not break COW.
-    ///
-    /// # Errors
-    ///
-    /// Entries that were installed before the error stay.
-    ///
-    /// - `EFAULT` if memory is not mapped, not readable, or special (`VM_IO`, `VM_PFNMAP`), if the
-    ///   device lost its contents, or if the address space was torn down.
-    /// - `ERANGE` if memory is mapped beyond the addresses that the device page table supports.
-    ///   Nothing is faulted in there.
-    /// - `EPERM` if memory is not writable and `access` is a write.
-    /// - `EBUSY` if the range was invalidated repeatedly, for a second and 100 attempts.
-    /// - `EINTR` if a fatal signal is pending.
-    /// - `ENOMEM`
-    /// - `ENODEV` if the device memory was unplugged, or the DMA device was closed.
-    /// - `EDEADLK` within a callback.
-    ///
-    /// # Context
-    ///
-    /// May sleep. No lock may be held.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use kernel::prelude::*;
-    /// use rust_hmm::mirror::Device;
-    /// use rust_hmm::mirror::Mirror;
-    /// use rust_hmm::mm::addr::PageRange;
-    /// use rust_hmm::mm::range_fault::Access;
-    ///
-    /// /// Handles a fault, and reports to the device whether it may replay the access.
-    /// fn replay<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result<bool> {
-    ///     match mirror.fault(range, Access::Read) {
-    ///         Ok(()) => Ok(true),
-    ///         // The range changes too often: the access faults again.
-    ///         Err(error) if error == EBUSY => Ok(true),
-    ///         Err(error) if error == EFAULT => Ok(false),
-    ///         Err(error) => Err(error),
-    ///     }
-    /// }
-    /// ```
-    pub fn fault(&self, range: PageRange, access: Access) -> Result {
-        self.fault_from(range, access, TilePages::Pull, &mut 0)
-    }
-
-    /// As [`Self::fault`]. Adds the number of pages that were pulled from other tiles to `pulled`,
-    /// also if an error is returned.
-    pub(crate) fn fault_from(
-        &self,
-        range: PageRange,
-        access: Access,
-        tiles: TilePages,
-        pulled: &mut usize,
-    ) -> Result {
-        let write = access == Access::Write;
-        let inner = self.inner();
-        inner.emit(&Event::FaultBegin { range, write });
-        let result = self.fault_all(range, access, tiles, pulled);
-        self.stats().add(Counter::Faults, 1);
-        inner.emit(&Event::FaultEnd {
-            range,
-            write,
-            result,
-        });
-        result
-    }
-
-    fn fault_all(
-        &self,
-        range: PageRange,
-        access: Access,
-        tiles: TilePages,
-        pulled: &mut usize,
-    ) -> Result {
-        reentry::may_wait()?;
-        let mut buffer = PfnBuffer::new()?;
-        let mut prealloc = self.prealloc();
-        let space = self.space()?;
-        let _charge = space.charge();
-        for piece in range.pmd_pieces() {
-            self.check_reach(&space, piece)?;
-            let buffers = (&mut buffer, &mut prealloc);
-            self.fault_block(&space, piece, access, (tiles, &mut *pulled), buffers)?;
-        }
-        Ok(())
-    }
-
     /// Checks that the device page table supports the addresses of `piece`, which lies within one
     /// block. Addresses that are not mapped are no error here, because callers return a different
     /// error for them.
@@ -305,90 +145,14 @@ impl<D: Device> Mirror<D> {
             None => Ok(()),
         }
     }
-
-    fn fault_block(
-        &self,
-        space: &AddressSpace,
-        piece: PageRange,
-        access: Access,
-        (tiles, pulled): (TilePages, &mut usize),
-        (buffer, prealloc): (&mut PfnBuffer, &mut Prealloc<D::Format>),
-    ) -> Result {
-        let inner = self.inner();
-        for _ in 0..FAULT_MAX_PULLS {
-            let asked = FaultRequest::FaultIn(access);
-            let Some(unreached) = inner.fault_piece(space, piece, asked, buffer, prealloc)? else {
-                return Ok(());
-            };
-            let tile = unreached.tile().filter(|_| tiles == TilePages::Pull);
-            let moved = tile.map_or(Ok(0), |tile| self.pull_from(unreached.range(), tile))?;
-            *pulled += moved;
-            if moved == 0 {
-                let brought = FaultRequest::FaultInSystem(access);
-                inner
-                    .fault_piece(space, unreached.range(), brought, buffer, prealloc)
-                    .map(drop)?;
-            }
-        }
-        Err(EBUSY)
-    }
 }
 
 // These are methods of `MirrorShared`, because an eviction has no [`Mirror`].
 impl<D: Device> MirrorShared<D> {
-    /// Installs entries for the present pages of `piece` that `which` selects. Does not fault in
-    /// any page.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Mirror::fault`].
-    ///
-    /// # Context
-    ///
-    /// May sleep. No lock may be held.
-    // Not inlined, so that its variables do not enlarge the stack frames of the callers.
-    #[inline(never)]
-    pub(crate) fn install_present(
-        &self,
-        space: &AddressSpace,
-        piece: PageRange,
-        which: InstallFilter,
-        prealloc: &mut Prealloc<D::Format>,
-    ) -> Result {
-        let mut buffer = PfnBuffer::new()?;
-        self.fault_piece(
-            space,
-            piece,
-            FaultRequest::Present(which),
-            &mut buffer,
-            prealloc,
-        )
-        .map(drop)
-    }
-
-    /// As [`Self::install_present`], for pages that were migrated and whose entries were not
-    /// replaced. Failures are ignored, because the device can fault the pages later.
-    ///
-    /// # Errors
-    ///
-    /// - `EINTR` if a fatal signal is pending.
-    pub(crate) fn try_install_present(
-        &self,
-        space: &AddressSpace,
-        piece: PageRange,
-        which: InstallFilter,
-        prealloc: &mut Prealloc<D::Format>,
-    ) -> Result {
-        match self.install_present(space, piece, which, prealloc) {
-            Err(error) if error == EINTR => Err(error),
-            _ => Ok(()),
-        }
-    }
-
     /// Installs the entries that `what` selects for `piece`, which lies within one block. Retries
     /// while the range is invalidated, and waits for in-flight migrations. Returns pages that the
     /// device cannot reach, if there are any.
-    pub(super) fn fault_piece(
+    pub(crate) fn fault_piece(
         &self,
         space: &AddressSpace,
         piece: PageRange,

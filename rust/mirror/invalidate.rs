@@ -405,7 +405,7 @@ impl<D: Device> MirrorShared<D> {
     }
 
     /// Records whether a fault of the device may migrate memory to it.
-    pub(super) fn set_places(&self, places: bool) {
+    pub(crate) fn set_places(&self, places: bool) {
         // Faults are frequent, and nearly always the same.
         if self.places.load(Relaxed) != places {
             self.places.store(places, Relaxed);

@@ -3,7 +3,7 @@
 //! Snapshots of the CPU page table, for diagnostics and tests.
 
 use super::{
-    install::RetryBudget,
+    retry::RetryBudget,
     Device,
     Mirror, //
 };

@@ -13,6 +13,8 @@ use crate::mm::addr::PMD_ORDER;
 use kernel::prelude::*;
 
 mod anchor;
+#[cfg(CONFIG_RUST_HMM_MANAGED)]
+pub(crate) mod managed;
 mod map;
 mod sets;
 

@@ -8,9 +8,9 @@
 //! `Documentation/managed.rst`.
 
 use crate::{
-    attributes::{
-        Attributes,
-        PreferredLocation, //
+    attributes::managed::{
+        OFFSET_MANAGED,
+        OFFSET_MASK, //
     },
     kernel::{
         cancel::CancelToken,
@@ -52,66 +52,10 @@ use kernel::{
     }, //
 };
 
-/// Bit of the offset that marks a mapping of the device file as managed memory. The bits below
-/// distinguish allocations. No mapping is large enough for its offsets to carry into this bit.
-const OFFSET_MANAGED: usize = 1 << 48;
-const OFFSET_HOST_SHARED: usize = 1 << 49;
-const OFFSET_POPULATE: usize = 1 << 50;
-const OFFSET_HUGE: usize = 1 << 51;
-const OFFSET_MASK: usize =
-    (OFFSET_MANAGED - 1) | OFFSET_MANAGED | OFFSET_HOST_SHARED | OFFSET_POPULATE | OFFSET_HUGE;
+pub use crate::attributes::managed::Flags;
 
 /// First offset of the next allocation.
 static NEXT_OFFSET: Atomic<usize> = Atomic::new(PMD_SIZE);
-
-/// Flags of a managed allocation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags {
-    /// The memory is used by the host as much as by the device: a device fault maps it in place.
-    pub host_shared: bool,
-    /// The whole allocation is populated in device memory, when it is allocated or at the first
-    /// device fault.
-    pub populate: bool,
-    /// Huge pages are preferred; the length is a multiple of a huge page.
-    pub huge: bool,
-}
-
-impl Flags {
-    /// Returns the flags that `offset` encodes; `None` if it is not an offset of managed memory.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn of(offset: usize) -> Option<Self> {
-        (offset & OFFSET_MANAGED != 0).then_some(Self {
-            host_shared: offset & OFFSET_HOST_SHARED != 0,
-            populate: offset & OFFSET_POPULATE != 0,
-            huge: offset & OFFSET_HUGE != 0,
-        })
-    }
-
-    /// Returns the attributes of a managed allocation for which none were set.
-    pub(crate) fn attributes(self) -> Attributes {
-        Attributes::preferring(if self.host_shared {
-            PreferredLocation::System
-        } else {
-            PreferredLocation::Device
-        })
-    }
-
-    /// Returns the offset bits that encode the flags.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn offset(self) -> usize {
-        let bit = |yes: bool, bit| if yes { bit } else { 0 };
-        OFFSET_MANAGED
-            | bit(self.host_shared, OFFSET_HOST_SHARED)
-            | bit(self.populate, OFFSET_POPULATE)
-            | bit(self.huge, OFFSET_HUGE)
-    }
-}
 
 /// Handles the mmap of a device file if its offset requests managed memory. Returns `false` if it
 /// does not.
@@ -362,23 +306,6 @@ pub fn length(bytes: usize, flags: Flags) -> Result<usize> {
 #[kunit_tests(rust_hmm_managed)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn offset_encodes_the_flags() -> Result {
-        for bits in 0..8 {
-            let flags = Flags {
-                host_shared: bits & 1 != 0,
-                populate: bits & 2 != 0,
-                huge: bits & 4 != 0,
-            };
-            assert_eq!(Flags::of(flags.offset()), Some(flags));
-            // The offset of a page in the middle of the mapping.
-            assert_eq!(Flags::of(flags.offset() + 77 * PAGE_SIZE), Some(flags));
-        }
-        assert_eq!(Flags::of(0), None);
-        assert_eq!(Flags::of(77 * PAGE_SIZE), None);
-        Ok(())
-    }
 
     #[test]
     fn allocation_matches_its_mappings() -> Result {

@@ -10,8 +10,6 @@
 //! - A migration replaces the entries that still have its mark (`transaction`).
 //! - Reclaim removes cold entries to free their table pages (`cold`).
 
-#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-use crate::host_lock::HostLocks;
 use crate::{
     debug::{
         events::Event,
@@ -80,6 +78,8 @@ mod commit;
 mod debugfs;
 mod exclusive;
 mod flushes;
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
+pub(crate) mod host_locks;
 mod immovable;
 pub(crate) mod in_flight;
 mod install;
@@ -127,6 +127,8 @@ pub use software_mmu::{
 pub use table_guard::TableGuard;
 pub use walkers::Walkers;
 
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
+use host_locks::HostLocks;
 use in_flight::InFlightMigrations;
 use invalidate::{
     remove,

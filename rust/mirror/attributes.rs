@@ -9,7 +9,7 @@ use super::{
     MirrorShared, //
 };
 #[cfg(CONFIG_RUST_HMM_MANAGED)]
-use crate::managed::Flags;
+use crate::attributes::managed::Flags;
 use crate::{
     attributes::{
         AttributeUpdate,

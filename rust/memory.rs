@@ -31,7 +31,6 @@ use crate::{
         },
         identity::{
             MemoryId,
-            MmId,
             PgmapOwner, //
         },
         lock_classes, //
@@ -50,8 +49,7 @@ use crate::{
             Origin, //
         },
         page_set::PageSet, //
-    },
-    policy::fault_around::FaultWindows, //
+    }, //
 };
 use kernel::{
     prelude::*,
@@ -222,7 +220,6 @@ impl<M: MemoryOps> MemoryParts<M> {
             connections: KBox::pin_init(ConnectionCache::new(), GFP_KERNEL)?,
             deferred_work: KBox::pin_init(DeferredWork::new(), GFP_KERNEL)?,
             splits: KBox::pin_init(Splits::new(), GFP_KERNEL)?,
-            windows: FaultWindows::new()?,
             evicting: Atomic::new(0),
             arrivals: KBox::pin_init(Arrivals::new(), GFP_KERNEL)?,
             departures: KBox::pin_init(
@@ -376,13 +373,8 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().limit()
     }
 
-    /// Registers a mirror of the address space `space`. Context: may sleep.
-    pub(crate) fn add_peer(
-        &self,
-        space: MmId,
-        mirror: Arc<dyn MemoryClient>,
-    ) -> Result<MirrorRegistration> {
-        self.pages().data().windows.reset(space.number());
+    /// Registers a mirror. Context: may sleep.
+    pub(crate) fn add_peer(&self, mirror: Arc<dyn MemoryClient>) -> Result<MirrorRegistration> {
         self.pages().data().mirrors.add(mirror)
     }
 

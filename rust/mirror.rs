@@ -391,12 +391,12 @@ impl<D: Device> MirrorParts<D> {
         )?;
         let membership = Some(Membership::new(space, inner.clone())?);
         let registration = match inner.device().memory() {
-            Some(memory) => Some(memory.add_peer(inner.space.name(), inner.clone())?),
+            Some(memory) => Some(memory.add_peer(inner.clone())?),
             None => None,
         };
         let mut tiles = KVec::new();
         for tile in inner.tiles() {
-            let added = tile.add_peer(inner.space.name(), inner.clone())?;
+            let added = tile.add_peer(inner.clone())?;
             tiles.push(added, GFP_KERNEL)?;
         }
         let reclaim = ReclaimOwner::register(inner.reader.owner(), inner.clone())?;

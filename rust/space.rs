@@ -18,7 +18,8 @@ use crate::{
     mm::{
         notifier::NotifierRange,
         registration::Registration, //
-    }, //
+    },
+    policy::fault_around::FaultWindows, //
 };
 use kernel::{
     mm::{
@@ -40,6 +41,7 @@ use kernel::{
 };
 
 mod attribute_watch;
+mod cpu_faults;
 mod mirrors;
 mod readers;
 mod request;
@@ -47,6 +49,7 @@ mod window;
 mod windows;
 
 use attribute_watch::AttributeWatch;
+pub(crate) use cpu_faults::cpu_fault_window;
 use mirrors::EnteredMirror;
 pub(crate) use mirrors::{
     Invalidated,
@@ -91,6 +94,8 @@ pub(crate) struct Space {
     /// Notifier that reports unmapped ranges to `attributes`.
     #[pin]
     attribute_watch: AttributeWatch,
+    /// History of the CPU faults on device memory.
+    cpu_faults: FaultWindows,
     /// Number of the last notifier event that a window has handled.
     last_event: Atomic<usize>,
     /// Number of faults that are being retried. New migrations give them precedence for a while.
@@ -156,6 +161,7 @@ impl SpaceHandle {
             windows <- NotifierWindows::new(name),
             attributes <- Map::new(),
             attribute_watch <- AttributeWatch::new(),
+            cpu_faults: FaultWindows::new(),
             last_event: Atomic::new(0),
             retrying: Atomic::new(0),
             born: Instant::now(),

@@ -15,6 +15,7 @@
 #include <linux/migrate.h>
 #include <linux/mm.h>
 #include <linux/mman.h>
+#include <linux/module.h>
 #include <linux/preempt.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
@@ -71,6 +72,15 @@ unsigned long rust_hmm_kunit_mmap(unsigned long len)
 	return kunit_vm_mmap(kunit_get_current_test(), NULL, 0, len,
 			     PROT_READ | PROT_WRITE,
 			     MAP_ANONYMOUS | MAP_PRIVATE | MAP_NORESERVE, 0);
+}
+
+/* mm_alloc() is exported for KUnit only. */
+MODULE_IMPORT_NS("EXPORTED_FOR_KUNIT_TESTING");
+
+/* A new address space without mappings, which mmput() frees; NULL on failure. */
+struct mm_struct *rust_hmm_kunit_mm_alloc(void)
+{
+	return mm_alloc();
 }
 
 /* As madvise(MADV_HUGEPAGE) for the mapping at @addr, which is not exported. */

@@ -52,6 +52,7 @@ use crate::{
         vma::Vma, //
     },
     space::{
+        cpu_fault_window,
         Destination,
         EventMatch,
         JoinedMirrors,
@@ -74,8 +75,7 @@ pub(super) fn handle<M: MemoryOps>(
         return handle_huge(pages, fault);
     }
     // Size in bytes of the window that is migrated with the faulting page.
-    let space = fault.vma().space().number();
-    let window = pages.data().windows.record_fault(space, fault.address());
+    let window = cpu_fault_window(fault.vma().space(), pages.data().id, fault.address());
     let mut batch = Batch::with_capacity(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
     let mut copies = CopyContext::new(true).map_err(|_| FaultError::NoMemory)?;
     if fault.is_large_folio_subpage() {

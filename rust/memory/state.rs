@@ -54,8 +54,7 @@ use crate::{
             Source, //
         },
         page_set::PageSet, //
-    },
-    policy::fault_around::FaultWindows, //
+    }, //
 };
 use kernel::{
     prelude::*,
@@ -78,7 +77,6 @@ pub(super) struct MemoryState<M: MemoryOps> {
     /// Spaces that have lost pages to an eviction and whose mirrors have not been notified yet.
     pub(super) victims: Pin<KBox<Victims>>,
     pub(super) lru: Lru,
-    pub(super) windows: FaultWindows,
     /// Number of evictions that are isolating pages.
     pub(super) evicting: Atomic<usize>,
     /// Steps of migrations to this memory.

@@ -5,10 +5,8 @@
 //!
 //! The window is doubled if the fault is at the end of the last window, or in the same aligned
 //! 2 MiB. The limit is a time for the copy, so that it does not depend on the page size. It is
-//! halved if the fault is far away. Histories are kept in a small table of fixed size without a
-//! lock. Two address spaces may share a slot, which only affects performance.
+//! halved if the fault is far away. Each address space has its own histories, without a lock.
 
-use crate::kernel::hash::hash_64;
 use kernel::{
     page::{
         PAGE_SHIFT,
@@ -31,10 +29,11 @@ const MAX_WINDOW_BYTES: usize = 2 << 20;
 const FIRST_WINDOW_ORDER: u32 = (FIRST_WINDOW_BYTES / PAGE_SIZE).ilog2();
 const MAX_WINDOW_ORDER: u32 = (MAX_WINDOW_BYTES / PAGE_SIZE).ilog2();
 
-/// Number of slots.
-const HISTORY_SLOTS: usize = 64;
+/// Number of histories of an address space. Device memories whose numbers differ by a multiple of
+/// it share one, which only affects performance.
+const MEMORY_HISTORIES: usize = 8;
 
-/// Number of bits for the order in a slot.
+/// Number of bits for the order in a history.
 const ORDER_BITS: u32 = 4;
 
 /// The last window: the page behind it, and its order. 0 if there was none.
@@ -79,51 +78,40 @@ impl LastWindow {
     }
 }
 
-/// Histories of the CPU faults on one device memory.
-pub(crate) struct FaultWindows(KVec<Atomic<u64>>);
+/// Histories of the CPU faults of an address space, one for each device memory.
+pub(crate) struct FaultWindows([Atomic<u64>; MEMORY_HISTORIES]);
 
 impl FaultWindows {
-    /// Allocates an empty table.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOMEM`
-    ///
-    /// # Context
-    ///
-    /// May sleep.
-    pub(crate) fn new() -> Result<Self> {
-        let mut places = KVec::with_capacity(HISTORY_SLOTS, GFP_KERNEL)?;
-        for _ in 0..HISTORY_SLOTS {
-            places.push(Atomic::new(0), GFP_KERNEL)?;
-        }
-        Ok(Self(places))
-    }
-
-    fn place(&self, space: usize) -> Option<&Atomic<u64>> {
-        self.0
-            .get(hash_64(space as u64, HISTORY_SLOTS.trailing_zeros()) as usize)
-    }
-
-    /// Resets the history of `space`, because a new address space may reuse its number.
-    pub(crate) fn reset(&self, space: usize) {
-        if let Some(place) = self.place(space) {
-            place.store(0, Relaxed);
-        }
-    }
-
-    /// Returns the number of bytes to migrate back around `addr`, a power of 2. `space` is a number
-    /// that identifies the address space.
+    /// Creates empty histories.
     ///
     /// # Context
     ///
     /// Any.
-    pub(crate) fn record_fault(&self, space: usize, addr: usize) -> usize {
-        let Some(place) = self.place(space) else {
-            return PAGE_SIZE << FIRST_WINDOW_ORDER;
+    pub(crate) const fn new() -> Self {
+        Self([const { Atomic::new(0) }; MEMORY_HISTORIES])
+    }
+
+    /// Returns the number of bytes to migrate back for a CPU fault without a history.
+    ///
+    /// # Context
+    ///
+    /// Any.
+    pub(crate) const fn first() -> usize {
+        PAGE_SIZE << FIRST_WINDOW_ORDER
+    }
+
+    /// Returns the number of bytes to migrate back around `addr`, a power of 2. `memory` is the
+    /// number of the device memory.
+    ///
+    /// # Context
+    ///
+    /// Any.
+    pub(crate) fn record_fault(&self, memory: u32, addr: usize) -> usize {
+        let Some(place) = self.0.get(memory as usize % MEMORY_HISTORIES) else {
+            return Self::first();
         };
         let (order, past) = LastWindow(place.load(Relaxed)).record_fault(addr >> PAGE_SHIFT);
-        // If a concurrent fault has updated the slot, its history is overwritten.
+        // If a concurrent fault has updated the history, its update is overwritten.
         place.store(past.0, Relaxed);
         (PAGE_SIZE << order).min(MAX_WINDOW_BYTES)
     }
@@ -136,7 +124,7 @@ mod tests {
 
     #[test]
     fn window_grows_on_streams_and_shrinks_on_jumps() -> Result {
-        let windows = FaultWindows::new()?;
+        let windows = FaultWindows::new();
         let base = 1 << 40;
         let mut at = base;
         for expected in [64, 128, 256, 512, 1024, 2048, 2048] {
@@ -152,14 +140,12 @@ mod tests {
         // A near fault lets the window grow again.
         at += PAGE_SIZE;
         assert_eq!(windows.record_fault(1, at), 2 * PAGE_SIZE);
-        windows.reset(1);
-        assert_eq!(windows.record_fault(1, at), 64 << 10);
         Ok(())
     }
 
     #[test]
-    fn address_spaces_have_independent_windows() -> Result {
-        let windows = FaultWindows::new()?;
+    fn memories_have_independent_windows() -> Result {
+        let windows = FaultWindows::new();
         assert_eq!(windows.record_fault(1, 1 << 40), 64 << 10);
         assert_eq!(windows.record_fault(2, 1 << 41), 64 << 10);
         assert_eq!(windows.record_fault(1, (1 << 40) + (64 << 10)), 128 << 10);
@@ -169,7 +155,7 @@ mod tests {
 
     #[test]
     fn window_contains_the_page() -> Result {
-        let windows = FaultWindows::new()?;
+        let windows = FaultWindows::new();
         let mut random = 7u64;
         for _ in 0..1000 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);

@@ -86,7 +86,6 @@ mod kernel {
     pub(crate) mod completion;
     pub(crate) mod counted;
     pub(crate) mod limit;
-    pub(crate) mod hash;
     pub(crate) mod lock_classes;
     pub(crate) mod once_box;
     pub(crate) mod rcu_slot;

@@ -299,7 +299,7 @@ fn windows(trial: &Trial<'_>) {
         1 => Just(Touch::Forget),
     ];
     trial.run(touch, 1..60, |touches| {
-        let windows = FaultWindows::new().unwrap();
+        let mut windows = FaultWindows::new();
         // The page behind the last window, and its number of pages.
         let mut last: Option<(usize, usize)> = None;
         for touch in touches {
@@ -310,7 +310,7 @@ fn windows(trial: &Trial<'_>) {
                 Touch::Near(pages) => next.saturating_add_signed(pages),
                 Touch::Far(page) => page,
                 Touch::Forget => {
-                    windows.reset(7);
+                    windows = FaultWindows::new();
                     last = None;
                     continue;
                 }

@@ -84,6 +84,7 @@ mod immovable;
 pub(crate) mod in_flight;
 mod install;
 mod invalidate;
+mod lost;
 mod ops;
 mod outcome;
 mod present;
@@ -134,6 +135,7 @@ use invalidate::{
     remove,
     remove_some, //
 };
+use lost::LostRanges;
 
 /// Operations of a device that uses the address space of a process. Implemented by the driver.
 ///
@@ -381,7 +383,7 @@ impl<D: Device> MirrorParts<D> {
         let state = MirrorState {
             table: Table::with(dma.clone(), device.table_memory())?,
             transactions: InFlightMigrations::new(),
-            lost: None,
+            lost: KBox::new(LostRanges::default(), GFP_KERNEL_ACCOUNT)?,
             immovable: Immovable::new(),
         };
         let space = SpaceHandle::new(mm)?;

@@ -357,27 +357,30 @@ impl<D: Device> Mirror<D> {
 }
 
 impl<D: Device> MirrorShared<D> {
-    /// Maps memory that attributes say the device accesses: in the range where it has lost entries
+    /// Maps memory that attributes say the device accesses: in the ranges where it has lost entries
     /// since the last call, and in `range`. Best effort.
     pub(super) fn restore(&self, range: Option<PageRange>) -> Result {
-        let lost = self.lock().lost.take();
-        let lost = lost.map_or(range, |lost| {
-            Some(range.map_or(lost, |range| lost.union(&range)))
-        });
-        let Some(lost) = lost else {
+        let mut all = core::mem::take(&mut *self.lock().lost);
+        if let Some(range) = range {
+            all.add(range);
+        }
+        let mut lost = all.take().peekable();
+        if lost.peek().is_none() {
             return Ok(());
-        };
+        }
         let space = AddressSpace::new(self.space.mm())?;
         let _charge = space.charge();
         drop(self.settled(&space)?);
         let all = self.space.attributes();
-        let mut rest = Some(lost);
-        while let Some(range) = rest {
-            let (attributes, part) = all.at(range.start(), range, self.device_name());
-            if attributes.accessed_by() {
-                self.map_present(&space, part)?;
+        for range in lost {
+            let mut rest = Some(range);
+            while let Some(range) = rest {
+                let (attributes, part) = all.at(range.start(), range, self.device_name());
+                if attributes.accessed_by() {
+                    self.map_present(&space, part)?;
+                }
+                rest = range.from_address(part.end());
             }
-            rest = range.from_address(part.end());
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use super::{
         InFlightMigration,
         InFlightMigrations, //
     },
+    lost::LostRanges,
     Device,
     Walkers, //
 };
@@ -91,10 +92,11 @@ use kernel::{
 pub(crate) struct MirrorState<F: Format> {
     pub(crate) table: Table<F>,
     pub(crate) transactions: InFlightMigrations,
-    /// Range in which entries were invalidated since the last restore, which maps memory again that
-    /// the device must always have mapped, see
-    /// [`Attributes::accessed_by`](crate::attributes::Attributes::accessed_by).
-    pub(crate) lost: Option<PageRange>,
+    /// Ranges in which entries were invalidated since the last restore, which maps memory again
+    /// that the device must always have mapped, see
+    /// [`Attributes::accessed_by`](crate::attributes::Attributes::accessed_by). Not in the state
+    /// itself, which is moved on the stack when it is made.
+    pub(crate) lost: KBox<LostRanges>,
     /// Parts of the address space in which faults need not look for pages that can migrate.
     pub(crate) immovable: Immovable,
 }
@@ -512,7 +514,7 @@ impl<D: Device> MirrorShared<D> {
             self.retire_windows(table, event.range);
         }
         if changed != 0 && self.space.attributes().any_accessed() {
-            *lost = Some(lost.map_or(event.range, |lost| lost.union(&event.range)));
+            lost.add(event.range);
         }
         self.stats.add(Counter::Invalidations, 1);
         self.stats.add(Counter::InvalidatedPages, changed as u64);

@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::{
+    attributes::AttributeUpdate,
     kernel::kthread::Thread,
     mm::range_fault::PfnBuffer,
     pgtable::{
@@ -295,6 +296,31 @@ mod suite {
         assert!(is_dirty(pfn));
         // The drop has flushed the device's TLB.
         assert!(shared.flushes.load(Relaxed) > before);
+        Ok(())
+    }
+    #[test]
+    fn only_lost_memory_is_mapped_again() -> Result {
+        let (range, _shared, mirror) = attached(3)?;
+        let page = |index: usize| PageRange::from_pages(range.address(index), 1);
+        for index in 0..3 {
+            store(range.address(index), 7)?;
+        }
+        let change = AttributeUpdate {
+            accessed_by: Some(true),
+            ..AttributeUpdate::default()
+        };
+        mirror.set_attributes(range, &change)?;
+        assert_eq!(mirror.lock_table()?.present(range), 3);
+        // The driver does not need the page in the middle.
+        mirror.discard(page(1)?)?;
+        for index in [0, 2] {
+            pretend(&mirror, NotifierEvent::Clear, page(index)?);
+        }
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        mirror.inner().restore(None)?;
+        for (index, expected) in [(0, 1), (1, 0), (2, 1)] {
+            assert_eq!(mirror.lock_table()?.present(page(index)?), expected);
+        }
         Ok(())
     }
 }

@@ -66,6 +66,7 @@ mod memory {
 
 mod mirror {
     mod in_flight;
+    mod lost;
 
 }
 

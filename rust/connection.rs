@@ -17,8 +17,8 @@ use crate::{
         Memory, //
     },
     mirror::{
-        AnnounceTries,
         Announced,
+        Attempt,
         CommitResult,
         Device,
         InstallFilter,
@@ -202,15 +202,12 @@ impl<D: Device> Mirror<D> {
         compound: bool,
     ) -> Result<(usize, PullResult)> {
         buffers.prealloc.refill()?;
-        let mut tries = AnnounceTries::new();
         let mut lost = false;
-        let mut window = self.window(space, run.start())?;
-        let (part, result) = loop {
-            let seq = tries.next(self, &window)?;
-            let mmap = space.mmap_lock_here()?;
+        let start = run.start();
+        let (end, pulled) = self.announce_with_retries(space, start, true, |mmap, ticket| {
             let (end, part) = first_of_tile(&mmap, run, theirs.tile())?;
             let Some(part) = part else {
-                return Ok((end, PullResult::Done));
+                return Ok(Attempt::Done((end, None)));
             };
             let request = MigrationDesc {
                 // Unique while the step runs: no other object has this address.
@@ -221,16 +218,19 @@ impl<D: Device> Mirror<D> {
                 faultless: true,
                 destination: Destination::Any,
             };
-            // The result of the walk is valid as long as `mmap` holds the mmap lock.
-            match self.announce(window, seq, &mut tries, request)? {
-                Ok(announced) => {
-                    let vma = mmap.vma_lookup(part.start()).ok_or(EINVAL)?;
-                    let result =
-                        self.pull_announced(buffers, vma, announced, theirs, compound, &mut lost);
-                    break (part, result);
-                }
-                Err(again) => window = again,
-            }
+            let Some(ticket) = ticket else {
+                return Ok(Attempt::Again);
+            };
+            // The result of the walk is valid as long as the mmap lock is held.
+            let Some(announced) = ticket.announce(self, request)? else {
+                return Ok(Attempt::Again);
+            };
+            let vma = mmap.vma_lookup(part.start()).ok_or(EINVAL)?;
+            let result = self.pull_announced(buffers, vma, announced, theirs, compound, &mut lost);
+            Ok(Attempt::Done((part.end(), Some((part, result)))))
+        })?;
+        let Some((part, result)) = pulled else {
+            return Ok((end, PullResult::Done));
         };
         if lost {
             // A foreign event has removed marks. Install device PTEs for the present pages.
@@ -241,7 +241,7 @@ impl<D: Device> Mirror<D> {
                 &mut buffers.prealloc,
             )?;
         }
-        result.map(|attempt| (part.end(), attempt))
+        result.map(|attempt| (end, attempt))
     }
 
     /// Isolates, copies and migrates the announced pages. Sets `lost` if this device has lost PTEs

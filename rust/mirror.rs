@@ -102,7 +102,10 @@ pub use crate::mm::location::{
     PageMemory,
     PageMemoryMut, //
 };
-pub(crate) use announce::AnnounceTries;
+pub(crate) use announce::{
+    AnnounceTries,
+    Attempt, //
+};
 pub(crate) use announced::Announced;
 pub(crate) use attributes::AttributesAt;
 pub(crate) use commit::CommitResult;

@@ -26,7 +26,7 @@ use crate::{
     },
     memory::LruStamp,
     mirror::{
-        AnnounceTries,
+        Attempt,
         Device,
         InstallFilter,
         Mirror, //
@@ -363,22 +363,11 @@ impl<'m, D: Device> MigrateStep<'m, D> {
             tile: memory.tile(),
             patient: self.patient,
         };
-        let mut tries = AnnounceTries::new();
         // If the pages are in device memory already, nothing is announced. So do not wait for
         // invalidations before the survey.
-        let mut waits = self.target == Target::System || !mirror.has_device_entry(piece.start());
-        let mut window = None;
-        let (survey, part, result) = loop {
-            let begun = match (waits, window.take()) {
-                (false, _) => None,
-                (true, Some(window)) => Some(window),
-                (true, None) => Some(mirror.window(&self.space, piece.start())?),
-            };
-            let begun = match begun {
-                Some(window) => Some((tries.next(mirror, &window)?, window)),
-                None => None,
-            };
-            let mmap = self.space.mmap_lock_here()?;
+        let waits = self.target == Target::System || !mirror.has_device_entry(piece.start());
+        let start = piece.start();
+        let run = mirror.announce_with_retries(&self.space, start, waits, |mmap, ticket| {
             let pages = self.work.pages.get_mut(first..).ok_or(EINVAL)?;
             let (survey, movable) = surveyor.survey(&mmap, piece, pages)?;
             let (Some(part), Some(movable)) = (survey.found, movable) else {
@@ -387,15 +376,11 @@ impl<'m, D: Device> MigrateStep<'m, D> {
                         surveyor.immovable(&mmap, all, piece.start(), each)
                     })?;
                 }
-                return Ok((survey, None));
+                return Ok(Attempt::Done((survey, None)));
             };
             if needs_room && !memory.has_room(part.pages()) {
-                return Ok((survey, None));
+                return Ok(Attempt::Done((survey, None)));
             }
-            let Some((seq, used)) = begun else {
-                waits = true;
-                continue;
-            };
             let request = MigrationDesc {
                 name,
                 identity,
@@ -403,13 +388,12 @@ impl<'m, D: Device> MigrateStep<'m, D> {
                 faultless: self.faultless,
                 destination,
             };
+            let Some(ticket) = ticket else {
+                return Ok(Attempt::Again);
+            };
             // The survey is valid as long as the mmap lock is held.
-            let announced = match mirror.announce(used, seq, &mut tries, request)? {
-                Ok(announced) => announced,
-                Err(again) => {
-                    window = Some(again);
-                    continue;
-                }
+            let Some(announced) = ticket.announce(mirror, request)? else {
+                return Ok(Attempt::Again);
             };
             self.work.first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
             let announced = (announced, request);
@@ -433,7 +417,10 @@ impl<'m, D: Device> MigrateStep<'m, D> {
                 }
                 _ => work.isolate_and_move((mirror, memory), movable, announced, compound),
             };
-            break (survey, part, result);
+            Ok(Attempt::Done((survey, Some((part, result)))))
+        })?;
+        let (survey, Some((part, result))) = run else {
+            return Ok((run.0, None));
         };
         if self.target == Target::Device && matches!(result, Ok(AttemptResult::Done { lost: true }))
         {

@@ -138,6 +138,42 @@ impl AnnounceTries {
     }
 }
 
+/// Permission to announce a step, in one attempt of [`Mirror::announce_with_retries`].
+pub(crate) struct Ticket<'t> {
+    // Owned by the caller, which drops it after the attempt has released the mmap lock.
+    window: &'t mut Option<WindowUser>,
+    seq: Seq,
+    tries: &'t mut AnnounceTries,
+}
+
+impl Ticket<'_> {
+    /// Announces a step as [`Mirror::announce`]. Returns `None` if an invalidation has begun. The
+    /// attempt must then return [`Attempt::Again`].
+    pub(crate) fn announce<D: Device>(
+        self,
+        mirror: &Mirror<D>,
+        request: MigrationDesc,
+    ) -> Result<Option<Announced<'_, D>>> {
+        let window = self.window.take().ok_or(EINVAL)?;
+        match mirror.announce(window, self.seq, self.tries, request)? {
+            Ok(announced) => Ok(Some(announced)),
+            Err(window) => {
+                *self.window = Some(window);
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Result of an attempt that did not fail.
+pub(crate) enum Attempt<T> {
+    /// The step has ended, or no page was announced.
+    Done(T),
+    /// There are pages to announce, but no ticket, or an invalidation has begun since its sequence
+    /// was read.
+    Again,
+}
+
 impl<D: Device> Mirror<D> {
     /// Announces a step, unless an invalidation began after `seq`. `seq` was returned by
     /// [`AnnounceTries::next`] for `window`. If one did, returns the window, and the caller must
@@ -203,15 +239,59 @@ impl<D: Device> Mirror<D> {
         Space::window(&self.inner().space, space, addr)
     }
 
+    /// Calls `attempt` with the mmap lock held until it returns a result. It finds the pages of the
+    /// step, announces them with its [`Ticket`], and migrates them.
+    ///
+    /// An attempt has a ticket after the wait of [`AnnounceTries::next`], in the window that
+    /// contains `addr`. If `waits` is not set, the first attempt does not wait and has none.
+    ///
+    /// # Errors
+    ///
+    /// - `EINTR` if a fatal signal is pending.
+    /// - `EBUSY` if invalidations made too many attempts fail.
+    /// - `EFAULT` if the address space was torn down.
+    /// - Those of [`Self::window`] and of `attempt`.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
+    #[inline]
+    pub(crate) fn announce_with_retries<'s, T>(
+        &self,
+        space: &'s AddressSpace,
+        addr: usize,
+        mut waits: bool,
+        mut attempt: impl FnMut(MmapGuard<'s>, Option<Ticket<'_>>) -> Result<Attempt<T>>,
+    ) -> Result<T> {
+        let mut tries = AnnounceTries::new();
+        let mut window = None;
+        loop {
+            if waits && window.is_none() {
+                window = Some(self.window(space, addr)?);
+            }
+            let seq = match &window {
+                Some(window) => Some(tries.next(self, window)?),
+                None => None,
+            };
+            let ticket = seq.map(|seq| Ticket {
+                window: &mut window,
+                seq,
+                tries: &mut tries,
+            });
+            if let Attempt::Done(result) = attempt(space.mmap_lock_here()?, ticket)? {
+                return Ok(result);
+            }
+            waits = true;
+        }
+    }
+
     /// Announces a step and returns with the mmap lock held. The step covers the first part of the
     /// range, which ends with its block or its VMA.
     ///
     /// # Errors
     ///
     /// - `EINVAL` if nothing is mapped there.
-    /// - `EINTR` if a fatal signal is pending.
-    /// - `EFAULT` if the address space was torn down.
-    /// - `EBUSY` if invalidations made too many attempts fail.
+    /// - Those of [`Self::announce_with_retries`].
     pub(crate) fn begin<'a>(
         &self,
         space: &'a AddressSpace,
@@ -219,17 +299,18 @@ impl<D: Device> Mirror<D> {
     ) -> Result<(MmapGuard<'a>, Announced<'_, D>)> {
         let requested = request.range;
         let requested = requested.pmd_pieces().next().unwrap_or(requested);
-        let mut tries = AnnounceTries::new();
-        let mut window = self.window(space, requested.start())?;
-        loop {
-            let seq = tries.next(self, &window)?;
-            let mmap = space.mmap_lock_here()?;
-            let end = mmap.vma_lookup(requested.start()).ok_or(EINVAL)?.end();
-            request.range = PageRange::new(requested.start(), requested.end().min(end))?;
-            match self.announce(window, seq, &mut tries, request)? {
-                Ok(announced) => return Ok((mmap, announced)),
-                Err(again) => window = again,
-            }
-        }
+        let start = requested.start();
+        self.announce_with_retries(space, start, true, |mmap, ticket| {
+            let end = mmap.vma_lookup(start).ok_or(EINVAL)?.end();
+            request.range = PageRange::new(start, requested.end().min(end))?;
+            let announced = match ticket {
+                Some(ticket) => ticket.announce(self, request)?,
+                None => None,
+            };
+            Ok(match announced {
+                Some(announced) => Attempt::Done((mmap, announced)),
+                None => Attempt::Again,
+            })
+        })
     }
 }

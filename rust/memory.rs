@@ -13,6 +13,7 @@
 //!   it. `worker` frees idle chunks in a thread, because reclaim cannot take the memory hotplug
 //!   lock.
 //! - `copy` and `copying` pass copies to the driver, and wait for them with the pages locked.
+//! - `pipeline` is the sequence of all migrations, from the isolation to the end.
 
 use crate::{
     debug::{
@@ -81,6 +82,7 @@ mod lru;
 mod mirrors;
 mod no_memory;
 mod ops;
+pub(crate) mod pipeline;
 mod reclaim;
 mod splits;
 mod state;
@@ -116,6 +118,7 @@ pub(crate) use mirrors::{
 pub use no_memory::NoMemory;
 pub use ops::MemoryOps;
 use splits::Splits;
+pub(crate) use state::Copier;
 use state::MemoryState;
 pub(crate) use steps::StepGuard;
 use steps::Steps;
@@ -559,14 +562,9 @@ impl<M: MemoryOps> Memory<M> {
         ops.copy_each(self.pages(), Some(other.pages()), isolated, copies)
     }
 
-    /// Submits the copies to all destinations of `copying`; see [`MemoryState::submit_all`].
-    pub(crate) fn submit_all<'c, 'a, R>(
-        &'c self,
-        copying: &mut Copying<'c, 'a, R>,
-        copies: &'c mut CopyContext,
-    ) -> Result {
-        let ops = self.pages().data();
-        ops.submit_all(self.pages(), copying, copies)
+    /// Returns the driver as the copier of a migration between system memory and this memory.
+    pub(crate) fn copier(&self) -> Copier<'_, M> {
+        Copier::new(self.pages(), None)
     }
 
     /// Stores whether copies of a step to this memory were still outstanding after the last one had

@@ -106,7 +106,10 @@ pub(crate) use announce::{
     AnnounceTries,
     Attempt, //
 };
-pub(crate) use announced::Announced;
+pub(crate) use announced::{
+    Announced,
+    StepReaders, //
+};
 pub(crate) use attributes::AttributesAt;
 pub(crate) use commit::CommitResult;
 pub(crate) use install::FaultRequest;

@@ -59,6 +59,7 @@ pub(crate) use mirrors::{
     SpaceMirrors, //
 };
 pub(crate) use readers::{
+    FlushedReaders,
     JoinedMirrors,
     Readers, //
 };

@@ -4,6 +4,7 @@
 
 use super::{
     Arrival,
+    Memory,
     MemoryOps,
     MemoryState, //
 };
@@ -18,9 +19,43 @@ use crate::{
             DevicePages,
             Row, //
         },
-        folio::LockedFolio, //
+        folio::LockedFolio,
+        migrate::{
+            Isolated,
+            MigrateEntry,
+            Source, //
+        }, //
     }, //
 };
+
+impl<M: MemoryOps> Memory<M> {
+    /// Allocates pages of this memory as destinations of `isolated`, for holes only with `holes`.
+    /// Calls `refused` for each entry for which no folio is free. Returns whether one of these is
+    /// huge.
+    #[inline]
+    pub(crate) fn fill<R>(
+        &self,
+        isolated: &mut Isolated<'_, R>,
+        arrival: &Arrival<'_>,
+        holes: bool,
+        mut refused: impl FnMut(&MigrateEntry),
+    ) -> bool {
+        let mut no_huge = false;
+        let mut allocator = self.allocator(isolated.count());
+        isolated.fill(|entry| {
+            if !holes && entry.source == Source::Hole {
+                return None;
+            }
+            let folio = allocator.alloc(arrival, entry.order());
+            if folio.is_none() {
+                no_huge |= entry.order() == PMD_ORDER;
+                refused(entry);
+            }
+            folio
+        });
+        no_huge
+    }
+}
 
 /// Allocator of device pages for one step of a migration.
 ///

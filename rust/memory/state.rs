@@ -121,24 +121,6 @@ impl<M: MemoryOps> MemoryState<M> {
         release_unfilled(isolated, &filled, count)
     }
 
-    /// Submits the copies of [`Self::copy_all`], and returns while they are outstanding.
-    ///
-    /// # Errors
-    ///
-    /// - Those of [`Copying::submit`].
-    pub(super) fn submit_all<'c, 'a, R>(
-        &'c self,
-        pages: &DevicePages<Self>,
-        copying: &mut Copying<'c, 'a, R>,
-        copies: &'c mut CopyContext,
-    ) -> Result {
-        copying.submit(copies, self, |isolated, batch| {
-            // SAFETY: `Copying` owns both. It drops `batch`, which waits for the copies, before it
-            // changes or returns the pages. If it is leaked, so are the pages.
-            unsafe { self.hand_out_all(pages, None, isolated, batch) }
-        })
-    }
-
     /// Hands out the copies of all entries of `isolated` that have a destination. Returns their
     /// number.
     ///
@@ -206,6 +188,42 @@ impl<M: MemoryOps> MemoryState<M> {
         }
         self.driver.ring_doorbell();
         count
+    }
+}
+
+/// The driver that copies the pages of a migration.
+pub(crate) struct Copier<'c, M: MemoryOps> {
+    pages: &'c DevicePages<MemoryState<M>>,
+    /// Memory of the destinations, if that of another device.
+    other: Option<&'c DevicePages<MemoryState<M>>>,
+}
+
+impl<'c, M: MemoryOps> Copier<'c, M> {
+    /// Selects the driver of `pages`, for copies between system memory and `pages`; with `other`,
+    /// from `pages` to `other`.
+    pub(super) fn new(
+        pages: &'c DevicePages<MemoryState<M>>,
+        other: Option<&'c DevicePages<MemoryState<M>>>,
+    ) -> Self {
+        Self { pages, other }
+    }
+
+    /// Submits the copies to all destinations of `copying`, and returns while they are outstanding.
+    ///
+    /// # Errors
+    ///
+    /// - Those of [`Copying::submit`].
+    pub(crate) fn submit<'a, R>(
+        self,
+        copying: &mut Copying<'c, 'a, R>,
+        copies: &'c mut CopyContext,
+    ) -> Result {
+        let Self { pages, other } = self;
+        copying.submit(copies, pages.data(), |isolated, batch| {
+            // SAFETY: `Copying` owns both. It drops `batch`, which waits for the copies, before it
+            // changes or returns the pages. If it is leaked, so are the pages.
+            unsafe { pages.data().hand_out_all(pages, other, isolated, batch) }
+        })
     }
 }
 

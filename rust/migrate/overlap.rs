@@ -20,8 +20,7 @@ use super::{
         AttemptResult,
         BlockBuffers,
         BlockInFlight,
-        BorrowedBuffers,
-        Submitted, //
+        BorrowedBuffers, //
     },
     overlaps::{
         self,
@@ -39,7 +38,10 @@ use crate::{
         cancel::CancelToken,
         identity::MigrationId, //
     },
-    memory::Memory,
+    memory::{
+        pipeline::Submitted,
+        Memory, //
+    },
     mirror::{
         AnnounceTries,
         Announced,
@@ -90,13 +92,12 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
     #[inline(never)]
     pub(super) fn run(
         mut self,
-        first: (Movable<'c>, (Announced<'m, D>, MigrationDesc), bool),
+        first: (Movable<'c>, Announced<'m, D>, bool),
         one: &mut BlockBuffers<D::Format>,
         pages: &mut [PageOutcome],
         buffers: &mut AheadBuffers<D::Format>,
     ) -> Result<AttemptResult> {
         let (movable, announced, compound) = first;
-        let on = (self.mirror, self.memory);
         let AheadBuffers {
             slot: two,
             joined: [joined_one, joined_two],
@@ -112,9 +113,9 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
             pages,
         };
         let mut block = KBox::new(None, GFP_KERNEL)?;
-        match submit(on, movable, announced, compound, place, &mut block)? {
+        match submit(self.memory, movable, announced, compound, place, &mut block)? {
             Submitted::InFlight => {}
-            Submitted::NoHuge => return Ok(AttemptResult::NoHuge),
+            Submitted::Restored => return Ok(AttemptResult::NoHuge),
         }
         let slot = (&mut *two, &mut *joined_two);
         let mut next = self.next(&mut block, ahead, end, slot, even);
@@ -252,7 +253,8 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
         let movable = movable.ok_or(Overlap::Pages)?;
         // Huge pages of coherent memory are split, which takes folio locks.
         let compound = self.memory.is_private();
-        if movable.vma().start() != previous.vma().start() || movable.may_wait_for_folios(compound)
+        if movable.vma().start() != previous.ops().vma().start()
+            || movable.may_wait_for_folios(compound)
         {
             return Err(Overlap::Pages);
         }
@@ -271,16 +273,14 @@ impl<'c, 'm, D: Device> BlockChain<'c, 'm, D> {
         // invalidation may wait for `previous`.
         let announced = self.mirror.announce(window, seq, &mut tries, request);
         let announced = announced.map_err(failed)?.map_err(|_| Overlap::Changed)?;
-        let announced = (announced, request);
-        let on = (self.mirror, self.memory);
         let place = BorrowedBuffers {
             slot,
             joined,
             pages: &mut pages[..],
         };
-        match submit(on, movable, announced, true, place, &mut block) {
+        match submit(self.memory, movable, announced, true, place, &mut block) {
             Ok(Submitted::InFlight) => Ok(block),
-            Ok(Submitted::NoHuge) | Err(_) => Err(Overlap::Failed),
+            Ok(Submitted::Restored) | Err(_) => Err(Overlap::Failed),
         }
     }
 }

@@ -396,7 +396,6 @@ impl<'m, D: Device> MigrateStep<'m, D> {
                 return Ok(Attempt::Again);
             };
             self.work.first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
-            let announced = (announced, request);
             let armed = core::mem::take(&mut self.armed) && first == 0 && part == piece;
             let work = &mut *self.work;
             let result = match &mut self.ahead_buffers {
@@ -415,7 +414,7 @@ impl<'m, D: Device> MigrateStep<'m, D> {
                     let first = (movable, announced, compound);
                     chain.run(first, &mut work.slot, &mut work.pages[..], buffers)
                 }
-                _ => work.isolate_and_move((mirror, memory), movable, announced, compound),
+                _ => work.isolate_and_move(memory, movable, announced, compound),
             };
             Ok(Attempt::Done((survey, Some((part, result)))))
         })?;

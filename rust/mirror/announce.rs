@@ -222,7 +222,7 @@ impl<D: Device> Mirror<D> {
             Flushing::end(flush, self.inner());
             tries.stopwatch.end(Phase::Flush);
         }
-        begun.map(|()| Ok(Announced::new(self, window, request.name, request.range)))
+        begun.map(|()| Ok(Announced::new(self, window, request)))
     }
 
     /// Returns a use of the window that contains `addr`.

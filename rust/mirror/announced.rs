@@ -25,7 +25,13 @@ use crate::{
         Flushed,
         Prealloc, //
     },
-    space::WindowUser, //
+    space::{
+        FlushedReaders,
+        JoinedMirrors,
+        MigrationDesc,
+        Readers,
+        WindowUser, //
+    }, //
 };
 use kernel::prelude::*;
 
@@ -42,34 +48,43 @@ pub(crate) struct Announced<'m, D: Device> {
     mirror: &'m Mirror<D>,
     /// Keeps the window registered during the step.
     _window: WindowUser,
-    name: MigrationId,
-    range: PageRange,
+    request: MigrationDesc,
 }
 
 impl<'m, D: Device> Announced<'m, D> {
-    /// Creates the step of the migration `name`, which [`Mirror::begin`] has announced.
-    pub(super) fn new(
-        mirror: &'m Mirror<D>,
-        window: WindowUser,
-        name: MigrationId,
-        range: PageRange,
-    ) -> Self {
+    /// Creates the step of the migration `request`, which [`Mirror::announce`] has announced.
+    pub(super) fn new(mirror: &'m Mirror<D>, window: WindowUser, request: MigrationDesc) -> Self {
         Self {
             mirror,
             _window: window,
-            name,
-            range,
+            request,
         }
     }
 
     /// Returns the name of the migration.
     pub(crate) fn name(&self) -> MigrationId {
-        self.name
+        self.request.name
     }
 
     /// Returns the range of the step, which lies within one VMA.
     pub(crate) fn range(&self) -> PageRange {
-        self.range
+        self.request.range
+    }
+
+    /// Makes the other mirrors of the process join the migration. See [`JoinedMirrors::join`].
+    ///
+    /// # Context
+    ///
+    /// May sleep. Does not wait for invalidations.
+    pub(crate) fn join<'a>(self, joined: &'a mut JoinedMirrors) -> StepReaders<'m, 'a, D> {
+        let Self {
+            mirror, request, ..
+        } = &self;
+        let others = joined.join(mirror.mm_id(), *request, mirror.place_in_space());
+        StepReaders {
+            announced: self,
+            others,
+        }
     }
 
     /// As [`Mirror::switch_to_device`]. Returns the step with the proof of its flush.
@@ -81,9 +96,14 @@ impl<'m, D: Device> Announced<'m, D> {
         prealloc: &mut Prealloc<D::Format>,
         each: impl FnMut(usize, CommitResult),
     ) -> (FlushedStep<'m, D>, Result) {
-        let (flushed, result) =
-            self.mirror
-                .switch_to_device(self.name, moved, number, hole_writable, prealloc, each);
+        let (flushed, result) = self.mirror.switch_to_device(
+            self.request.name,
+            moved,
+            number,
+            hole_writable,
+            prealloc,
+            each,
+        );
         (self.settled(flushed, moved), result)
     }
 
@@ -99,7 +119,7 @@ impl<'m, D: Device> Announced<'m, D> {
         each: impl FnMut(usize, CommitResult),
     ) -> FlushedStep<'m, D> {
         let write = WriteAccess::AfterFlush;
-        let flushed = switch_present(self.mirror.inner(), self.name, moved, write, each);
+        let flushed = switch_present(self.mirror.inner(), self.request.name, moved, write, each);
         self.settled(flushed, moved)
     }
 
@@ -118,7 +138,8 @@ impl<'m, D: Device> Announced<'m, D> {
 impl<D: Device> Drop for Announced<'_, D> {
     fn drop(&mut self) {
         let mut guard = self.mirror.inner().lock();
-        guard.transactions.end(self.name, self.range.start());
+        let MigrationDesc { name, range, .. } = self.request;
+        guard.transactions.end(name, range.start());
         drop(guard);
         self.mirror.inner().ended.notify_all();
     }
@@ -137,5 +158,36 @@ impl<'m, D: Device> MigrationReader for Announced<'m, D> {
     fn remove_moved(self, moved: &Moved<'_>) -> FlushedStep<'m, D> {
         let flushed = forget_moved(self.mirror.inner(), moved);
         self.settled(flushed, moved)
+    }
+}
+
+/// An announced step, and the other mirrors that have joined its migration. Dropping it ends the
+/// step, and then the migration for the others.
+#[must_use = "dropping it ends the step"]
+pub(crate) struct StepReaders<'m, 'a, D: Device> {
+    announced: Announced<'m, D>,
+    others: Readers<'a>,
+}
+
+impl<'m, 'a, D: Device> StepReaders<'m, 'a, D> {
+    /// Replaces the entries of pages that have moved: first those of the other mirrors, then with
+    /// `own` those of the mirror that has announced the step. Otherwise its device could write to
+    /// the new page while another device still reads the old one.
+    pub(crate) fn switch(
+        self,
+        moved: &Moved<'_>,
+        own: impl FnOnce(Announced<'m, D>) -> FlushedStep<'m, D>,
+    ) -> (FlushedStep<'m, D>, FlushedReaders<'a>) {
+        let others = self.others.switch(moved);
+        (own(self.announced), others)
+    }
+}
+
+impl<'m, 'a, D: Device> MigrationReader for StepReaders<'m, 'a, D> {
+    type Done = (FlushedStep<'m, D>, FlushedReaders<'a>);
+
+    fn remove_moved(self, moved: &Moved<'_>) -> Self::Done {
+        let own = self.announced.remove_moved(moved);
+        (own, self.others.remove_moved(moved))
     }
 }

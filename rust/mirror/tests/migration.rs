@@ -444,7 +444,7 @@ mod suite {
             LockedFolio::alloc_system(Some(vma), addr, entry.order(), Effort::Must).ok()
         });
         let mut copying = Copying::new(isolated);
-        memory.submit_all(&mut copying, &mut copies)?;
+        memory.copier().submit(&mut copying, &mut copies)?;
         let failed = copying.complete();
         let isolated = copying.into_isolated();
         let migrated = isolated.migrate();

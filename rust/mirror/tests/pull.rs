@@ -137,10 +137,8 @@ mod suite {
         let (mmap, announced) = destination.begin(&space, request)?;
         let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;
         let origin = memory.origin();
-        let here = destination.place_in_space();
         let mut joined = JoinedMirrors::new();
-        let readers = joined.join(vma.space(), request, here);
-        let mut isolated = Isolated::read_by((announced, readers), || {
+        let mut isolated = Isolated::read_by(announced.join(&mut joined), || {
             Isolated::new(vma, range, origin, false, None, &mut batch)
         })?;
         isolated.fill(|entry| {
@@ -148,7 +146,7 @@ mod suite {
             LockedFolio::alloc_system(Some(vma), addr, entry.order(), Effort::Must).ok()
         });
         let mut copying = Copying::new(isolated);
-        memory.submit_all(&mut copying, &mut copies)?;
+        memory.copier().submit(&mut copying, &mut copies)?;
         let failed = copying.complete();
         let isolated = copying.into_isolated();
         let migrated = isolated.migrate();

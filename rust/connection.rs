@@ -7,14 +7,23 @@
 //! answers, so that both ends of a connection agree.
 
 use crate::{
-    debug::stats::Counter,
+    debug::{
+        stats::Counter,
+        timing::Stopwatch, //
+    },
     kernel::identity::{
         MemoryId,
         MigrationId, //
     },
     memory::{
+        pipeline::{
+            Migration,
+            MigrationOps, //
+        },
+        Arrival,
         CopyContext,
-        Memory, //
+        Memory,
+        StepGuard, //
     },
     mirror::{
         Announced,
@@ -23,20 +32,22 @@ use crate::{
         Device,
         InstallFilter,
         Mirror,
-        Outcome, //
+        Outcome,
+        StepReaders, //
     },
     mm::{
         addr::{
             PageRange,
-            PMD_ORDER,
             PMD_PAGES, //
         },
         migrate::{
             Batch,
             Isolated,
-            PageClass,
-            Source, //
+            MigrationReader,
+            Moved,
+            PageClass, //
         },
+        page_set::PageSet,
         range_fault::AddressSpace,
         vma::{
             MmapGuard,
@@ -48,8 +59,7 @@ use crate::{
         Destination,
         EventMatch,
         JoinedMirrors,
-        MigrationDesc,
-        Readers, //
+        MigrationDesc, //
     }, //
 };
 use kernel::{
@@ -244,8 +254,8 @@ impl<D: Device> Mirror<D> {
         result.map(|attempt| (end, attempt))
     }
 
-    /// Isolates, copies and migrates the announced pages. Sets `lost` if this device has lost PTEs
-    /// of pages that moved.
+    /// Migrates the announced pages from `theirs`. Sets `lost` if this device has lost PTEs of
+    /// pages that moved.
     // Not inlined: needs a stack frame of its own.
     #[inline(never)]
     fn pull_announced(
@@ -265,92 +275,102 @@ impl<D: Device> Mirror<D> {
         } = buffers;
         let mine = self.device().memory().ok_or(ENODEV)?;
         let piece = announced.range();
-        let huge = compound && piece.is_pmd();
-        let whole = huge && theirs.is_private() && mine.is_private();
-        let request = MigrationDesc {
-            name: announced.name(),
-            identity: EventMatch::current(theirs.owner()),
-            range: piece,
-            faultless: true,
-            destination: Destination::Any,
-        };
+        let whole = compound && piece.is_pmd() && theirs.is_private() && mine.is_private();
         let mut joined = JoinedMirrors::new();
-        let readers = joined.join(vma.space(), request, self.place_in_space());
-        // Dropped after the destinations, so that an unplug waits for them.
-        let arrival = mine.arrive()?;
-        let _departure = theirs.depart();
+        let migration = Migration {
+            copier: theirs.copier_to(mine),
+            copies,
+            readers: announced.join(&mut joined),
+            ops: PullMigration {
+                arrival: mine.arrive()?,
+                _departure: theirs.depart(),
+                memory: mine,
+                writable: vma.flags() & flags::WRITE != 0,
+                prealloc,
+                outcome,
+                lost: false,
+                result: Ok(()),
+            },
+            stopwatch: Stopwatch::start(),
+        };
         let origin = theirs.origin();
-        let mut isolated = Isolated::read_by((announced, readers), || {
-            Isolated::new(vma, piece, origin, whole, None, batch)
-        })?;
-        let mut no_huge = false;
-        let mut short = 0;
-        let mut allocator = mine.allocator(isolated.count());
-        isolated.fill(|entry| {
-            if entry.source == Source::Hole {
-                // migrate_vma_setup() also collects empty PTEs, which have no page to migrate.
-                return None;
-            }
-            let folio = allocator.alloc(&arrival, entry.order());
-            if folio.is_none() {
-                no_huge |= entry.order() == PMD_ORDER;
-                short += entry.pages;
-            }
-            folio
-        });
-        drop(allocator);
-        if no_huge {
+        let pull = migration.run(|| Isolated::new(vma, piece, origin, whole, None, batch))?;
+        let Some(pull) = pull else {
             return Ok(PullResult::NoHuge);
+        };
+        *lost = pull.lost;
+        pull.result.map(|()| PullResult::Done)
+    }
+}
+
+/// Operations of a step of a pull, and its results.
+struct PullMigration<'a, D: Device> {
+    arrival: Arrival<'a>,
+    _departure: StepGuard<'a>,
+    /// Memory of the destinations.
+    memory: &'a Memory<D::Memory>,
+    writable: bool,
+    prealloc: &'a mut Prealloc<D::Format>,
+    outcome: &'a mut Outcome,
+    /// Whether the device has lost PTEs of pages that moved.
+    lost: bool,
+    result: Result,
+}
+
+impl<'m, 'p, D: Device> MigrationOps<StepReaders<'m, 'p, D>> for PullMigration<'_, D> {
+    fn fill(&mut self, isolated: &mut Isolated<'_, StepReaders<'m, 'p, D>>) -> bool {
+        let mut short = 0;
+        let arrival = &self.arrival;
+        let no_huge = self
+            .memory
+            .fill(isolated, arrival, false, |entry| short += entry.pages);
+        if !no_huge {
+            self.outcome.no_memory += short;
         }
-        outcome.no_memory += short;
-        let failed = theirs.copy_to(mine, &mut isolated, copies);
-        if arrival.is_late() {
-            // Restores the pages to their places.
-            return Err(ENODEV);
-        }
-        for entry in isolated.entries().filter(|entry| failed.has(entry.index)) {
-            outcome.copy_failed += entry.pages;
-        }
-        let writable = vma.flags() & flags::WRITE != 0;
-        self.finish_pull(isolated, writable, prealloc, outcome, lost)?;
-        Ok(PullResult::Done)
+        !no_huge
     }
 
-    /// Migrates the isolated and copied pages. Sets `lost` if this device has lost PTEs of pages
-    /// that moved.
-    // Not inlined: the states of a migration are large and need a stack frame of their own.
-    #[inline(never)]
-    fn finish_pull(
-        &self,
-        isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
-        writable: bool,
-        prealloc: &mut Prealloc<D::Format>,
-        outcome: &mut Outcome,
-        lost: &mut bool,
-    ) -> Result {
-        let mine = self.device().memory().ok_or(ENODEV)?;
-        let migrated = isolated.migrate();
-        for entry in migrated.moved().entries() {
-            outcome.moved += entry.pages;
-            outcome.entries += 1;
+    fn arrival(&self) -> Option<&Arrival<'_>> {
+        Some(&self.arrival)
+    }
+
+    fn copied(&mut self, isolated: &Isolated<'_, StepReaders<'m, 'p, D>>, failed: &PageSet) {
+        for entry in isolated.entries().filter(|entry| failed.has(entry.index)) {
+            self.outcome.copy_failed += entry.pages;
         }
-        let mut result = Ok(());
-        migrated.finalize(|(announced, readers), moved| {
-            let each = |_, what| match what {
-                CommitResult::Yes { was_valid } => {
-                    outcome.switched += usize::from(was_valid);
-                }
-                CommitResult::Lost => *lost = true,
-                CommitResult::NoEntry | CommitResult::Stays { .. } => {}
-            };
-            // Remove or replace the PTEs of the source device first. Otherwise this device could
-            // write to the new page while the source still reads the old one.
-            let gone = readers.switch(moved);
-            let here;
-            (here, result) =
-                announced.switch_to_device(moved, mine.numbers(), writable, prealloc, each);
-            (here, gone)
-        });
-        result
+    }
+
+    fn moved(&mut self, moved: &Moved<'_>) {
+        for entry in moved.entries() {
+            self.outcome.moved += entry.pages;
+            self.outcome.entries += 1;
+        }
+    }
+
+    fn switch(
+        &mut self,
+        readers: StepReaders<'m, 'p, D>,
+        moved: &Moved<'_>,
+    ) -> <StepReaders<'m, 'p, D> as MigrationReader>::Done {
+        let Self {
+            memory,
+            writable,
+            prealloc,
+            outcome,
+            lost,
+            result,
+            ..
+        } = self;
+        let each = |_, what| match what {
+            CommitResult::Yes { was_valid } => outcome.switched += usize::from(was_valid),
+            CommitResult::Lost => *lost = true,
+            CommitResult::NoEntry | CommitResult::Stays { .. } => {}
+        };
+        readers.switch(moved, |announced| {
+            let settled;
+            (settled, *result) =
+                announced.switch_to_device(moved, memory.numbers(), *writable, prealloc, each);
+            settled
+        })
     }
 }

@@ -45,11 +45,7 @@ use crate::{
             Owner,
             MAX_PAGES, //
         },
-        migrate::{
-            Isolated,
-            Origin, //
-        },
-        page_set::PageSet, //
+        migrate::Origin, //
     }, //
 };
 use kernel::{
@@ -550,21 +546,14 @@ impl<M: MemoryOps> Memory<M> {
         connection_cache::invalidate();
     }
 
-    /// Copies the isolated pages of this memory to their destinations in `other`. Returns the
-    /// indices of the entries that were not copied, as [`MemoryState::copy_all`].
-    pub(crate) fn copy_to<R>(
-        &self,
-        other: &Self,
-        isolated: &mut Isolated<'_, R>,
-        copies: &mut CopyContext,
-    ) -> PageSet {
-        let ops = self.pages().data();
-        ops.copy_each(self.pages(), Some(other.pages()), isolated, copies)
-    }
-
     /// Returns the driver as the copier of a migration between system memory and this memory.
     pub(crate) fn copier(&self) -> Copier<'_, M> {
         Copier::new(self.pages(), None)
+    }
+
+    /// Returns the driver as the copier of a migration from this memory to `other`.
+    pub(crate) fn copier_to<'c>(&'c self, other: &'c Self) -> Copier<'c, M> {
+        Copier::new(self.pages(), Some(other.pages()))
     }
 
     /// Stores whether copies of a step to this memory were still outstanding after the last one had

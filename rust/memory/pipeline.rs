@@ -171,6 +171,28 @@ impl<'c, M: MemoryOps, R: MigrationReader, O: MigrationOps<R>> Migration<'c, M, 
         copier.submit(copying, copies)?;
         Ok(Submitted::InFlight)
     }
+
+    /// Migrates pages as [`Self::submit`] and [`finish`]. Returns the operations, or `None` if the
+    /// pages were restored.
+    ///
+    /// # Errors
+    ///
+    /// - Those of [`Self::submit`] and [`finish`].
+    ///
+    /// # Context
+    ///
+    /// May sleep. The mmap lock is held.
+    #[inline]
+    pub(crate) fn run<'a>(
+        self,
+        isolated: impl FnOnce() -> Result<Isolated<'a>>,
+    ) -> Result<Option<O>> {
+        let mut place = None;
+        match self.submit(isolated, &mut place)? {
+            Submitted::InFlight => finish(&mut place).map(Some),
+            Submitted::Restored => Ok(None),
+        }
+    }
 }
 
 impl<R: MigrationReader, O> InFlight<'_, '_, R, O> {

@@ -8,19 +8,23 @@
 //! all other mirrors.
 
 use super::{
+    pipeline::{
+        fill_from_system,
+        Migration,
+        MigrationOps, //
+    },
     splits::{
         sleep_before_return,
         Met, //
     },
+    Copier,
     CopyContext,
     MemoryOps,
-    MemoryState, //
+    MemoryState,
+    StepGuard, //
 };
 use crate::{
-    debug::timing::{
-        Phase,
-        Stopwatch, //
-    },
+    debug::timing::Stopwatch,
     kernel::{
         completion::TimedCompletion,
         identity::{
@@ -46,17 +50,22 @@ use crate::{
         migrate::{
             Batch,
             Isolated,
+            MigrateEntry,
+            Moved,
             PageClass,
             Source, //
         },
+        page_set::PageSet,
         vma::Vma, //
     },
     space::{
         cpu_fault_window,
         Destination,
         EventMatch,
+        FlushedReaders,
         JoinedMirrors,
-        MigrationDesc, //
+        MigrationDesc,
+        Readers, //
     }, //
 };
 use kernel::{
@@ -163,6 +172,81 @@ fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, tile: MemoryId) -> Op
     run.filter(|run| run.index_of(addr).is_some())
 }
 
+/// Operations of the migration of a CPU fault, and its results.
+struct FaultMigration<'a, M: MemoryOps> {
+    _departure: StepGuard<'a>,
+    state: &'a MemoryState<M>,
+    vma: Vma<'a>,
+    range: PageRange,
+    /// Index of the faulting page in `range`.
+    target: usize,
+    /// No small page could be allocated for the faulting page.
+    no_memory: bool,
+    /// No huge page could be allocated for the faulting page.
+    no_huge: bool,
+    /// The copy of the faulting page failed.
+    lost: bool,
+    /// Number of pages that moved.
+    moved: usize,
+}
+
+impl<M: MemoryOps> FaultMigration<'_, M> {
+    /// Returns whether `entry` has the faulting page.
+    fn is_needed(&self, entry: &MigrateEntry) -> bool {
+        (entry.index..entry.index + entry.pages).contains(&self.target)
+    }
+}
+
+impl<'p, M: MemoryOps> MigrationOps<Readers<'p>> for FaultMigration<'_, M> {
+    fn fill(&mut self, isolated: &mut Isolated<'_, Readers<'p>>) -> bool {
+        fill_from_system(
+            isolated,
+            Some(self.vma),
+            |_| true,
+            |entry| {
+                let needed = self.is_needed(entry);
+                let order = entry.order();
+                let effort = if needed && order == 0 {
+                    Effort::Must
+                } else {
+                    Effort::Try
+                };
+                let folio = if order == PMD_ORDER && self.state.faults.fails_allocation() {
+                    Err(ENOMEM)
+                } else {
+                    let addr = self.range.address(entry.index);
+                    LockedFolio::alloc_system(Some(self.vma), addr, order, effort)
+                };
+                if folio.is_err() && needed {
+                    self.no_huge |= order == PMD_ORDER;
+                    self.no_memory |= order == 0;
+                }
+                folio.ok()
+            },
+        );
+        true
+    }
+
+    fn copied(&mut self, isolated: &Isolated<'_, Readers<'p>>, _failed: &PageSet) {
+        // The entry is a hole if the page was freed after the fault had begun. Then no data is
+        // lost.
+        let faulting = isolated
+            .entries()
+            .find(|entry| self.is_needed(entry) && entry.source != Source::Hole);
+        // The page was isolated and got a destination, which was removed because the copy failed.
+        let failed = faulting.is_some_and(|entry| entry.destination == 0);
+        self.lost = failed && !self.no_memory && !self.no_huge;
+    }
+
+    fn moved(&mut self, moved: &Moved<'_>) {
+        self.moved = moved.pages();
+    }
+
+    fn switch(&mut self, readers: Readers<'p>, moved: &Moved<'_>) -> FlushedReaders<'p> {
+        readers.switch(moved)
+    }
+}
+
 /// Migrates the device pages within `window` bytes around the fault to system memory. Returns the
 /// number of pages that moved. If the faulting page could not be isolated now, it is not among
 /// them.
@@ -178,7 +262,6 @@ fn attempt<M: MemoryOps>(
     copies: &mut CopyContext,
     window: usize,
 ) -> Result<usize, FaultError> {
-    let ops = pages.data();
     let vma = fault.vma();
     let start = fault.address() & !(window - 1);
     let range = PageRange::new(
@@ -189,10 +272,8 @@ fn attempt<M: MemoryOps>(
     let range = device_run(vma, range, fault.address(), pages.tile()).unwrap_or(range);
     let target = range.index_of(fault.address()).ok_or(FaultError::Lost)?;
 
-    let covers = |index: usize, pages: usize| (index..index + pages).contains(&target);
-    let mut no_memory = false;
-    let mut no_huge = false;
-    let _departure = ops.departures.begin();
+    // Before the mirrors join, and thus before the first page is isolated.
+    let departure = pages.data().departures.begin();
     // Mirrors that can join without waiting keep their device PTEs until the pages have moved.
     let request = MigrationDesc {
         // Unique until the request ends: no other object has this address.
@@ -203,65 +284,28 @@ fn attempt<M: MemoryOps>(
         destination: Destination::CpuFault,
     };
     let mut joined = JoinedMirrors::new();
-    let readers = joined.join(vma.space(), request, None);
-    let mut stopwatch = Stopwatch::start();
+    let migration = Migration {
+        copier: Copier::new(pages, None),
+        copies,
+        readers: joined.join(vma.space(), request, None),
+        ops: FaultMigration {
+            _departure: departure,
+            state: pages.data(),
+            vma,
+            range,
+            target,
+            no_memory: false,
+            no_huge: false,
+            lost: false,
+            moved: 0,
+        },
+        stopwatch: Stopwatch::start(),
+    };
     let origin = pages.origin();
-    let mut isolated = Isolated::read_by(readers, || {
-        Isolated::new(vma, range, origin, fault.is_huge(), Some(fault), batch)
-    })
-    .map_err(|_| FaultError::Lost)?;
-    stopwatch.end(Phase::Unmap);
-    if isolated.alloc_small(Some(vma), |_| true) {
-        isolated.fill(|entry| {
-            if entry.source == Source::Hole {
-                // migrate_vma_setup() also collects empty PTEs, which have no page to migrate.
-                return None;
-            }
-            let needed = covers(entry.index, entry.pages);
-            let order = entry.order();
-            let effort = if needed && order == 0 {
-                Effort::Must
-            } else {
-                Effort::Try
-            };
-            let folio = if order == PMD_ORDER && ops.faults.fails_allocation() {
-                Err(ENOMEM)
-            } else {
-                LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)
-            };
-            if folio.is_err() && needed {
-                no_huge |= order == PMD_ORDER;
-                no_memory |= order == 0;
-            }
-            folio.ok()
-        });
+    let huge = fault.is_huge();
+    match migration.run(|| Isolated::new(vma, range, origin, huge, Some(fault), batch)) {
+        Ok(Some(done)) if done.no_memory => Err(FaultError::NoMemory),
+        Ok(Some(done)) if !done.lost => Ok(done.moved),
+        _ => Err(FaultError::Lost),
     }
-    stopwatch.end(Phase::Allocate);
-    ops.copy_all(pages, &mut isolated, copies);
-    stopwatch.end(Phase::Copy);
-    // The entry is a hole if the page was freed after the fault had begun. Then no data is lost.
-    let faulting = isolated
-        .entries()
-        .find(|entry| covers(entry.index, entry.pages) && entry.source != Source::Hole);
-    // The page was isolated and got a destination, which was removed because the copy failed.
-    let lost = faulting.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
-
-    let migrated = isolated.migrate();
-    let moved = migrated.moved().pages();
-    stopwatch.end(Phase::Switch);
-    migrated.finalize(|readers, moved| {
-        let settled = readers.switch(moved);
-        stopwatch = Stopwatch::start();
-        settled
-    });
-    // From here on, CPUs can access the pages.
-    stopwatch.end(Phase::Finalize);
-
-    if no_memory {
-        return Err(FaultError::NoMemory);
-    }
-    if lost {
-        return Err(FaultError::Lost);
-    }
-    Ok(moved)
 }

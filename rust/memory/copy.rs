@@ -154,27 +154,6 @@ impl CopyContext {
         self.stop = stop;
     }
 
-    /// Calls `hand_out` to create jobs, and waits for them. Calls `driver` if the jobs are
-    /// cancelled. The pages must not change until this returns.
-    ///
-    /// Returns the indices of the entries that were copied. Entries without a job, and those whose
-    /// job was dropped, are not among them. No entry is copied if [`Self::begin`] refuses.
-    ///
-    /// # Context
-    ///
-    /// May sleep.
-    pub(super) fn run(
-        &mut self,
-        driver: &dyn Cancel,
-        hand_out: impl FnOnce(&mut CopyBatch<'_>),
-    ) -> PageSet {
-        let Some(mut batch) = self.begin(driver) else {
-            return PageSet::EMPTY;
-        };
-        hand_out(&mut batch);
-        batch.wait()
-    }
-
     /// Begins a step without jobs. Returns `None` if a previous batch was leaked, because its jobs
     /// still mark entries in the shared state.
     pub(super) fn begin<'a>(&'a mut self, driver: &'a dyn Cancel) -> Option<CopyBatch<'a>> {

@@ -16,7 +16,13 @@ use super::{
         Lru,
         NoClaim, //
     },
+    pipeline::{
+        fill_from_system,
+        Migration,
+        MigrationOps, //
+    },
     steps::StepGuard,
+    Copier,
     CopyContext,
     Memory,
     MemoryOps,
@@ -26,10 +32,7 @@ use crate::{
     debug::{
         events::EvictReason,
         stats::Counter,
-        timing::{
-            Phase,
-            Stopwatch, //
-        },
+        timing::Stopwatch,
         trace, //
     },
     kernel::{
@@ -49,7 +52,7 @@ use crate::{
         migrate::{
             Batch,
             Isolated,
-            Source, //
+            Moved, //
         },
         vma::fatal_signal_pending, //
     },
@@ -159,6 +162,35 @@ impl Eviction<'_> {
     }
 }
 
+/// Operations of the migration of an eviction, whose [`Eviction`] an unplug waits for.
+struct EvictMigration {
+    /// Destination of a huge page.
+    huge: Option<LockedFolio>,
+    /// Number of pages that moved.
+    moved: usize,
+}
+
+impl MigrationOps<()> for EvictMigration {
+    fn fill(&mut self, isolated: &mut Isolated<'_>) -> bool {
+        fill_from_system(
+            isolated,
+            None,
+            |_| true,
+            |entry| match entry.order() {
+                PMD_ORDER => self.huge.take(),
+                order => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
+            },
+        );
+        true
+    }
+
+    fn moved(&mut self, moved: &Moved<'_>) {
+        self.moved = moved.pages();
+    }
+
+    fn switch(&mut self, (): (), _moved: &Moved<'_>) {}
+}
+
 impl<M: MemoryOps> MemoryParts<M> {
     pub(super) fn evict(&self, locks: MmapLocks, killable: bool) -> Result<usize> {
         let mut batch = Batch::new()?;
@@ -264,19 +296,21 @@ impl<M: MemoryOps> MemoryParts<M> {
                 self.pages.split(first, locks, batch);
             }
         }
-        let mut stopwatch = Stopwatch::start();
+        let stopwatch = Stopwatch::start();
         let begin = || Some(EvictingGuard::begin(&self.pages.data().evicting));
         let evicting = Cell::new(begin());
         let mut moved = self.pages.isolate_huge(first, locks, batch, |isolated| {
             evicting.set(None);
-            self.migrate_to_ram(isolated, huge.take(), copies, &mut stopwatch)
+            self.migrate_to_ram(isolated, huge.take(), copies, stopwatch)
         });
         if moved.is_none() && !self.pages.is_huge(first) {
             let mut small = 0;
+            let mut stopwatch = stopwatch;
             self.pages.isolate_small(first, locks, batch, |isolated| {
                 evicting.set(None);
-                small += self.migrate_to_ram(isolated, None, copies, &mut stopwatch);
+                small += self.migrate_to_ram(isolated, None, copies, stopwatch);
                 evicting.set(begin());
+                stopwatch = Stopwatch::start();
             });
             moved = Some(small);
         }
@@ -288,33 +322,22 @@ impl<M: MemoryOps> MemoryParts<M> {
     /// pages that moved.
     fn migrate_to_ram(
         &self,
-        mut isolated: Isolated<'_>,
-        mut huge: Option<LockedFolio>,
+        isolated: Isolated<'_>,
+        huge: Option<LockedFolio>,
         copies: &mut CopyContext,
-        stopwatch: &mut Stopwatch,
+        stopwatch: Stopwatch,
     ) -> usize {
-        stopwatch.end(Phase::Unmap);
-        if isolated.alloc_small(None, |_| true) {
-            isolated.fill(|entry| match (entry.source, entry.order()) {
-                // Only other migrations have holes: each entry of an eviction has a page of the
-                // device or is empty.
-                (Source::Hole, _) => None,
-                (_, PMD_ORDER) => huge.take(),
-                (_, order) => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
-            });
-        }
-        stopwatch.end(Phase::Allocate);
-        self.pages
-            .data()
-            .copy_all(&self.pages, &mut isolated, copies);
-        stopwatch.end(Phase::Copy);
-        let migrated = isolated.migrate();
-        let moved = migrated.moved().pages();
-        stopwatch.end(Phase::Switch);
-        // No flush is needed: the invalidation of the isolation has removed the device PTEs.
-        migrated.finalize(|(), _| ());
-        stopwatch.end(Phase::Finalize);
-        moved
+        let migration = Migration {
+            copier: Copier::new(&self.pages, None),
+            copies,
+            // No mirror joins: the invalidation of the isolation has removed the device PTEs.
+            readers: (),
+            ops: EvictMigration { huge, moved: 0 },
+            stopwatch,
+        };
+        // Pages that could not be copied stay.
+        let evicted = migration.run(|| Ok(isolated)).ok().flatten();
+        evicted.map_or(0, |evicted| evicted.moved)
     }
 
     /// Allocates a huge page of system memory, in one cheap attempt.

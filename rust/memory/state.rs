@@ -13,10 +13,7 @@ use super::{
         Cancel,
         CopyBatch, //
     },
-    copying::{
-        release_unfilled,
-        Copying, //
-    },
+    copying::Copying,
     cpu_fault,
     lru::Lru,
     mirrors::MirrorList,
@@ -52,8 +49,7 @@ use crate::{
         migrate::{
             Isolated,
             Source, //
-        },
-        page_set::PageSet, //
+        }, //
     }, //
 };
 use kernel::{
@@ -93,34 +89,6 @@ pub(super) struct MemoryState<M: MemoryOps> {
 }
 
 impl<M: MemoryOps> MemoryState<M> {
-    /// Copies all pages of `isolated` to their destinations. Removes the destinations that could
-    /// not be written, and returns the indices of their entries. Context: may sleep.
-    pub(super) fn copy_all<R>(
-        &self,
-        pages: &DevicePages<Self>,
-        isolated: &mut Isolated<'_, R>,
-        copies: &mut CopyContext,
-    ) -> PageSet {
-        self.copy_each(pages, None, isolated, copies)
-    }
-
-    /// Copies as [`Self::copy_all`]; with `other`, from this memory to `other`.
-    pub(super) fn copy_each<R>(
-        &self,
-        pages: &DevicePages<Self>,
-        other: Option<&DevicePages<Self>>,
-        isolated: &mut Isolated<'_, R>,
-        copies: &mut CopyContext,
-    ) -> PageSet {
-        // Stays if `run` refuses: then no destination was written.
-        let mut count = usize::MAX;
-        let filled = copies.run(self, |batch| {
-            // SAFETY: `isolated` stays borrowed until `run` returns, which drops `batch` before.
-            count = unsafe { self.hand_out_all(pages, other, isolated, batch) };
-        });
-        release_unfilled(isolated, &filled, count)
-    }
-
     /// Hands out the copies of all entries of `isolated` that have a destination. Returns their
     /// number.
     ///

@@ -159,8 +159,9 @@ fn step<R>(
     driver: &Driver,
     begin: impl FnOnce(&mut CopyBatch<'_>) -> Result<R>,
 ) -> Result<PageSet> {
-    let mut begun = Err(EINVAL);
-    let filled = copies.run(driver, |batch| begun = begin(batch));
+    let mut batch = copies.begin(driver).ok_or(EBUSY)?;
+    let begun = begin(&mut batch);
+    let filled = batch.wait();
     begun?;
     Ok(filled)
 }

@@ -56,7 +56,8 @@ pub(crate) use mirrors::{
     Membership,
     MirrorOps,
     OwnMemory,
-    SpaceMirrors, //
+    SpaceMirrors,
+    StartedFlush, //
 };
 pub(crate) use readers::{
     FlushedReaders,

@@ -3,17 +3,41 @@
 //! Flushes that were started while a space notifies its mirrors of an event. They are waited for
 //! after all mirrors were notified.
 
-use crate::kernel::lock_classes;
+use crate::{
+    kernel::lock_classes,
+    space::StartedFlush, //
+};
 use kernel::{
     prelude::*,
     sync::SpinLock, //
 };
 
-/// Maximum number of flushes that overlap. A further one is waited for immediately.
+/// Maximum number of events of one mirror whose flushes overlap. The flush of a further event is
+/// waited for immediately.
 const MAX_PENDING_FLUSHES: usize = 4;
 
-/// Outstanding flushes, each with the number of its event.
-struct FlushSlots<T>([Option<(usize, T)>; MAX_PENDING_FLUSHES]);
+/// An outstanding flush.
+struct PendingFlush<T> {
+    /// Number of its event.
+    event: usize,
+    flush: T,
+    /// A flush of another mirror for the same event.
+    next: Option<StartedFlush>,
+}
+
+/// Outstanding flushes. Not in the mirror itself, which is moved on the stack when it is made.
+struct FlushSlots<T>(KVec<Option<PendingFlush<T>>>);
+
+impl<T> FlushSlots<T> {
+    #[inline(never)]
+    fn new() -> Result<Self> {
+        let mut slots = KVec::with_capacity(MAX_PENDING_FLUSHES, GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..MAX_PENDING_FLUSHES {
+            slots.push(None, GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(Self(slots))
+    }
+}
 
 // Flushes are moved in and out, and are not structurally pinned.
 impl<T> Unpin for FlushSlots<T> {}
@@ -26,11 +50,11 @@ pub(super) struct PendingFlushes<T> {
 }
 
 impl<T> PendingFlushes<T> {
-    pub(super) fn new() -> impl PinInit<Self> {
+    pub(super) fn new() -> impl PinInit<Self, Error> {
         let (name, key) = lock_classes::flushes();
-        pin_init!(Self {
-            places <- SpinLock::new(FlushSlots([const { None }; MAX_PENDING_FLUSHES]), name, key),
-        })
+        try_pin_init!(Self {
+            places <- SpinLock::new(FlushSlots::new()?, name, key),
+        }? Error)
     }
 
     /// Stores the `flush` of the event with number `event`, and returns its index. Returns the
@@ -40,23 +64,35 @@ impl<T> PendingFlushes<T> {
         let free = places.0.iter_mut().enumerate();
         match free.into_iter().find(|(_, place)| place.is_none()) {
             Some((number, place)) => {
-                *place = Some((event, flush));
+                *place = Some(PendingFlush {
+                    event,
+                    flush,
+                    next: None,
+                });
                 Ok(number)
             }
             None => Err(flush),
         }
     }
 
-    /// Takes the flush that was stored at index `number`.
-    pub(super) fn take(&self, number: usize) -> Option<T> {
-        let (_, flush) = self.places.lock().0.get_mut(number)?.take()?;
-        Some(flush)
+    /// Links the flush that was stored at index `number` to `next`. The flush has no link yet.
+    pub(super) fn link(&self, number: usize, next: StartedFlush) {
+        let mut places = self.places.lock();
+        if let Some(Some(place)) = places.0.get_mut(number) {
+            place.next = Some(next);
+        }
+    }
+
+    /// Takes the flush that was stored at index `number`, and its link.
+    pub(super) fn take(&self, number: usize) -> Option<(T, Option<StartedFlush>)> {
+        let place = self.places.lock().0.get_mut(number)?.take()?;
+        Some((place.flush, place.next))
     }
 
     /// Returns the number of flushes stored for the event with number `event`.
     pub(super) fn count(&self, event: usize) -> usize {
         let places = self.places.lock();
         let all = places.0.iter().flatten();
-        all.filter(|(number, _)| *number == event).count()
+        all.filter(|place| place.event == event).count()
     }
 }

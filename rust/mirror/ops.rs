@@ -54,7 +54,8 @@ use crate::{
         Invalidated,
         MigrationDesc,
         MirrorOps,
-        OwnMemory, //
+        OwnMemory,
+        StartedFlush, //
     }, //
 };
 use core::ops::ControlFlow;
@@ -111,10 +112,14 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
         ControlFlow::Continue(Invalidated { changed, flush })
     }
 
-    fn finish(&self, flush: usize) {
-        if let Some(flush) = self.flushes.take(flush) {
-            flush.wait(self);
-        }
+    fn link(&self, flush: usize, next: StartedFlush) {
+        self.flushes.link(flush, next);
+    }
+
+    fn finish(&self, flush: usize) -> Option<StartedFlush> {
+        let (flush, next) = self.flushes.take(flush)?;
+        flush.wait(self);
+        next
     }
 
     fn leave_window(&self, range: PageRange) -> bool {

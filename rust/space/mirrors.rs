@@ -68,8 +68,11 @@ pub(crate) trait MirrorOps: Send + Sync {
     /// table lock.
     fn invalidate(&self, event: &NotifierRange<'_>, alone: bool) -> ControlFlow<(), Invalidated>;
 
-    /// Waits for the flush in place `flush`.
-    fn finish(&self, flush: usize);
+    /// Links the flush in place `flush` to `next`, a flush of another mirror for the same event.
+    fn link(&self, flush: usize, next: StartedFlush);
+
+    /// Waits for the flush in place `flush`. Returns the flush that it is linked to.
+    fn finish(&self, flush: usize) -> Option<StartedFlush>;
 
     /// Drops the mirror's other state of the window `range`, which has no users. Returns `false` if
     /// the window has device PTEs and therefore must stay. Context: may sleep; takes the table
@@ -176,6 +179,33 @@ impl core::ops::Deref for EnteredMirror {
     #[inline]
     fn deref(&self) -> &Self::Target {
         &*self.mirror
+    }
+}
+
+/// A flush that a mirror has started for an event. The flushes of an event form a list, because
+/// their number is not limited, and nothing can be allocated during an event: each mirror stores
+/// its flush and the link to the previous one.
+pub(crate) struct StartedFlush {
+    mirror: EnteredMirror,
+    /// Place of the flush in the mirror.
+    place: usize,
+}
+
+impl StartedFlush {
+    /// Adds the flush of `mirror` in place `place` to the list that begins with `list`.
+    pub(super) fn add(list: &mut Option<Self>, mirror: EnteredMirror, place: usize) {
+        if let Some(next) = list.take() {
+            mirror.link(place, next);
+        }
+        *list = Some(Self { mirror, place });
+    }
+
+    /// Waits for the flushes of the list that begins with this one. Context: may sleep.
+    pub(super) fn wait_all(self) {
+        let mut next = Some(self);
+        while let Some(flush) = next {
+            next = flush.mirror.finish(flush.place);
+        }
     }
 }
 

@@ -4,8 +4,8 @@
 //! window invalidates all mirrors of the space.
 
 use super::{
-    EnteredMirror,
-    Space, //
+    Space,
+    StartedFlush, //
 };
 use crate::{
     kernel::{
@@ -36,10 +36,6 @@ use kernel::{
         Atomic, //
     }, //
 };
-
-/// Most flushes of a window that are waited for in the second pass of the core over the notifiers.
-/// These overlap with the flushes of other windows. Further flushes are waited for at once.
-const OVERLAPPED_FLUSHES: usize = 4;
 
 /// Number of consecutive events without effect after which a worker checks whether the window is
 /// still needed.
@@ -151,32 +147,14 @@ impl NotifierWindow {
     }
 }
 
-/// Mirrors with started flushes, and the places of the flushes.
-pub(crate) struct StartedFlushes([Option<(EnteredMirror, usize)>; OVERLAPPED_FLUSHES]);
-
-impl StartedFlushes {
-    fn wait(self) {
-        for (mirror, place) in self.0.into_iter().flatten() {
-            mirror.finish(place);
-        }
-    }
-
-    /// Adds a started flush, or waits for it if the list is full.
-    fn add(&mut self, mirror: EnteredMirror, flush: usize) {
-        match self.0.iter_mut().find(|place| place.is_none()) {
-            Some(place) => *place = Some((mirror, flush)),
-            None => mirror.finish(flush),
-        }
-    }
-}
-
 impl NotifierOps for NotifierWindow {
-    type Pending = StartedFlushes;
+    /// The last flush that was started. It is linked to the others of the event.
+    type Pending = StartedFlush;
 
     fn invalidate(
         &self,
         event: &NotifierRange<'_>,
-        pending: &mut Option<StartedFlushes>,
+        pending: &mut Option<StartedFlush>,
     ) -> ControlFlow<()> {
         let own = event.range.intersect(&self.range);
         let Some(own) = own else {
@@ -201,18 +179,15 @@ impl NotifierOps for NotifierWindow {
             let result = mirror.invalidate(event_here, alone);
             match result {
                 ControlFlow::Break(()) => {
-                    if let Some(flushes) = pending.take() {
-                        flushes.wait();
+                    if let Some(flush) = pending.take() {
+                        flush.wait_all();
                     }
                     return ControlFlow::Break(());
                 }
                 ControlFlow::Continue(result) => {
                     changed |= result.changed;
                     if let Some(flush) = result.flush {
-                        let flushes = pending.get_or_insert_with(|| {
-                            StartedFlushes([const { None }; OVERLAPPED_FLUSHES])
-                        });
-                        flushes.add(mirror, flush);
+                        StartedFlush::add(pending, mirror, flush);
                     }
                 }
             }
@@ -221,7 +196,7 @@ impl NotifierOps for NotifierWindow {
         ControlFlow::Continue(())
     }
 
-    fn finish(&self, flushes: StartedFlushes) {
-        flushes.wait();
+    fn finish(&self, flush: StartedFlush) {
+        flush.wait_all();
     }
 }

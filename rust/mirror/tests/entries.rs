@@ -189,16 +189,18 @@ mod suite {
     fn flushes_of_several_devices_overlap() -> Result {
         let range = map(1)?;
         let shared = shared()?;
-        let first = mirror(&shared)?;
-        let second = mirror(&shared)?;
         store(range.start(), 1)?;
-        first.fault(range, Access::Read)?;
-        second.fault(range, Access::Read)?;
+        let mut mirrors = KVec::new();
+        for _ in 0..8 {
+            let mirror = mirror(&shared)?;
+            mirror.fault(range, Access::Read)?;
+            mirrors.push(mirror, GFP_KERNEL)?;
+        }
         shared.first_wait.store(0, Relaxed);
         let before = shared.flushes.load(Relaxed);
         unmap(range)?;
-        assert_eq!(shared.flushes.load(Relaxed), before + 2);
-        // Both flushes were started before one was waited for.
+        assert_eq!(shared.flushes.load(Relaxed), before + mirrors.len());
+        // All flushes were started before one was waited for.
         assert!(shared.last_start.load(Relaxed) < shared.first_wait.load(Relaxed));
         Ok(())
     }

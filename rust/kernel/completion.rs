@@ -120,6 +120,33 @@ impl TimedCompletion {
         unsafe { bindings::wait_for_completion_interruptible(self.as_raw()) };
     }
 
+    /// Waits until the completion is completed.
+    ///
+    /// # Errors
+    ///
+    /// - `EINTR`: a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    pub(crate) fn wait_killable(&self) -> Result {
+        // SAFETY: `inner` was initialized by `new` and is pinned.
+        match unsafe { bindings::wait_for_completion_killable(self.as_raw()) } {
+            0 => Ok(()),
+            _ => Err(EINTR),
+        }
+    }
+
+    /// Waits until the completion is completed. No signal ends the wait.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    pub(crate) fn wait_uninterruptible(&self) {
+        // SAFETY: `inner` was initialized by `new` and is pinned.
+        unsafe { bindings::wait_for_completion(self.as_raw()) };
+    }
+
     /// Whether a wait would return immediately.
     #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn is_completed(&self) -> bool {

@@ -88,6 +88,8 @@ classes! {
     mirrors = c"rust_hmm::mirrors";
     /// Registration of an address space for interval notifiers.
     registration = c"rust_hmm::registration";
+    /// The wait of a worker for the events of a notifier.
+    event_wait = c"rust_hmm::event_wait";
     /// Notifier windows of an address space.
     windows = c"rust_hmm::windows";
     /// Notifier windows that a worker checks and removes if they are unused.

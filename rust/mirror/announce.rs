@@ -134,7 +134,7 @@ impl AnnounceTries {
         if fatal_signal_pending() {
             return Err(EINTR);
         }
-        Ok(window.read_begin())
+        window.read_begin()
     }
 }
 

@@ -3,16 +3,23 @@
 //! Interval notifiers: callbacks for changes of the CPU page table.
 //!
 //! The retry check and the update of the device page table must happen under a lock that the
-//! invalidation callback takes, too. The callback sets the sequence first, and then calls the
+//! invalidation callback takes, too. The callback counts the event first, and then calls the
 //! subscriber, which takes that lock. An update whose check succeeded before is therefore visible
 //! to the subscriber; a check after it fails. A [`NotifierTable`] is a device page table with such
 //! a lock.
+//!
+//! The check compares the number of events of this notifier, not the sequence of the core. That
+//! sequence is the same for all events of the mm until none is active, so that a section would
+//! have to wait for events of other notifiers.
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
 use super::{
     addr::PageRange,
-    registration::RegisteredMm, //
+    registration::{
+        KnownSequence,
+        RegisteredMm, //
+    }, //
 };
 use crate::{
     bindings,
@@ -41,10 +48,16 @@ use kernel::{
             AtomicFlag, //
         },
         lock::mutex::MutexGuard,
+        Arc,
         Mutex, //
     },
     types::Opaque, //
 };
+
+mod event_count;
+mod sections;
+
+use sections::ReadSections;
 
 /// Type of a notifier event. See `enum mmu_notifier_event`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,6 +268,9 @@ pub struct IntervalNotifier<S: NotifierOps> {
     #[pin]
     slot: Opaque<SecondPass<S>>,
     slot_busy: AtomicFlag,
+    #[pin]
+    sections: ReadSections,
+    known: Arc<KnownSequence>,
     subscriber: S,
     range: PageRange,
     _mm: ARef<Mm>,
@@ -297,6 +313,9 @@ impl<S: NotifierOps> IntervalNotifier<S> {
     ) -> impl PinInit<Self, Error> + use<'a, S> {
         let mm = of.mm();
         let mm_ref: ARef<Mm> = ARef::from(&**mm);
+        let known: Arc<KnownSequence> = of.known().clone();
+        // Before the insertion.
+        let before = known.get();
         try_pin_init!(Self {
             slot <- Opaque::ffi_init(|slot: *mut SecondPass<S>| {
                 // SAFETY: `slot` may be written.
@@ -308,6 +327,8 @@ impl<S: NotifierOps> IntervalNotifier<S> {
                 }
             }),
             slot_busy: AtomicFlag::new(false),
+            sections <- ReadSections::new(),
+            known,
             subscriber,
             range,
             _mm: mm_ref,
@@ -327,6 +348,30 @@ impl<S: NotifierOps> IntervalNotifier<S> {
                 })
             }),
         }? Error)
+        .pin_chain(move |this| {
+            this.inserted(before);
+            Ok(())
+        })
+    }
+
+    /// Called after the insertion. `before` is a sequence that was known before it.
+    ///
+    /// An event that is active at the insertion may change the range without a callback, so that a
+    /// read section must wait for its end. There was none, or all have ended, if the core has put
+    /// the notifier into its tree, and the notifier's sequence was known before. If events are
+    /// active, the core either puts the notifier into the tree after their end, or begins a
+    /// sequence with the insertion.
+    fn inserted(&self, before: usize) {
+        let sub = self.sub.get();
+        // SAFETY: Inserted by the type invariant.
+        let in_tree = unsafe { bindings::rust_hmm_interval_is_in_tree(sub) };
+        let seq = self.core_seq();
+        // `seq <= before`, for numbers that wrap.
+        let is_known = before.wrapping_sub(seq) <= usize::MAX / 2;
+        if in_tree && is_known {
+            self.sections.inserted_without_events();
+        }
+        self.known.set(seq);
     }
 
     /// Returns the subscriber.
@@ -350,13 +395,31 @@ impl<S: NotifierOps> IntervalNotifier<S> {
 
     /// Starts a read section and returns its sequence number.
     ///
+    /// # Errors
+    ///
+    /// - `EINTR`: a fatal signal is pending while an invalidation of another task may not have
+    ///   ended.
+    /// - `ENOMEM`: no memory is available to wait for such an invalidation.
+    ///
     /// # Context
     ///
-    /// May sleep: waits for concurrent invalidations. The caller must not hold a lock that an
-    /// invalidation may need: the lock of a [`NotifierTable`], the mmap lock, or a folio lock.
-    pub fn read_begin(&self) -> Seq {
+    /// May sleep: waits killably for concurrent invalidations. Must not be called in a callback.
+    /// The caller must not hold a lock that an invalidation may need: the lock of a
+    /// [`NotifierTable`], the mmap lock, or a folio lock.
+    #[inline]
+    pub fn read_begin(&self) -> Result<Seq> {
+        // SAFETY: Inserted by the type invariant, and the owner of `sections`.
+        Ok(Seq(unsafe { self.sections.begin(self.sub.get())? }))
+    }
+
+    /// Returns the sequence of the core that a callback has set last.
+    ///
+    /// # Context
+    ///
+    /// Any.
+    pub(super) fn core_seq(&self) -> usize {
         // SAFETY: Inserted by the type invariant.
-        Seq(unsafe { bindings::mmu_interval_read_begin(self.sub.get()) })
+        unsafe { bindings::rust_hmm_interval_seq(self.sub.get()) }
     }
 
     /// Takes the lock of `member`, unless an invalidation has begun since `seq`. A later
@@ -379,8 +442,7 @@ impl<S: NotifierOps> IntervalNotifier<S> {
             return Err(Retry);
         }
         let guard = member.mutex().lock();
-        // SAFETY: Inserted by the type invariant.
-        if unsafe { bindings::rust_hmm_interval_read_retry(self.sub.get(), seq.0) } {
+        if self.sections.number() != seq.0 {
             Err(Retry)
         } else {
             Ok(guard)
@@ -408,11 +470,14 @@ impl<S: NotifierOps> IntervalNotifier<S> {
         let blockable = raw.flags & bindings::MMU_NOTIFIER_RANGE_BLOCKABLE != 0;
 
         // Also for own events: otherwise a fault that collected pages before a migration could
-        // install a stale page after it. The sequence is set before the lock of a member is taken:
-        // taking that lock waits for a task that passed the retry check and still holds it.
+        // install a stale page after it. The event is counted before the lock of a member is taken:
+        // taking that lock waits for a task that passed the retry check and still holds it. It is
+        // counted after the sequence was set, for which a worker waits.
         //
         // SAFETY: Called from the invalidation callback of `sub`, with the sequence passed to it.
         unsafe { bindings::rust_hmm_interval_set_seq(sub, seq) };
+        this.sections.event_begins();
+        this.known.set(seq);
 
         let Some(range) = PageRange::covering(raw.start, raw.end) else {
             return true;
@@ -470,6 +535,7 @@ impl<S: NotifierOps> IntervalNotifier<S> {
 #[pinned_drop]
 impl<S: NotifierOps> PinnedDrop for IntervalNotifier<S> {
     fn drop(self: Pin<&mut Self>) {
+        self.sections.wait_for_end();
         // SAFETY: Inserted by the type invariant. This waits for running callbacks.
         unsafe { bindings::mmu_interval_notifier_remove(self.sub.get()) };
         // SAFETY: The notifier was removed, so no callback can access the slot. `new` initialized
@@ -478,9 +544,9 @@ impl<S: NotifierOps> PinnedDrop for IntervalNotifier<S> {
     }
 }
 
-/// Sequence number of a read section.
-#[derive(Clone, Copy)]
-pub struct Seq(pub(super) usize);
+/// Sequence number of a read section: the number of events before it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Seq(u64);
 
 /// Error: the read section was invalidated. The caller must start a new one.
 #[derive(Debug)]

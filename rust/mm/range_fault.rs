@@ -366,9 +366,9 @@ impl AddressSpace {
             pfn_flags_mask: 0,
             dev_private_owner: owner.as_ptr(),
         };
-        if access == Access::ReadUnlocked {
+        let seq = if access == Access::ReadUnlocked {
             // SAFETY: `raw` describes our buffer and an inserted notifier of this address space.
-            unsafe { compat::range_fault_unlocked(&mut raw, &self.mm)? };
+            unsafe { self.range_fault_unlocked(notifier, &mut raw, range)? }
         } else {
             // SAFETY: `raw` describes our buffer and an inserted notifier of this address space.
             let mut result = unsafe { self.range_fault(notifier, &mut raw) };
@@ -378,14 +378,14 @@ impl AddressSpace {
                 // space.
                 result = unsafe { self.range_fault(notifier, &mut raw) };
             }
-            result?;
-        }
+            result?
+        };
         if access == Access::Snapshot && self.is_huge_elsewhere(range, pfns)? {
             pfns.fill(0);
         }
         Ok(Collected {
             notifier,
-            seq: Seq(raw.notifier_seq),
+            seq,
             range,
             pfns,
         })
@@ -415,11 +415,55 @@ impl AddressSpace {
         &self,
         notifier: &IntervalNotifier<S>,
         raw: &mut bindings::hmm_range,
-    ) -> Result {
-        raw.notifier_seq = notifier.read_begin().0;
+    ) -> Result<Seq> {
+        let seq = notifier.read_begin()?;
+        raw.notifier_seq = notifier.core_seq();
         let _guard = self.mmap_lock_here()?;
         // SAFETY: By the function's requirements; the notifier is inserted, and the mmap lock held.
-        kernel::error::to_result(unsafe { bindings::hmm_range_fault(raw) })
+        kernel::error::to_result(unsafe { bindings::hmm_range_fault(raw) })?;
+        Ok(seq)
+    }
+
+    /// Faults pages in with handlers that may drop the mmap lock, as that of userfaultfd does.
+    ///
+    /// `hmm_range_fault()` cannot handle such mappings, and `hmm_range_fault_unlocked_timeout()` of
+    /// 7.3 waits uninterruptibly for invalidations. Therefore pages that are missing in a snapshot
+    /// are faulted in one by one, until a snapshot is complete.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must describe a valid buffer for `range`, and name `notifier`.
+    unsafe fn range_fault_unlocked<S: NotifierOps>(
+        &self,
+        notifier: &IntervalNotifier<S>,
+        raw: &mut bindings::hmm_range,
+        range: PageRange,
+    ) -> Result<Seq> {
+        raw.default_flags = 0;
+        // Bounds the rounds, because concurrent reclaim or invalidations can remove pages again.
+        for round in 0..=range.pages() {
+            // SAFETY: By the function's requirements.
+            let seq = unsafe { self.range_fault(notifier, raw)? };
+            // SAFETY: The buffer is as long as the range, by the function's requirements.
+            let pfns = unsafe { core::slice::from_raw_parts(raw.hmm_pfns, range.pages()) };
+            let mut complete = true;
+            for (index, pfn) in pfns.iter().map(|raw| HmmPfn(*raw)).enumerate() {
+                // A snapshot reports huge pages of other devices and huge migration entries as
+                // errors. A fault resolves these. An error that remains after two rounds of faults
+                // is permanent.
+                if pfn.is_error() && round > 1 {
+                    return Err(EFAULT);
+                }
+                if !pfn.is_valid() {
+                    complete = false;
+                    compat::fault_in(&self.mm, range.address(index), 0, true)?;
+                }
+            }
+            if complete {
+                return Ok(seq);
+            }
+        }
+        Err(EBUSY)
     }
 
     /// Makes the first page of `range`, a page of the device's own memory, writable in place if it

@@ -34,10 +34,13 @@ use kernel::{
         atomic::{
             ordering::{
                 Acquire,
+                Relaxed,
                 Release, //
             },
+            Atomic,
             AtomicFlag, //
         },
+        Arc,
         Mutex, //
     }, //
 };
@@ -52,6 +55,7 @@ use kernel::{
 pub(crate) struct Registration {
     space: MmId,
     done: AtomicFlag,
+    known: Arc<KnownSequence>,
     #[pin]
     lock: Mutex<()>,
 }
@@ -62,19 +66,41 @@ pub(crate) struct Registration {
 ///
 /// The address space has its tree of interval notifiers.
 #[derive(Clone, Copy)]
-pub(crate) struct RegisteredMm<'a>(&'a MmWithUser);
+pub(crate) struct RegisteredMm<'a> {
+    mm: &'a MmWithUser,
+    known: &'a Arc<KnownSequence>,
+}
+
+/// The last sequence of the core that a notifier of an address space had. Sequences never decrease.
+pub(super) struct KnownSequence(Atomic<usize>);
+
+impl KnownSequence {
+    /// Returns the sequence.
+    pub(super) fn get(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    /// Records `seq`. May record an earlier sequence, if two are recorded concurrently.
+    #[inline]
+    pub(super) fn set(&self, seq: usize) {
+        if self.get() != seq {
+            self.0.store(seq, Relaxed);
+        }
+    }
+}
 
 impl Registration {
     /// Creates the state for the address space that `space` identifies. Its owner has a reference
     /// of the mm, so that `space` does not identify another one meanwhile.
-    pub(crate) fn new(space: MmId) -> impl PinInit<Self> {
+    pub(crate) fn new(space: MmId) -> impl PinInit<Self, Error> {
         let (name, key) = lock_classes::registration();
         // INVARIANT: `done` is false.
-        pin_init!(Self {
+        try_pin_init!(Self {
             space,
             done: AtomicFlag::new(false),
+            known: Arc::new(KnownSequence(Atomic::new(0)), GFP_KERNEL_ACCOUNT)?,
             lock <- Mutex::new((), name, key),
-        })
+        }? Error)
     }
 
     /// Registers `mm`, unless it is registered already.
@@ -88,7 +114,7 @@ impl Registration {
     /// # Context
     ///
     /// May sleep. The caller must not hold the mmap lock.
-    pub(crate) fn of<'a>(&self, mm: &'a MmWithUser) -> Result<RegisteredMm<'a>> {
+    pub(crate) fn of<'a>(&'a self, mm: &'a MmWithUser) -> Result<RegisteredMm<'a>> {
         if MmId::of_user(mm) != self.space {
             return Err(EINVAL);
         }
@@ -98,7 +124,10 @@ impl Registration {
             self.register(mm)?;
         }
         // INVARIANT: `done` is true, so that `mm` has its interval tree by the type invariant.
-        Ok(RegisteredMm(mm))
+        Ok(RegisteredMm {
+            mm,
+            known: &self.known,
+        })
     }
 
     #[cold]
@@ -127,7 +156,13 @@ impl<'a> RegisteredMm<'a> {
     /// Returns the address space.
     #[inline]
     pub(super) fn mm(self) -> &'a MmWithUser {
-        self.0
+        self.mm
+    }
+
+    /// Returns the last known sequence of the address space.
+    #[inline]
+    pub(super) fn known(self) -> &'a Arc<KnownSequence> {
+        self.known
     }
 }
 

@@ -40,6 +40,15 @@ pub unsafe fn wait_for_completion_interruptible(this: *mut completion) -> ffi::c
     0
 }
 
+pub unsafe fn wait_for_completion_killable(this: *mut completion) -> ffi::c_int {
+    unsafe { (*this).wait() };
+    0
+}
+
+pub unsafe fn wait_for_completion(this: *mut completion) {
+    unsafe { (*this).wait() };
+}
+
 pub unsafe fn wait_for_completion_timeout(
     this: *mut completion,
     timeout: ffi::c_ulong,

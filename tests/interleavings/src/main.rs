@@ -107,6 +107,12 @@ mod mm {
     pub(crate) mod flush;
     pub(crate) mod page_set;
 
+    pub(crate) mod notifier {
+        mod event_count;
+        #[path = "../../il/tests/notifier.rs"]
+        pub(crate) mod interleavings;
+    }
+
     pub(crate) mod device_pages {
         mod hints;
         #[path = "../../il/tests/hints.rs"]

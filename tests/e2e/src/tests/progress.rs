@@ -21,11 +21,13 @@ use crate::{
     check_eq, //
 };
 use hmm::abi::FLAG_FAIL_ALLOC;
+use hmm::mapping::MADV_DONTNEED;
 use hmm::{
     pattern,
     procfs,
     Child,
     Device,
+    Errno,
     Gate,
     Mapping,
     Prot,
@@ -58,6 +60,15 @@ pub const TESTS: &[Test] = &[
         .seconds(180),
     Test::new("progress", "split_wait_sleeps", sleeps).only_rust(OURS).private(),
     Test::new("progress", "split_wait_is_killable", killed).only_rust(OURS).private(),
+    Test::new("progress", "fault_during_an_invalidation_is_killable", invalidated)
+        .only_rust(OURS)
+        .private(),
+    Test::new("progress", "invalidations_elsewhere_do_not_delay_faults", elsewhere)
+        .only_rust(OURS)
+        .private(),
+    Test::new("progress", "faults_beside_four_discarding_threads_succeed", beside)
+        .only_rust(OURS)
+        .private(),
     Test::new("progress", "split_waits_of_many_threads_complete", many).only_rust(OURS).private(),
     Test::new("progress", "debugger_read_completes_beside_a_writer", debugger)
         .only_rust(OURS)
@@ -322,6 +333,167 @@ fn killed(ctx: &Ctx) -> Outcome {
     check!(took < FLUSH / 4, "it ended {took:?} after the signal");
     device.set(Setting::FlushDelay, 0).what("set the delay back")?;
     cpu_sees(&map, 1, "by the parent")
+}
+
+/// A device fault waits for an invalidation of its window. A signal that kills its task ends the
+/// wait. The task is another process, because the one that invalidates cannot end before that.
+fn invalidated(ctx: &Ctx) -> Outcome {
+    const FLUSH: Duration = Duration::from_secs(8);
+    let device = ctx.open()?;
+    let map = Mapping::anon_in_block(2)?;
+    map.fill(1);
+    let go = Gate::new()?;
+    let over = Mapping::shared(1).what("map")?;
+    let mut child = Child::spawn(|| -> Outcome {
+        go.wait()?;
+        let mut page = [0; PAGE_SIZE];
+        let done = device.read(map.page_addr(1), &mut page);
+        over.set(0, 0, 1);
+        done.what("read").map(|_| ())
+    })?;
+    // After the fork, which write-protects entries.
+    device.read(map.addr(), &mut [0; PAGE_SIZE]).what("read")?;
+    device.set(Setting::FlushDelay, FLUSH.as_nanos() as u64).what("set the delay")?;
+    let invalidating = AtomicBool::new(true);
+    let ended = std::thread::scope(|scope| -> Result<_, Stop> {
+        let other = scope.spawn(|| {
+            let done = map.advise_pages(MADV_DONTNEED, 0, 1);
+            invalidating.store(false, Relaxed);
+            done
+        });
+        // By now the thread waits for the flush.
+        std::thread::sleep(Duration::from_millis(500));
+        go.open()?;
+        // By now the child has faulted.
+        std::thread::sleep(Duration::from_millis(500));
+        let waited = over.get(0, 0) == 0 && child.try_wait().is_none();
+        let begin = Instant::now();
+        child.signal(libc::SIGKILL);
+        let ended = child.wait_timeout(FLUSH / 4).map(|_| begin.elapsed());
+        let during = invalidating.load(Relaxed);
+        device.set(Setting::FlushDelay, 0).what("set the delay back")?;
+        other.join().map_err(|_| Stop::Fail("a thread has failed".into()))?.what("madvise")?;
+        Ok((waited, ended, during))
+    });
+    let (waited, ended, during) = ended?;
+    check!(waited, "the fault did not wait for the invalidation");
+    check!(during, "the invalidation was over when the child had ended, or not");
+    let took = ended.ok_or_else(|| Stop::Fail("the killed task still waits".into()))?;
+    println!("# it ended {took:?} after the signal");
+    let mut page = [0; PAGE_SIZE];
+    device.read(map.page_addr(1), &mut page).what("read afterwards")?;
+    map.check_pages(1, 1, 1).map_err(|mismatch| Stop::Fail(mismatch.to_string()))
+}
+
+/// Four threads discard memory as fast as they can. Device faults in other windows succeed, and no
+/// fault is repeated.
+fn elsewhere(ctx: &Ctx) -> Outcome {
+    const THREADS: usize = 4;
+    const WINDOWS: usize = 8;
+    const PER_WINDOW: usize = HUGE_PAGES;
+    let device = ctx.open()?;
+    let separate = |count| -> Result<Mapping, Stop> {
+        let map = Mapping::anon_aligned(count)?;
+        map.forbid_huge().what("madvise")?;
+        Ok(map)
+    };
+    // The device uses all windows.
+    let others = separate(THREADS)?;
+    let map = separate(WINDOWS)?;
+    let mut page = [0; PAGE_SIZE];
+    for number in 0..THREADS {
+        others.set(number * HUGE_PAGES, 0, 1);
+        device.read(others.page_addr(number * HUGE_PAGES), &mut page).what("read")?;
+    }
+    for window in 0..WINDOWS {
+        map.fill_pages(1, window * HUGE_PAGES, PER_WINDOW);
+        device.read(map.page_addr(window * HUGE_PAGES), &mut page).what("read")?;
+    }
+    let delta = Delta::start(ctx, &device)?;
+    let stop = AtomicBool::new(false);
+    let rounds = std::thread::scope(|scope| -> Result<usize, Stop> {
+        let others = &others;
+        let stop = &stop;
+        let discard = |number: usize| {
+            move || -> Result<usize, Errno> {
+                let mut rounds = 0;
+                while !stop.load(Relaxed) {
+                    others.set(number * HUGE_PAGES, 0, 2);
+                    others.advise_pages(MADV_DONTNEED, number * HUGE_PAGES, 1)?;
+                    rounds += 1;
+                }
+                Ok(rounds)
+            }
+        };
+        let threads: Vec<_> = (0..THREADS).map(|number| scope.spawn(discard(number))).collect();
+        let faults = (1..PER_WINDOW).try_for_each(|number| {
+            (0..WINDOWS).try_for_each(|window| {
+                device.read(map.page_addr(window * HUGE_PAGES + number), &mut page).map(|_| ())
+            })
+        });
+        stop.store(true, Relaxed);
+        let mut rounds = 0;
+        for thread in threads {
+            let done = thread.join().map_err(|_| Stop::Fail("a thread has failed".into()))?;
+            rounds += done.what("madvise")?;
+        }
+        faults.what("a device fault")?;
+        Ok(rounds)
+    })?;
+    println!("# {rounds} pages were discarded meanwhile");
+    check!(rounds >= THREADS, "{rounds} pages were discarded");
+    delta.exactly("faults_read", (WINDOWS * (PER_WINDOW - 1)) as i64, "beside the threads")?;
+    delta.exactly("retries", 0, "beside the threads")?;
+    Ok(())
+}
+
+/// Four threads discard pages of a window as fast as they can. Device faults of the other pages in
+/// that window succeed, each in a bounded time.
+fn beside(ctx: &Ctx) -> Outcome {
+    const THREADS: usize = 4;
+    /// A fault is repeated for a second at most, and fails with `EBUSY` after that.
+    const LONGEST: Duration = Duration::from_secs(1);
+    let device = ctx.open()?;
+    let map = Mapping::anon_aligned(1)?;
+    map.forbid_huge().what("madvise")?;
+    map.fill(1);
+    let stop = AtomicBool::new(false);
+    let (rounds, longest) = std::thread::scope(|scope| -> Result<_, Stop> {
+        let map = &map;
+        let stop = &stop;
+        let discard = |page: usize| {
+            move || -> Result<usize, Errno> {
+                let mut rounds = 0;
+                while !stop.load(Relaxed) {
+                    map.set(page, 0, 2);
+                    map.advise_pages(MADV_DONTNEED, page, 1)?;
+                    rounds += 1;
+                }
+                Ok(rounds)
+            }
+        };
+        let threads: Vec<_> = (0..THREADS).map(|page| scope.spawn(discard(page))).collect();
+        let mut found = [0; PAGE_SIZE];
+        let mut longest = Duration::ZERO;
+        let faults = (THREADS..map.pages()).try_for_each(|page| -> Outcome {
+            let begin = Instant::now();
+            device.read(map.page_addr(page), &mut found).what("a device fault")?;
+            longest = longest.max(begin.elapsed());
+            pattern::check(1, page, &found).what("read by the device")
+        });
+        stop.store(true, Relaxed);
+        let mut rounds = 0;
+        for thread in threads {
+            let done = thread.join().map_err(|_| Stop::Fail("a thread has failed".into()))?;
+            rounds += done.what("madvise")?;
+        }
+        faults?;
+        Ok((rounds, longest))
+    })?;
+    println!("# {rounds} pages were discarded meanwhile, the longest fault took {longest:?}");
+    check!(rounds >= THREADS, "{rounds} pages were discarded");
+    check!(longest < LONGEST, "a fault took {longest:?}");
+    Ok(())
 }
 
 /// Each of 8 threads touches all of many huge pages. A thread may be the first one to touch a page,

@@ -22,5 +22,6 @@ pub(crate) const ALL: &[&[Test]] = &[
     crate::mm::device_pages::hints_interleavings::TESTS,
     crate::mm::device_pages::interleavings::TESTS,
     crate::mm::dma_interleavings::TESTS,
+    crate::mm::notifier::interleavings::TESTS,
     crate::pgtable::interleavings::TESTS,
 ];

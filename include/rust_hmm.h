@@ -186,10 +186,16 @@ long rust_hmm_memory_evict(struct rust_hmm_memory *memory);
  * functions that need the device return -ENODEV. A CPU access to a page that could not be migrated
  * raises SIGBUS. The driver must still destroy the mirrors and the memory.
  *
+ * After -EINTR and -ENOMEM, pages are left that can be saved. The driver must not stop its copy
+ * engine, and calls the function again. A call that returns -EINTR has slept, so that a driver
+ * whose removal cannot fail may repeat it in a loop.
+ *
  * Return: the number of pages whose contents are lost; or:
  *
- * * -ENODEV: it was called before
- * * -ENOMEM
+ * * -ENODEV: another call does the same, or has done it
+ * * -EINTR: the task was killed, and the mmap lock of a process that maps pages of the memory is
+ *   contended; all other pages were saved
+ * * -ENOMEM: no page was saved
  * * -EDEADLK
  */
 long rust_hmm_memory_unplug(struct rust_hmm_memory *memory);

@@ -157,3 +157,13 @@ void rust_hmm_kunit_revive_current(void)
 	disallow_signal(SIGKILL);
 	flush_signals(current);
 }
+
+void rust_hmm_kunit_mmap_write_lock(struct mm_struct *mm)
+{
+	mmap_write_lock(mm);
+}
+
+void rust_hmm_kunit_mmap_write_unlock(struct mm_struct *mm)
+{
+	mmap_write_unlock(mm);
+}

@@ -12,7 +12,8 @@ use kernel::{
     sync::atomic::{
         ordering::{
             Full,
-            Relaxed, //
+            Relaxed,
+            Release, //
         },
         AtomicFlag, //
     }, //
@@ -23,6 +24,8 @@ use kernel::{
 pub(super) struct Arrivals {
     /// Whether the device was unplugged.
     closed: AtomicFlag,
+    /// Whether an unplug has failed, so that it may be repeated.
+    failed: AtomicFlag,
     #[pin]
     steps: Steps,
 }
@@ -31,6 +34,7 @@ impl Arrivals {
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             closed: AtomicFlag::new(false),
+            failed: AtomicFlag::new(false),
             steps <- Steps::new(lock_classes::arrivals(), lock_classes::arrivals_idle()),
         })
     }
@@ -70,6 +74,18 @@ impl Arrivals {
         // Only one caller gets `true`. The count of waits in `wait`, which follows, is the full
         // barrier against `begin`. The one here is not needed.
         !self.closed.xchg(true, Full)
+    }
+
+    /// Records that the unplug has failed after [`Self::close`]. Steps still fail.
+    pub(super) fn set_failed(&self) {
+        // Release: the next caller waits for steps, and only one task may do so at a time.
+        self.failed.store(true, Release);
+    }
+
+    /// Returns whether the last unplug has failed. Only one caller gets `true`, and repeats it.
+    pub(super) fn take_failed(&self) -> bool {
+        // Acquire is needed. See `set_failed`.
+        self.failed.xchg(false, Full)
     }
 
     /// Waits for the steps that began before [`Self::close`].

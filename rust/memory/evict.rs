@@ -192,6 +192,19 @@ impl MigrationOps<()> for EvictMigration {
 }
 
 impl<M: MemoryOps> MemoryParts<M> {
+    /// Evicts all pages in use. Returns the number of pages that remain in use.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no page has moved.
+    /// - `EINTR`: the task was killed. With `killable` the eviction has stopped. With
+    ///   [`MmapLocks::All`] it has tried each page, but pages are left whose mmap lock is
+    ///   contended.
+    ///
+    /// # Context
+    ///
+    /// May sleep. A call that returns `EINTR` for an mmap lock has slept, so that a caller that
+    /// repeats it does not spin.
     pub(super) fn evict(&self, locks: MmapLocks, killable: bool) -> Result<usize> {
         let mut batch = Batch::new()?;
         let mut copies = CopyContext::new(killable)?;
@@ -203,6 +216,10 @@ impl<M: MemoryOps> MemoryParts<M> {
             result?;
             if self.pages.used() == 0 {
                 break;
+            }
+            if batch.was_killed() {
+                fsleep(EVICT_PASS_INTERVAL);
+                return Err(EINTR);
             }
         }
         Ok(self.pages.used())
@@ -350,6 +367,10 @@ impl<M: MemoryOps> MemoryParts<M> {
 
     /// Evicts until no page is in use, because the memory cannot be freed before. Raises an alarm
     /// every 100 rounds. Called by the drop.
+    ///
+    /// The drop cannot fail, and its caller frees the device's resources next. So a fatal signal
+    /// does not end it. The signal ends waits for mmap locks, which are then tried ten times a
+    /// second, until their holders release them. Meanwhile the task sleeps.
     pub(super) fn evict_until_empty(&self) {
         let mut rounds = 0u32;
         while self.pages.used() != 0 {

@@ -8,6 +8,9 @@
 //!
 //! Pages are evicted in several passes, because a page with a temporary reference cannot be
 //! migrated.
+//!
+//! The wait for an mmap lock is killable. The pages that are left then are not lost: unplug fails,
+//! and can be repeated.
 
 use super::{
     CopyContext,
@@ -58,7 +61,7 @@ impl<M: MemoryOps> Memory<M> {
     /// Stops the use of a device that was or is about to be removed. All its mirrors lose their
     /// entries, no page is migrated to it, and readable pages are saved to system memory.
     ///
-    /// Returns the number of pages that were saved, and the number that were lost because the
+    /// Returns the number of pages that this call saved, and the number that were lost because the
     /// driver's copies failed. A CPU access to a lost page raises `SIGBUS`. A lost page stays in
     /// use until its processes have unmapped it.
     ///
@@ -67,10 +70,18 @@ impl<M: MemoryOps> Memory<M> {
     /// engine has stopped must therefore fail its jobs first. When this returns, only lost pages
     /// are in the memory, and the driver may stop its copy engine.
     ///
+    /// After `EINTR` and `ENOMEM` the device counts as unplugged, too, but pages that can be saved
+    /// are left. Each of them is migrated back when a CPU accesses it. The driver must not stop its
+    /// copy engine, and calls this function again to save the rest. If the removal cannot fail, it
+    /// repeats the call until another result is returned: each call that returns `EINTR` has tried
+    /// all pages, and has slept.
+    ///
     /// # Errors
     ///
-    /// - `ENODEV` if the device was unplugged already.
-    /// - `ENOMEM`: no page was saved, but each page is migrated back when a CPU accesses it.
+    /// - `ENODEV` if another call unplugs the device, or has done so.
+    /// - `EINTR` if the task was killed, and the mmap lock of a process that maps pages of the
+    ///   memory is contended. All other pages were saved.
+    /// - `ENOMEM`: no page was saved.
     /// - `EDEADLK` within a callback.
     ///
     /// # Context
@@ -93,13 +104,25 @@ impl<M: MemoryOps> Memory<M> {
     pub fn unplug(&self) -> Result<(usize, usize)> {
         reentry::may_wait()?;
         let ops = self.pages().data();
-        if !ops.arrivals.close() {
+        if !ops.arrivals.close() && !ops.arrivals.take_failed() {
             return Err(ENODEV);
         }
         ops.mirrors.for_each(|mirror| mirror.remove_entries());
         // Wait for migrations to the device. Their pages are saved with the others.
         ops.arrivals.wait();
         let before = self.stats().get(Counter::Evicted);
+        let lost = self.save_pages();
+        // Remove the entries that concurrent migrations have installed.
+        ops.mirrors.for_each(|mirror| mirror.remove_entries());
+        let saved = (self.stats().get(Counter::Evicted) - before) as usize;
+        lost.map(|lost| (saved, lost))
+            .inspect_err(|_| ops.arrivals.set_failed())
+    }
+
+    /// Evicts all pages of an unplugged device, and waits for migrations from it. Returns the
+    /// number of pages that are lost.
+    fn save_pages(&self) -> Result<usize> {
+        let ops = self.pages().data();
         // Eviction does not find pages that a concurrent migration has isolated. These pages are
         // not lost, but their copies need the device.
         ops.departures.wait();
@@ -110,9 +133,7 @@ impl<M: MemoryOps> Memory<M> {
             }
             lost = self.parts.evict(MmapLocks::All, false)?;
         }
-        // Remove the entries that these migrations have installed.
-        ops.mirrors.for_each(|mirror| mirror.remove_entries());
-        Ok(((self.stats().get(Counter::Evicted) - before) as usize, lost))
+        Ok(lost)
     }
 
     /// Takes pages out of use, for example because the memory has become bad. Pages in use are

@@ -73,6 +73,7 @@ mod exclusive;
 mod file;
 mod host_lock;
 mod joined;
+mod killed;
 mod migration;
 mod nosy;
 mod overlap;

@@ -102,12 +102,12 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
 }
 
 /// Whether `command` is allowed after the device was unplugged. Only ioctls that report past events
-/// are.
+/// are, and another unplug, which the library refuses unless the last one was interrupted.
 pub(crate) fn works_without_device(command: u32) -> bool {
     is_extension(command)
         && matches!(
             ioctl::_IOC_NR(command),
-            INFO | COUNTERS | WAIT | STOP | ENGINE | placement::PLACEMENT
+            INFO | COUNTERS | WAIT | STOP | ENGINE | placement::PLACEMENT | placement::UNPLUG
         )
 }
 

@@ -43,7 +43,7 @@ const GET_ATTRIBUTES: u32 = 0x51;
 pub(crate) const PLACEMENT: u32 = 0x52;
 const POLICY: u32 = 0x53;
 const MEMORY: u32 = 0x54;
-const UNPLUG: u32 = 0x55;
+pub(crate) const UNPLUG: u32 = 0x55;
 
 const PREFERRED: u32 = 1;
 const ACCESSED_BY: u32 = 2;

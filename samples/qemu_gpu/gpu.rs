@@ -144,7 +144,14 @@ impl Gpu {
     /// Called when the device is unbound, possibly while it is in use; the BAR is unmapped
     /// afterwards. Returns the numbers of pages that were migrated back and that are lost.
     pub(crate) fn remove(&self) -> (usize, usize) {
-        let pages = self.memory.unplug().unwrap_or_default();
+        // The removal cannot fail, and the engine stops after it. If the task was killed while a
+        // process holds its mmap lock, wait for that: each call sleeps.
+        let pages = loop {
+            match self.memory.unplug() {
+                Err(EINTR) => {}
+                pages => break pages.unwrap_or_default(),
+            }
+        };
         drop(self.running.lock().take());
         pages
     }

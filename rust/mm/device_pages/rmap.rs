@@ -204,7 +204,7 @@ impl<T: DevicePageOps> DevicePages<T> {
             };
             let mut is_stalled = false;
             for user in users.iter() {
-                let Ok(mmap) = user.lock(locks) else {
+                let Ok(mmap) = user.lock(locks, batch) else {
                     is_stalled = true;
                     continue;
                 };
@@ -282,7 +282,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                 break;
             }
             // After an error, try the next mapping.
-            let Ok(mmap) = user.lock(locks) else {
+            let Ok(mmap) = user.lock(locks, batch) else {
                 continue;
             };
             let frames = &users.frames;
@@ -371,10 +371,18 @@ impl FolioMappings {
 impl FolioMapping {
     /// Takes the mmap lock for reading. A task that waits for the folio may hold it for reading
     /// until the folio is unlocked, so that taking it for writing would deadlock.
-    fn lock(&self, locks: MmapLocks) -> Result<MmapGuard<'_>> {
+    ///
+    /// # Errors
+    ///
+    /// - `EINTR`: a fatal signal is pending, and the lock is contended. Recorded in `batch` with
+    ///   [`MmapLocks::All`], whose caller must not mistake the pages for lost ones.
+    /// - `EBUSY`: the lock is only tried, and contended.
+    fn lock(&self, locks: MmapLocks, batch: &mut Batch) -> Result<MmapGuard<'_>> {
         let current = current!();
         let is_own = |mm: &MmWithUser| core::ptr::eq(mm.as_raw(), self.mm.as_raw());
-        if locks == MmapLocks::All || current.mm().is_some_and(is_own) {
+        if locks == MmapLocks::All {
+            MmapGuard::lock_here(&self.mm).inspect_err(|_| batch.set_killed())
+        } else if current.mm().is_some_and(is_own) {
             MmapGuard::lock_here(&self.mm)
         } else {
             MmapGuard::try_lock_here(&self.mm)

@@ -59,6 +59,8 @@ pub struct Batch {
     pub(super) filled: PageSet,
     /// Number of elements that a migration has used. The elements of `dst` after them are 0.
     used: usize,
+    /// Whether a fatal signal ended a wait for an mmap lock.
+    was_killed: bool,
 }
 
 impl Batch {
@@ -90,7 +92,19 @@ impl Batch {
             dst: KVec::from_elem(0, pages, GFP_KERNEL)?,
             filled: PageSet::EMPTY,
             used: 0,
+            was_killed: false,
         })
+    }
+
+    /// Records that a fatal signal ended a wait for an mmap lock, so that pages were left out.
+    pub(in crate::mm) fn set_killed(&mut self) {
+        self.was_killed = true;
+    }
+
+    /// Returns whether pages were left out because a fatal signal ended the wait for an mmap lock.
+    /// Only waits for the lock of any process count, those with `MmapLocks::All`.
+    pub(crate) fn was_killed(&self) -> bool {
+        self.was_killed
     }
 
     /// Clears the destinations of the first `pages` pages. `migrate_vma_setup()` clears the

@@ -27,13 +27,16 @@ use hmm::child::Ended;
 use hmm::engine::Way;
 use hmm::{
     pattern,
+    procfs,
     Child,
     Command,
     Connection,
     Device,
     EngineOp,
     Errno,
+    Gate,
     Mapping,
+    Prot,
     Setting,
     PAGE_SIZE, //
 };
@@ -57,6 +60,9 @@ pub const TESTS: &[Test] = &[
     .only_rust(OURS)
     .private()
     .seconds(120),
+    Test::new("memory", "killed_unplug_can_be_repeated", killed_unplug_can_be_repeated)
+        .only_rust(OURS)
+        .private(),
     Test::new("memory", "unplug_waits_for_migrations", unplug_waits_for_migrations)
         .only_rust(OURS)
         .private()
@@ -263,6 +269,61 @@ fn unplug_during_accesses_keeps_contents(ctx: &Ctx) -> Outcome {
     drop(maps);
     check_eq!(device.counters()?.device_pages_used, 0, "pages in use when they are unmapped");
     device.close().what("close")?;
+    unload(ctx)
+}
+
+/// A process holds its mmap lock for writing while its second device takes seconds for a flush. A
+/// task that unplugs the first device waits for that lock, and is killed. No page is lost, and
+/// another task can repeat the unplug.
+fn killed_unplug_can_be_repeated(ctx: &Ctx) -> Outcome {
+    const STALL: Duration = Duration::from_secs(8);
+    let _restore = with(ctx, &vram(32))?;
+    let device = ctx.open()?;
+    let other = Device::open(ctx.second).what("open the second device")?;
+    let ready = Gate::new()?;
+    let go = Gate::new()?;
+    let stalled = Child::spawn(|| -> Outcome {
+        let device = ctx.open()?;
+        let other = Device::open(ctx.second).what("open the second device")?;
+        let map = Mapping::anon_aligned(1)?;
+        map.fill(1);
+        check_eq!(to_device(&device, &map)?.moved, map.pages() as u64, "pages that moved");
+        let mapped = Mapping::anon(8).what("map")?;
+        mapped.fill(2);
+        device_sees(&other, &mapped, 2, "of memory in place")?;
+        ready.open()?;
+        go.wait()?;
+        mapped.protect(Prot::Read).what("protect")?;
+        ready.open()?;
+        go.wait()?;
+        cpu_sees(&map, 1, "after the unplug")
+    })?;
+    ready.wait()?;
+    other.set(Setting::FlushDelay, STALL.as_nanos() as u64).what("set the delay")?;
+    go.open()?;
+    procfs::wait_for_call(stalled.pid(), stalled.pid(), libc::SYS_mprotect)
+        .what("wait for the lock")?;
+    let mut unplugs = Child::spawn(|| -> Outcome {
+        let done = device.unplug(0, 0);
+        Err(Stop::Fail(format!("the unplug has ended: {done:?}")))
+    })?;
+    std::thread::sleep(Duration::from_millis(500));
+    check!(unplugs.try_wait().is_none(), "the unplug did not wait for the lock");
+    let begin = Instant::now();
+    unplugs.signal(libc::SIGKILL);
+    let ended = unplugs.wait_timeout(STALL / 4);
+    println!("# the unplug ended {:?} after the signal", begin.elapsed());
+    check_eq!(ended, Some(Ended::Signal(libc::SIGKILL)), "end of the killed unplug");
+    let used = device.counters()?.device_pages_used;
+    check!(used != 0, "no page is left, so that the unplug was not interrupted");
+    other.set(Setting::FlushDelay, 0).what("set the delay back")?;
+    ready.wait()?;
+    check_eq!(device.unplug(0, 0).what("repeat the unplug")?, (used, 0), "pages saved and lost");
+    check_eq!(device.counters()?.device_pages_used, 0, "pages in use after the unplug");
+    fails(device.unplug(0, 0), Errno::ENODEV, "a further unplug")?;
+    go.open()?;
+    stalled.join().map_err(Stop::Fail)?;
+    drop((device, other));
     unload(ctx)
 }
 

@@ -163,7 +163,7 @@ impl SpaceHandle {
             windows <- NotifierWindows::new(name),
             attributes <- Map::new(),
             attribute_watch <- AttributeWatch::new(),
-            cpu_faults: FaultWindows::new(),
+            cpu_faults: FaultWindows::new()?,
             last_event: Atomic::new(0),
             retrying: Atomic::new(0),
             born: Instant::now(),

@@ -288,8 +288,8 @@ enum Touch {
     Forget,
 }
 
-/// A window has a power of 2 of pages, up to 2 MiB. It doubles if CPU faults are sequential or stay
-/// within 2 MiB, and halves after a jump.
+/// A window has a power of 2 of pages, up to 2 MiB. It doubles if CPU faults are sequential, or in
+/// one of the 64 last blocks of 2 MiB that came back in part, and halves after a jump.
 fn windows(trial: &Trial<'_>) {
     let touch = prop_oneof![
         4 => Just(Touch::On),
@@ -299,9 +299,11 @@ fn windows(trial: &Trial<'_>) {
         1 => Just(Touch::Forget),
     ];
     trial.run(touch, 1..60, |touches| {
-        let mut windows = FaultWindows::new();
+        let mut windows = FaultWindows::new().unwrap();
         // The page behind the last window, and its number of pages.
         let mut last: Option<(usize, usize)> = None;
+        // The last block with each remainder, and its number of pages.
+        let mut blocks = BTreeMap::new();
         for touch in touches {
             let next = last.map_or(1 << 30, |(next, _)| next);
             let page = match *touch {
@@ -310,22 +312,40 @@ fn windows(trial: &Trial<'_>) {
                 Touch::Near(pages) => next.saturating_add_signed(pages),
                 Touch::Far(page) => page,
                 Touch::Forget => {
-                    windows = FaultWindows::new();
+                    windows = FaultWindows::new().unwrap();
                     last = None;
+                    blocks.clear();
                     continue;
                 }
             };
             let size = windows.record_fault(7, page << 12) / PAGE_SIZE;
-            let expected = match last {
+            let block = page / PMD_PAGES;
+            let earlier = match blocks.get(&(block % 64)) {
+                Some((old, count)) if *old == block => *count,
+                _ => 0,
+            };
+            let follows =
+                last.is_some_and(|(next, _)| page == next || block == (next - 1) / PMD_PAGES);
+            let usual = match last {
                 None => 16,
-                Some((next, size)) => {
-                    let same = page / PMD_PAGES == (next - 1) / PMD_PAGES;
-                    match page.abs_diff(next) {
-                        _ if same || page == next => (2 * size).min(PMD_PAGES),
-                        0..=PMD_PAGES => size,
-                        _ => (size / 2).max(1),
+                Some((_, size)) if follows => (2 * size).min(PMD_PAGES),
+                Some((next, size)) if page.abs_diff(next) <= PMD_PAGES => size,
+                Some((_, size)) => (size / 2).max(1),
+            };
+            let expected = match earlier {
+                0 => usual,
+                _ => {
+                    let of_block = (16 << (earlier - 1)).min(PMD_PAGES);
+                    if follows {
+                        usual.max(of_block)
+                    } else {
+                        of_block
                     }
                 }
+            };
+            match size {
+                PMD_PAGES => blocks.remove(&(block % 64)),
+                _ => blocks.insert(block % 64, (block, (earlier + 1).min(15))),
             };
             assert_eq!(size, expected, "pages for {touch:?}");
             last = Some(((page / size + 1) * size, size));

@@ -44,7 +44,7 @@ fn window() {
             assert!(size.is_power_of_two() && (1 << 12..=PMD_SIZE).contains(&size));
         }
     }
-    let windows = Arc::new(FaultWindows::new(), GFP_KERNEL).unwrap();
+    let windows = Arc::new(FaultWindows::new().unwrap(), GFP_KERNEL).unwrap();
     let other = windows.clone();
     let thread = spawn(move || {
         record_fault(&other);

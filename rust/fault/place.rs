@@ -80,6 +80,9 @@ impl<D: Device> Mirror<D> {
             let around = around.intersect(&limits).unwrap_or(range);
             return Ok(FaultAction::MapInPlace(around.union(&range)));
         }
+        if whole || attributes.preferred() == PreferredLocation::Device {
+            self.inner().set_prefers();
+        }
         if whole {
             return Ok(FaultAction::Migrate(limits.union(&range)));
         }

@@ -127,8 +127,7 @@ impl<D: Device> Mirror<D> {
     ) -> Result<FaultOutcome> {
         reentry::may_wait()?;
         let has_memory = self.device().memory().is_some();
-        let places = has_memory && (!policy.is_idle() || self.has_attributes());
-        self.inner().set_places(places);
+        self.inner().set_places(has_memory && !policy.is_idle());
         let mut served = FaultOutcome::default();
         let mut rest = Some(range);
         let mut delays = 0;

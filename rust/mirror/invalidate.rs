@@ -131,9 +131,11 @@ pub(crate) struct MirrorShared<D: Device> {
     pub(super) shared_name: Option<DeviceId>,
     /// Number of pages that an eviction has invalidated and not reported yet.
     taken: Atomic<usize>,
-    /// Whether the device's faults migrate memory to it, as a policy or attributes decide. Used as a
-    /// hint, so that no order is needed.
+    /// Whether the last fault of the device had a policy that migrates memory. A hint, as
+    /// `prefers`, so that no order is needed.
     places: AtomicFlag,
+    /// Whether a fault of the device has met memory that prefers it.
+    prefers: AtomicFlag,
     /// Signalled when a migration ends. Faults that found entries with marks wait for it.
     pub(super) ended: Pin<KBox<CondVar>>,
 }
@@ -234,6 +236,7 @@ impl<D: Device> MirrorShared<D> {
             space,
             taken: Atomic::new(0),
             places: AtomicFlag::new(false),
+            prefers: AtomicFlag::new(false),
             ended: KBox::pin_init(CondVar::new(ended, ended_key), GFP_KERNEL_ACCOUNT)?,
         }? Error)
     }
@@ -401,16 +404,23 @@ impl<D: Device> MirrorShared<D> {
         }
     }
 
-    /// Returns whether the device's faults migrate memory to it, as a policy or attributes decide.
+    /// Returns whether faults of the device migrate memory to it, as a policy or attributes decide.
     pub(super) fn places(&self) -> bool {
-        self.places.load(Relaxed)
+        self.places.load(Relaxed) || self.prefers.load(Relaxed)
     }
 
-    /// Records whether a fault of the device may migrate memory to it.
+    /// Records whether a fault of the device has a policy that migrates memory.
     pub(crate) fn set_places(&self, places: bool) {
         // Faults are frequent, and nearly always the same.
         if self.places.load(Relaxed) != places {
             self.places.store(places, Relaxed);
+        }
+    }
+
+    /// Records that a fault of the device has met memory that prefers it.
+    pub(crate) fn set_prefers(&self) {
+        if !self.prefers.load(Relaxed) {
+            self.prefers.store(true, Relaxed);
         }
     }
 

@@ -157,7 +157,7 @@ mod suite {
     }
 
     #[test]
-    fn only_policies_see_writes_after_a_cpu_fault() -> Result {
+    fn writes_after_a_cpu_fault_reach_policies() -> Result {
         joined(Way::ToSystem, policy, no_event, Written::Always)?;
         joined(Way::CpuFault, policy, no_event, Written::IfRequested)?;
         joined(Way::CpuFault, no_policy, no_event, Written::Always)

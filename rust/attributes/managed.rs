@@ -18,6 +18,22 @@ pub(crate) const OFFSET_MASK: usize =
     (OFFSET_MANAGED - 1) | OFFSET_MANAGED | OFFSET_HOST_SHARED | OFFSET_POPULATE | OFFSET_HUGE;
 
 /// Flags of a managed allocation.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::managed::Flags;
+///
+/// let flags = Flags {
+///     populate: true,
+///     ..Flags::default()
+/// };
+/// assert_eq!(Flags::of(flags.offset()), Some(flags));
+/// // Not an offset of managed memory.
+/// assert_eq!(Flags::of(0), None);
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// The memory is used by the host as much as by the device: a device fault maps it in place.

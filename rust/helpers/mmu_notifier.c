@@ -40,6 +40,7 @@ bool rust_hmm_interval_is_in_tree(struct mmu_interval_notifier *sub)
 {
 	struct rb_node *node = &sub->interval_tree.rb;
 
+	/* Pairs with the unlock of page tables before the store, see above. */
 	return smp_load_acquire(&node->__rb_parent_color) != (unsigned long)node;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_interval_is_in_tree);

@@ -111,7 +111,7 @@ struct CopyState {
 }
 
 /// A driver that can cancel copies which have not begun.
-pub(super) trait Cancel {
+pub(crate) trait Cancel {
     /// Called after jobs were cancelled, so that the driver can complete those that have not begun.
     /// Context: may sleep.
     fn cancel(&self);
@@ -156,7 +156,7 @@ impl CopyContext {
 
     /// Begins a step without jobs. Returns `None` if a previous batch was leaked, because its jobs
     /// still mark entries in the shared state.
-    pub(super) fn begin<'a>(&'a mut self, driver: &'a dyn Cancel) -> Option<CopyBatch<'a>> {
+    pub(crate) fn begin<'a>(&'a mut self, driver: &'a dyn Cancel) -> Option<CopyBatch<'a>> {
         let jobs = self.state.begin(CopyWait {
             driver: self.killable.then_some(driver),
             stop: self.stop.as_ref(),
@@ -214,7 +214,7 @@ pub(crate) struct CopyBatch<'a> {
 impl CopyBatch<'_> {
     /// Waits for the jobs, and returns the indices of the entries that were copied. Context: may
     /// sleep.
-    pub(super) fn wait(self) -> PageSet {
+    pub(crate) fn wait(self) -> PageSet {
         let mut filled = self.at_once;
         self.jobs.wait(|state| {
             filled.insert_words(state.filled.iter().map(|word| word.load(Relaxed)));
@@ -292,9 +292,8 @@ fn report_late(left: usize, start: u64) {
     let waited = ktime_get_ns().saturating_sub(start);
     if waited >= COPY_LATE_NS && LATE_COPY_REPORTS.allows() {
         let seconds = waited / 1_000_000_000;
-        let task = current!().pid();
         pr_warn!(
-            "{left} copy jobs of a step by task {task} not completed for {seconds} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n"
+            "{left} copy jobs not completed for {seconds} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n"
         );
     }
 }

@@ -163,17 +163,17 @@ fn run_copies<const JOBS: usize, const STEPS: usize>() {
 fn step<const JOBS: usize>(copies: &mut CopyContext, threads: &mut Vec<Thread<()>>) {
     let memory: Arc<[Memory; JOBS]> =
         Arc::new([(); JOBS].map(|()| Memory::new(0)), GFP_KERNEL).unwrap();
-    let mask = copies.run(&NoDriver, |batch| {
-        batch.reserve(JOBS);
-        for index in 0..JOBS {
-            let job = unsafe { batch.job(index, 1, None, CopyEndpoint::Device(index)) };
-            let memory = memory.clone();
-            threads.push(spawn(move || {
-                memory[index].write(1);
-                job.complete(Ok(()));
-            }));
-        }
-    });
+    let mut batch = copies.begin(&NoDriver).unwrap();
+    batch.reserve(JOBS);
+    for index in 0..JOBS {
+        let job = unsafe { batch.job(index, 1, None, CopyEndpoint::Device(index)) };
+        let memory = memory.clone();
+        threads.push(spawn(move || {
+            memory[index].write(1);
+            job.complete(Ok(()));
+        }));
+    }
+    let mask = batch.wait();
     for index in 0..JOBS {
         assert!(mask.has(index));
         assert_eq!(memory[index].read(), 1);

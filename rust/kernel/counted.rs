@@ -137,7 +137,7 @@ impl<T: Sync> Drop for CountedBox<T> {
     }
 }
 
-/// What a task does while it waits for the references of a `T`.
+/// Actions of a task while it waits for the references of a `T`.
 pub(crate) trait Waiter<T> {
     /// Time after which a wait is interrupted by a call of [`Self::check`].
     const INTERVAL: Jiffies;

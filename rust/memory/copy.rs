@@ -173,7 +173,7 @@ impl CopyContext {
     }
 }
 
-/// What a task does while it waits for jobs. Signals do not end the wait, because the device may
+/// Actions of a task while it waits for jobs. Signals do not end the wait, because the device may
 /// still access the pages. A fatal signal only cancels the jobs, so that the driver completes early
 /// those that have not begun.
 struct CopyWait<'a> {

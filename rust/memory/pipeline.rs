@@ -15,8 +15,8 @@
 //! the proofs of the mirrors, which it gets for the mirrors themselves.
 //!
 //! Dropping any state waits for the copies, restores the pages, ends the migration for the mirrors,
-//! and then drops the operations, which own what an unplug waits for. `Migrated` also removes the
-//! entries of pages that have moved before it frees the sources.
+//! and then drops the operations, which own the [`Arrival`] for which an unplug waits. `Migrated`
+//! also removes the entries of pages that have moved before it frees the sources.
 //!
 //! The mmap lock is held throughout. A task with a block in flight must not wait for an
 //! invalidation or for an mmap lock, because their holders may wait for its folios.
@@ -51,8 +51,8 @@ use kernel::prelude::*;
 /// Operations in which the callers of the pipeline differ. Called in the order of their
 /// declaration, each at most once, with the mmap lock and the folio locks held.
 ///
-/// An implementation owns what must last until the pages are mapped or freed, such as an
-/// [`Arrival`].
+/// An implementation owns the objects that must last until the pages are mapped or freed, such as
+/// an [`Arrival`].
 ///
 /// # Context
 ///

@@ -112,7 +112,7 @@ impl<M: MemoryOps> Memory<M> {
         ops.arrivals.wait();
         let before = self.stats().get(Counter::Evicted);
         let lost = self.save_pages();
-        // Remove the entries that concurrent migrations have installed.
+        // Remove the entries that concurrent migrations have installed, also after an error.
         ops.mirrors.for_each(|mirror| mirror.remove_entries());
         let saved = (self.stats().get(Counter::Evicted) - before) as usize;
         lost.map(|lost| (saved, lost))

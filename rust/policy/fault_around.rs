@@ -138,9 +138,9 @@ impl FaultWindows {
     ///
     /// May sleep.
     pub(crate) fn new() -> Result<Self> {
-        let mut blocks = KVec::with_capacity(BLOCK_HISTORIES, GFP_KERNEL)?;
+        let mut blocks = KVec::with_capacity(BLOCK_HISTORIES, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..BLOCK_HISTORIES {
-            blocks.push(Atomic::new(0), GFP_KERNEL)?;
+            blocks.push(Atomic::new(0), GFP_KERNEL_ACCOUNT)?;
         }
         Ok(Self {
             last: [const { Atomic::new(0) }; MEMORY_HISTORIES],

@@ -24,6 +24,17 @@ use kernel::page::{
 mod suite {
     use super::*;
 
+    /// Returns a faultless request that recognises its events by name.
+    fn request_of(name: MigrationId, range: PageRange) -> MigrationDesc {
+        MigrationDesc {
+            name,
+            identity: EventMatch::Name,
+            range,
+            faultless: true,
+            destination: Destination::Any,
+        }
+    }
+
     #[test]
     fn foreign_events_clear_marks() -> Result {
         let mine = 0u8;
@@ -32,14 +43,7 @@ mod suite {
         let other = MigrationId::of(&other);
         let mut running = InFlightMigrations::new();
         let range = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
-        let request = |name, range| MigrationDesc {
-            name,
-            identity: EventMatch::Name,
-            range,
-            faultless: true,
-            destination: Destination::Any,
-        };
-        running.begin(request(mine, range), InFlightNode::new()?)?;
+        running.begin(request_of(mine, range), InFlightNode::new()?)?;
         assert!(running.owns(mine, PMD_SIZE) && running.owns(mine, 2 * PMD_SIZE - PAGE_SIZE));
         assert!(!running.owns(other, PMD_SIZE) && !running.owns(mine, 2 * PMD_SIZE));
 
@@ -97,14 +101,7 @@ mod suite {
         let name = MigrationId::of(&0u8);
         let mut running = InFlightMigrations::new();
         let range = PageRange::from_pages(PMD_SIZE, 300)?;
-        let request = MigrationDesc {
-            name,
-            identity: EventMatch::Name,
-            range,
-            faultless: true,
-            destination: Destination::Any,
-        };
-        running.begin(request, InFlightNode::new()?)?;
+        running.begin(request_of(name, range), InFlightNode::new()?)?;
         running.release(name, PageRange::from_pages(range.address(70), 3)?);
         let own = running.get(name, range.start()).ok_or(EINVAL)?;
         let mut asked = PageSet::EMPTY;
@@ -129,14 +126,7 @@ mod suite {
         let name = MigrationId::of(&0u8);
         let mut running = InFlightMigrations::new();
         let range = PageRange::from_pages(PMD_SIZE, 300)?;
-        let request = MigrationDesc {
-            name,
-            identity: EventMatch::Name,
-            range,
-            faultless: true,
-            destination: Destination::Any,
-        };
-        running.begin(request, InFlightNode::new()?)?;
+        running.begin(request_of(name, range), InFlightNode::new()?)?;
         let set = |pages| {
             let mut set = PageSet::EMPTY;
             set.add(pages);

@@ -218,8 +218,8 @@ fn state() -> Result<State, Stop> {
 }
 
 /// Returns the names of which there are at least `noise(name)` more in both halves of `states`:
-/// start, middle and end. A leak grows in both. What the kernel allocates at the first use, or for
-/// others, does not. The bound does not depend on the number of cycles, so that many cycles also
+/// start, middle and end. A leak grows in both. Allocations at the first use, or for other tasks,
+/// do not. The bound does not depend on the number of cycles, so that many cycles also
 /// detect a leak of one object in some of them.
 pub fn grown(states: [&BTreeMap<String, u64>; 3], noise: impl Fn(&str) -> u64) -> Vec<String> {
     let [start, middle, end] = states;

@@ -30,6 +30,7 @@ use kernel::{
     prelude::*,
     sync::atomic::{
         ordering::{
+            Acquire,
             Relaxed,
             Release, //
         },
@@ -116,7 +117,7 @@ impl NotifierWindow {
     /// Begins the removal of the window if it has no user, and returns whether it did. Context: the
     /// lock of the windows is held.
     pub(super) fn begin_closing(&self) -> bool {
-        let unused = self.users.load(kernel::sync::atomic::ordering::Acquire) == 0;
+        let unused = self.users.load(Acquire) == 0;
         self.is_closing.store(unused, Relaxed);
         unused
     }

@@ -2,7 +2,20 @@
 
 //! The C functions and constants that the sources use.
 
-use kernel::ffi;
+use kernel::{
+    ffi,
+    sync::{
+        atomic::{
+            ordering::{
+                Acquire,
+                Relaxed,
+                Release, //
+            },
+            Atomic, //
+        },
+        Refcount, //
+    }, //
+};
 pub use kernel::sync::RawCompletion as completion;
 
 /// Order of what a PMD maps.
@@ -71,6 +84,125 @@ pub unsafe fn wait_for_completion_killable_timeout(
 ) -> ffi::c_long {
     unsafe { (*this).wait() };
     timeout as ffi::c_long
+}
+
+/// A work item of a worker.
+#[repr(C)]
+pub struct rust_hmm_deferred {
+    pub drop: Option<unsafe extern "C" fn(*mut ffi::c_void)>,
+}
+
+/// The queued work items.
+pub mod works {
+    use super::rust_hmm_deferred;
+    use crate::stand_ins::PerExecution;
+    use kernel::sync::{
+        LockClassKey,
+        SpinLock, //
+    };
+
+    type Queue = SpinLock<Vec<usize>>;
+
+    static QUEUE: PerExecution<Queue> = PerExecution::new();
+
+    /// Must be called at the start of each execution.
+    pub fn reset() {
+        let key = core::pin::Pin::static_ref(&LockClassKey);
+        QUEUE.set(Queue::new(Vec::new(), c"works", key));
+    }
+
+    pub(super) fn add(work: *mut rust_hmm_deferred) {
+        QUEUE.get().lock().push(work as usize);
+    }
+
+    /// Runs the items that are queued, as a worker does. Returns whether there was one.
+    pub fn run() -> bool {
+        let items = core::mem::take(&mut *QUEUE.get().lock());
+        for item in &items {
+            let work = *item as *mut rust_hmm_deferred;
+            unsafe { (*work).drop.expect("a function")(work.cast()) };
+        }
+        !items.is_empty()
+    }
+}
+
+pub unsafe fn rust_hmm_deferred_init() -> ffi::c_int {
+    0
+}
+
+pub unsafe fn rust_hmm_deferred_exit() {}
+
+pub unsafe fn rust_hmm_deferred_queue(work: *mut rust_hmm_deferred) {
+    works::add(work);
+}
+
+pub unsafe fn rust_hmm_notifier_register(mm: *mut kernel::mm::MmWithUser) -> ffi::c_int {
+    unsafe { (*mm).tree.write(1) };
+    0
+}
+
+/// An XArray with one place.
+pub struct xarray {
+    place: Atomic<*mut ffi::c_void>,
+}
+
+pub const XA_PRESENT: u32 = 8;
+
+pub unsafe fn xa_init_flags(array: *mut xarray, _flags: u32) {
+    unsafe { array.write(xarray { place: Atomic::new(core::ptr::null_mut()) }) };
+}
+
+pub unsafe fn xa_load(array: *mut xarray, _index: usize) -> *mut ffi::c_void {
+    unsafe { (*array).place.load(Acquire) }
+}
+
+/// As [`xa_load`], without the order of the address dependency.
+pub unsafe fn xa_load_relaxed(array: *mut xarray, _index: usize) -> *mut ffi::c_void {
+    unsafe { (*array).place.load(Relaxed) }
+}
+
+pub unsafe fn rust_hmm_xa_insert(
+    array: *mut xarray,
+    _index: usize,
+    entry: *mut ffi::c_void,
+) -> ffi::c_int {
+    match unsafe { (*array).place.cmpxchg(core::ptr::null_mut(), entry, Release) } {
+        Ok(_) => 0,
+        Err(_) => -16,
+    }
+}
+
+/// The lock of an XArray orders its changes.
+pub unsafe fn xa_erase(array: *mut xarray, _index: usize) -> *mut ffi::c_void {
+    unsafe { (*array).place.xchg(core::ptr::null_mut(), Acquire) }
+}
+
+pub unsafe fn xa_find(
+    array: *mut xarray,
+    _index: &mut usize,
+    _last: usize,
+    _filter: u32,
+) -> *mut ffi::c_void {
+    unsafe { xa_load(array, 0) }
+}
+
+pub unsafe fn xa_destroy(array: *mut xarray) {
+    unsafe { core::ptr::drop_in_place(array) };
+}
+
+pub unsafe fn rust_hmm_refcount_inc_not_zero(count: *mut ffi::c_void) -> bool {
+    unsafe { (*count.cast::<Refcount>()).inc_not_zero() }
+}
+
+/// Frees an object that begins with a reference count, after a grace period.
+pub unsafe fn rust_hmm_free_rcu(object: *mut ffi::c_void) {
+    kernel::sync::rcu::synchronize_rcu();
+    unsafe { free_counted(object) };
+}
+
+/// As [`rust_hmm_free_rcu`], without the grace period. The memory itself is kept.
+pub unsafe fn free_counted(object: *mut ffi::c_void) {
+    unsafe { core::ptr::drop_in_place(object.cast::<Refcount>()) };
 }
 
 /// Device memory: the first frames of each region are plain memory of the model.

@@ -4,6 +4,7 @@
 //!
 //! usage: interleavings --list | [--break ROW] [--preemptions MOST|all] TEST
 
+#![feature(arbitrary_self_types)]
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]
 
 #[path = "il/bindings.rs"]
@@ -75,6 +76,8 @@ mod pgtable {
     };
 }
 mod debug {
+    pub(crate) use crate::stand_ins::events;
+
     pub(crate) mod stats;
 }
 
@@ -85,15 +88,26 @@ mod kernel {
 
     pub(crate) mod completion;
     pub(crate) mod counted;
+    #[path = "deferred.rs"]
+    mod deferred_work;
     pub(crate) mod limit;
     pub(crate) mod lock_classes;
     pub(crate) mod once_box;
+    pub(crate) mod rcu_map;
     pub(crate) mod rcu_slot;
     pub(crate) mod reentry;
     pub(crate) mod word;
 
+    /// Objects are dropped in place here; work items that recur are those of the library.
+    pub(crate) mod deferred {
+        pub(crate) use super::deferred_work::{
+            Recurring,
+            RecurringWork, //
+        };
+        pub(crate) use crate::stand_ins::deferred::*;
+    }
+
     pub(crate) use crate::stand_ins::{
-        deferred,
         identity,
         shrinker,
         zeroed, //
@@ -106,11 +120,16 @@ mod mm {
     pub(crate) mod dma;
     pub(crate) mod flush;
     pub(crate) mod page_set;
+    pub(crate) mod registration;
 
     pub(crate) mod notifier {
         mod event_count;
         #[path = "../../il/tests/notifier.rs"]
         pub(crate) mod interleavings;
+        #[path = "../../il/notifier.rs"]
+        mod stand_in;
+
+        pub(crate) use stand_in::*;
     }
 
     pub(crate) mod device_pages {
@@ -122,6 +141,9 @@ mod mm {
         #[path = "../../il/device_pages.rs"]
         mod owner;
         pub(super) mod chunk;
+        mod chunks;
+        #[path = "../../il/tests/chunks.rs"]
+        pub(crate) mod chunks_interleavings;
         mod region;
 
         pub use owner::*;
@@ -135,7 +157,9 @@ mod mm {
     pub(crate) use crate::stand_ins::{
         folio,
         location,
+        migrate,
         pin,
+        range_fault,
         table_memory, //
     };
 }
@@ -160,7 +184,31 @@ mod memory {
 }
 
 mod policy {
+    pub(crate) use crate::stand_ins::bounces::Bounces;
+
     pub(crate) mod fault_around;
+}
+
+mod space {
+    #[path = "../il/tests/space.rs"]
+    pub(crate) mod interleavings;
+    mod mirrors;
+    #[path = "../il/space.rs"]
+    mod owner;
+    mod window;
+    mod windows;
+
+    pub(crate) use mirrors::{
+        SpaceMirrors,
+        StartedFlush, //
+    };
+    pub(crate) use owner::{
+        find,
+        MigrationDesc,
+        Space,
+        SpaceHandle,
+        OPENING, //
+    };
 }
 
 #[path = "il/tests/mod.rs"]

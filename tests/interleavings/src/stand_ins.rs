@@ -25,6 +25,7 @@ pub(crate) mod inject {
         Retry,
         TablePage,
         InFlightMigration,
+        MmapLock,
     }
 
     pub(crate) fn fails(_point: FailPoint) -> bool {
@@ -45,10 +46,28 @@ pub(crate) mod cancel {
 
 /// Identities.
 pub(crate) mod identity {
-    use kernel::ffi;
+    use kernel::{
+        ffi,
+        mm::MmWithUser, //
+    };
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct MemoryId(pub(crate) usize);
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct DeviceId(pub(crate) usize);
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct MigrationId(pub(crate) usize);
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct MmId(pub(crate) usize);
+
+    impl MmId {
+        pub(crate) fn of_user(mm: &MmWithUser) -> Self {
+            Self(mm.as_raw() as usize)
+        }
+    }
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct PgmapOwner(pub(crate) usize);
@@ -105,6 +124,64 @@ pub(crate) mod pin {
 
         pub(crate) fn pfn(&self, index: usize) -> Option<usize> {
             Some(index + 1)
+        }
+    }
+}
+
+/// An object that each execution of a test sets anew, because those of the model end with it.
+pub(crate) struct PerExecution<T: 'static>(kernel::model::Hidden<Option<&'static T>>);
+
+impl<T> PerExecution<T> {
+    pub(crate) const fn new() -> Self {
+        Self(kernel::model::Hidden::new(None))
+    }
+
+    /// Must be called at the start of each execution.
+    pub(crate) fn set(&self, value: T) {
+        self.0.with(|place| *place = Some(Box::leak(Box::new(value))));
+    }
+
+    pub(crate) fn get(&self) -> &'static T {
+        self.0.with(|place| place.expect("set by the test"))
+    }
+}
+
+/// Tracepoints.
+pub(crate) mod events {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum EvictReason {
+        All,
+        Room,
+    }
+}
+
+/// The thrashing detection, which has locks only.
+pub(crate) mod bounces {
+    pub struct Bounces;
+
+    impl Bounces {
+        pub(crate) fn new() -> kernel::init::Ready<Self> {
+            kernel::init::Ready(Self)
+        }
+    }
+}
+
+/// Results of migrations.
+pub(crate) mod migrate {
+    use core::marker::PhantomData;
+
+    pub struct Moved<'a>(PhantomData<&'a ()>);
+}
+
+/// The address space of a process.
+pub(crate) mod range_fault {
+    use kernel::mm::MmWithUser;
+
+    pub struct AddressSpace(pub(crate) &'static MmWithUser);
+
+    impl AddressSpace {
+        pub(crate) fn mm(&self) -> &MmWithUser {
+            self.0
         }
     }
 }

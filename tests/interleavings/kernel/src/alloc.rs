@@ -75,6 +75,10 @@ impl<T: ?Sized> KBox<T> {
     pub unsafe fn from_raw(raw: *mut T) -> Self {
         Self(unsafe { Box::from_raw(raw) })
     }
+
+    pub fn leak<'a>(this: Self) -> &'a mut T {
+        Box::leak(this.0)
+    }
 }
 
 impl<T: ?Sized> From<KBox<T>> for Pin<KBox<T>> {

@@ -70,7 +70,7 @@ macro_rules! pin_init {
 macro_rules! try_pin_init {
     ($name:ident { $($fields:tt)* }? $error:ty) => {
         $crate::init::Try((|| -> ::core::result::Result<_, $error> {
-            Ok($crate::pin_init_fields!([$name] [] $($fields)*))
+            Ok($crate::try_pin_init_fields!([$name] [] $($fields)*))
         })())
     };
 }
@@ -93,6 +93,24 @@ macro_rules! pin_init_fields {
     };
     ([$name:ident] [$($done:tt)*] $field:ident, $($rest:tt)*) => {
         $crate::pin_init_fields!([$name] [$($done)* $field,] $($rest)*)
+    };
+}
+
+/// As [`pin_init_fields`], but returns the errors of initializers.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! try_pin_init_fields {
+    ([$name:ident] [$($done:tt)*]) => { $name { $($done)* } };
+    ([$name:ident] [$($done:tt)*] ,) => { $name { $($done)* } };
+    ([$name:ident] [$($done:tt)*] $field:ident <- $value:expr, $($rest:tt)*) => {
+        $crate::try_pin_init_fields!([$name]
+            [$($done)* $field: $crate::init::PinInit::make($value)?,] $($rest)*)
+    };
+    ([$name:ident] [$($done:tt)*] $field:ident: $value:expr, $($rest:tt)*) => {
+        $crate::try_pin_init_fields!([$name] [$($done)* $field: $value,] $($rest)*)
+    };
+    ([$name:ident] [$($done:tt)*] $field:ident, $($rest:tt)*) => {
+        $crate::try_pin_init_fields!([$name] [$($done)* $field,] $($rest)*)
     };
 }
 

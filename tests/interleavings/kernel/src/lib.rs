@@ -22,6 +22,7 @@ pub use core::ffi;
 pub use misc::{
     device,
     devres,
+    mm,
     page,
     revocable,
     task,

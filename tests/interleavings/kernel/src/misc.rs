@@ -39,6 +39,23 @@ pub mod page {
     pub const PAGE_MASK: usize = !(PAGE_SIZE - 1);
 }
 
+/// Stand-in for `kernel::mm`.
+pub mod mm {
+    use crate::model::Memory;
+
+    /// An address space.
+    pub struct MmWithUser {
+        /// The tree of its notifiers, which has no value until it is created.
+        pub tree: Memory,
+    }
+
+    impl MmWithUser {
+        pub fn as_raw(&self) -> *mut Self {
+            core::ptr::from_ref(self).cast_mut()
+        }
+    }
+}
+
 /// Stand-in for `kernel::task`.
 pub mod task {
     /// The fields of `task_struct` that are read.
@@ -115,6 +132,10 @@ pub mod types {
 
         pub fn zeroed() -> Self {
             Self(UnsafeCell::new(MaybeUninit::zeroed()))
+        }
+
+        pub const fn uninit() -> Self {
+            Self(UnsafeCell::new(MaybeUninit::uninit()))
         }
 
         pub fn get(&self) -> *mut T {

@@ -54,6 +54,16 @@ impl<K: Ord + Clone, V> CursorMut<'_, K, V> {
         let key = self.0.range(after).next()?.0.clone();
         Some(Self(self.0, key))
     }
+
+    /// Removes the element. Returns the next one, or else the one before, and the element.
+    pub fn remove_current(self) -> (Option<Self>, RBTreeNode<K, V>) {
+        let key = self.1.clone();
+        let value = self.0.remove(&self.1).expect("an element");
+        let next = self.0.range(&key..).next();
+        let next = next.or_else(|| self.0.range(..&key).next_back());
+        let next = next.map(|(next, _)| next.clone());
+        (next.map(|next| Self(self.0, next)), RBTreeNode(key, value))
+    }
 }
 
 /// A position in a tree.
@@ -109,6 +119,14 @@ impl<K: Ord, V> RBTree<K, V> {
         K: Clone,
     {
         let key = self.0.range(key..).next()?.0.clone();
+        Some(CursorMut(&mut self.0, key))
+    }
+
+    pub fn cursor_front_mut(&mut self) -> Option<CursorMut<'_, K, V>>
+    where
+        K: Clone,
+    {
+        let key = self.0.keys().next()?.clone();
         Some(CursorMut(&mut self.0, key))
     }
 

@@ -10,6 +10,7 @@ pub mod condvar;
 pub mod lock;
 pub mod poll;
 pub mod rcu;
+pub mod refcount;
 pub mod set_once;
 
 pub use arc::Arc;
@@ -26,6 +27,7 @@ pub use lock::{
     MutexGuard,
     SpinLock, //
 };
+pub use refcount::Refcount;
 pub use set_once::SetOnce;
 
 /// A lock class.

@@ -5,7 +5,9 @@
 use crate::harness::Test;
 
 mod once_box;
+mod rcu_map;
 mod rcu_slot;
+mod recurring;
 mod small;
 mod within;
 mod word;
@@ -14,14 +16,18 @@ mod word;
 pub(crate) const ALL: &[&[Test]] = &[
     word::TESTS,
     once_box::TESTS,
+    rcu_map::TESTS,
     rcu_slot::TESTS,
+    recurring::TESTS,
     within::TESTS,
     small::TESTS,
     crate::memory::interleavings::TESTS,
     crate::mm::device_alloc_interleavings::TESTS,
+    crate::mm::device_pages::chunks_interleavings::TESTS,
     crate::mm::device_pages::hints_interleavings::TESTS,
     crate::mm::device_pages::interleavings::TESTS,
     crate::mm::dma_interleavings::TESTS,
     crate::mm::notifier::interleavings::TESTS,
     crate::pgtable::interleavings::TESTS,
+    crate::space::interleavings::TESTS,
 ];

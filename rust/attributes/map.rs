@@ -325,6 +325,12 @@ impl Map {
 
     /// Returns whether a part of `range` may have attributes, including those that are set aside.
     pub(crate) fn any(&self, range: PageRange) -> bool {
+        // Before the search: attributes that another task finds meanwhile are already in the tree
+        // when this is cleared.
+        if self.is_unsettled() {
+            return true;
+        }
+        // And after it: attributes that are set aside meanwhile leave the tree after this is set.
         let (first, last) = numbers(range);
         self.ranges.find(first, last).is_some() || self.is_unsettled()
     }
@@ -367,7 +373,7 @@ impl Map {
             at = part.last + 1;
         }
         // Set before the attributes are removed from the tree: a task that does not find them there
-        // must see that they are set aside.
+        // must see that they are set aside. The tree's spinlock orders it, too.
         self.unsettled.store(true, Release);
         if self.ranges.store(first..=last, None, Wait::No).is_err() {
             // The node for the split of a range could not be allocated. Drop all attributes,
@@ -398,7 +404,8 @@ impl Map {
             let piece = {
                 let mut inside = self.inside.lock();
                 let Some(piece) = inside.orphans.pop() else {
-                    // Cleared only now, because all attributes that were found are in the tree.
+                    // Cleared only now, because all attributes that were found are in the tree. The
+                    // tree's spinlock, which `any` takes after it has loaded this, orders it.
                     self.unsettled.store(false, Relaxed);
                     return Ok(());
                 };

@@ -2,6 +2,7 @@
 
 //! The C functions and constants that the sources use.
 
+use crate::stand_ins::range_tree::RangeTree;
 use kernel::{
     ffi,
     sync::{
@@ -13,7 +14,9 @@ use kernel::{
             },
             Atomic, //
         },
-        Refcount, //
+        LockClassKey,
+        Refcount,
+        SpinLock, //
     }, //
 };
 pub use kernel::sync::RawCompletion as completion;
@@ -139,6 +142,54 @@ pub unsafe fn rust_hmm_deferred_queue(work: *mut rust_hmm_deferred) {
 pub unsafe fn rust_hmm_notifier_register(mm: *mut kernel::mm::MmWithUser) -> ffi::c_int {
     unsafe { (*mm).tree.write(1) };
     0
+}
+
+/// A maple tree with its lock.
+pub struct maple_tree(SpinLock<RangeTree>);
+
+pub unsafe fn rust_hmm_ranges_init(tree: *mut maple_tree) {
+    let key = core::pin::Pin::static_ref(&LockClassKey);
+    unsafe { tree.write(maple_tree(SpinLock::new(RangeTree::default(), c"ranges", key))) };
+}
+
+pub unsafe fn rust_hmm_ranges_set(
+    tree: *mut maple_tree,
+    first: usize,
+    last: usize,
+    value: usize,
+    _wait: bool,
+) -> ffi::c_int {
+    unsafe { (*tree).0.lock() }.set(first, last, value);
+    0
+}
+
+pub unsafe fn rust_hmm_ranges_find(
+    tree: *mut maple_tree,
+    from: usize,
+    to: usize,
+    first: &mut usize,
+    last: &mut usize,
+) -> usize {
+    let Some((range, value)) = unsafe { (*tree).0.lock() }.find(from, to) else {
+        return 0;
+    };
+    (*first, *last) = range;
+    value
+}
+
+pub unsafe fn rust_hmm_ranges_at(
+    tree: *mut maple_tree,
+    index: usize,
+    first: &mut usize,
+    last: &mut usize,
+) -> usize {
+    let (range, value) = unsafe { (*tree).0.lock() }.at(index);
+    (*first, *last) = range;
+    value
+}
+
+pub unsafe fn rust_hmm_ranges_clear(tree: *mut maple_tree) {
+    unsafe { (*tree).0.lock() }.clear();
 }
 
 /// An XArray with one place.

@@ -75,6 +75,9 @@ mod pgtable {
         reaches, //
     };
 }
+mod attributes;
+#[path = "il/tests/attributes.rs"]
+mod attributes_interleavings;
 mod debug {
     pub(crate) use crate::stand_ins::events;
 
@@ -90,6 +93,7 @@ mod kernel {
     pub(crate) mod counted;
     #[path = "deferred.rs"]
     mod deferred_work;
+    pub(crate) mod hash;
     pub(crate) mod limit;
     pub(crate) mod lock_classes;
     pub(crate) mod once_box;
@@ -120,6 +124,7 @@ mod mm {
     pub(crate) mod dma;
     pub(crate) mod flush;
     pub(crate) mod page_set;
+    pub(crate) mod range_map;
     pub(crate) mod registration;
 
     pub(crate) mod notifier {

@@ -250,3 +250,57 @@ pub(crate) mod table_memory {
         }
     }
 }
+
+/// The maple tree: last index and value, by first index. A store replaces ranges that it covers,
+/// and truncates ranges that it overlaps. Ranges are not merged.
+pub(crate) mod range_tree {
+    use std::collections::BTreeMap;
+
+    #[derive(Default)]
+    pub struct RangeTree(BTreeMap<usize, (usize, usize)>);
+
+    impl RangeTree {
+        /// Stores `value` for the indices from `first` to `last`; 0 removes them.
+        pub fn set(&mut self, first: usize, last: usize, value: usize) {
+            let tree = &mut self.0;
+            let covered: Vec<_> = tree
+                .range(..=last)
+                .filter(|(_, (end, _))| *end >= first)
+                .map(|(start, (end, value))| (*start, *end, *value))
+                .collect();
+            for (start, end, old) in covered {
+                tree.remove(&start);
+                if start < first {
+                    tree.insert(start, (first - 1, old));
+                }
+                if end > last {
+                    tree.insert(last + 1, (end, old));
+                }
+            }
+            if value != 0 {
+                tree.insert(first, (last, value));
+            }
+        }
+
+        /// The first range that overlaps the indices from `from` to `to`, and its value.
+        pub fn find(&self, from: usize, to: usize) -> Option<((usize, usize), usize)> {
+            let found = self.0.range(..=to).find(|(_, (end, _))| *end >= from);
+            found.map(|(start, (end, value))| ((*start, *end), *value))
+        }
+
+        /// The range that contains `index`, and its value; 0: none has a value.
+        pub fn at(&self, index: usize) -> ((usize, usize), usize) {
+            let before = self.0.range(..=index).next_back();
+            if let Some((start, (end, value))) = before.filter(|(_, (end, _))| *end >= index) {
+                return ((*start, *end), *value);
+            }
+            let first = before.map_or(0, |(_, (end, _))| end + 1);
+            let last = self.0.range(index..).next().map_or(usize::MAX, |(start, _)| start - 1);
+            ((first, last), 0)
+        }
+
+        pub fn clear(&mut self) {
+            self.0.clear();
+        }
+    }
+}

@@ -8,6 +8,7 @@ mod shared;
 
 pub(crate) use shared::{
     deferred,
+    range_tree,
     shrinker,
     table_memory,
     zeroed, //
@@ -16,6 +17,7 @@ pub(crate) use shared::{
 /// Fault injection, which never injects a failure here.
 pub(crate) mod inject {
     pub(crate) enum FailPoint {
+        Attributes,
         Copy,
         DevicePage,
         Dma,
@@ -56,6 +58,10 @@ pub(crate) mod identity {
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct DeviceId(pub(crate) usize);
+
+    impl DeviceId {
+        pub(crate) const NONE: Self = Self(0);
+    }
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct MigrationId(pub(crate) usize);

@@ -3,11 +3,9 @@
 //! The C functions that the sources use: the maple tree, which is a map here, and a device with
 //! DMA.
 
+use crate::stand_ins::range_tree::RangeTree;
 use kernel::ffi;
-use std::{
-    collections::BTreeMap,
-    thread::panicking, //
-};
+use std::thread::panicking;
 
 /// Order of what a PMD maps.
 pub const RUST_HMM_PMD_ORDER: u32 = kernel::page::PAGE_SHIFT as u32 - 3;
@@ -16,11 +14,10 @@ pub unsafe fn synchronize_rcu() {
     kernel::sync::rcu::synchronize_rcu();
 }
 
-/// The tree of ranges: last index and value, by first index. As in the maple tree, a store replaces
-/// ranges that it covers, and truncates ranges that it overlaps. Ranges are not merged.
-pub struct maple_tree(Option<Box<BTreeMap<usize, (usize, usize)>>>);
+/// A maple tree.
+pub struct maple_tree(Option<Box<RangeTree>>);
 
-fn ranges(tree: *mut maple_tree) -> &'static mut BTreeMap<usize, (usize, usize)> {
+fn ranges(tree: *mut maple_tree) -> &'static mut RangeTree {
     // SAFETY: Initialized, and accessed by one thread only.
     unsafe { (*tree).0.as_mut().expect("initialized") }
 }
@@ -40,24 +37,7 @@ pub unsafe fn rust_hmm_ranges_set(
     if first > last {
         return -22;
     }
-    let tree = ranges(tree);
-    let covered: Vec<_> = tree
-        .range(..=last)
-        .filter(|(_, (end, _))| *end >= first)
-        .map(|(start, (end, value))| (*start, *end, *value))
-        .collect();
-    for (start, end, old) in covered {
-        tree.remove(&start);
-        if start < first {
-            tree.insert(start, (first - 1, old));
-        }
-        if end > last {
-            tree.insert(last + 1, (end, old));
-        }
-    }
-    if value != 0 {
-        tree.insert(first, (last, value));
-    }
+    ranges(tree).set(first, last, value);
     0
 }
 
@@ -68,12 +48,11 @@ pub unsafe fn rust_hmm_ranges_find(
     first: &mut usize,
     last: &mut usize,
 ) -> usize {
-    let found = ranges(tree).range(..=to).find(|(_, (end, _))| *end >= from);
-    let Some((start, (end, value))) = found else {
+    let Some((range, value)) = ranges(tree).find(from, to) else {
         return 0;
     };
-    (*first, *last) = (*start, *end);
-    *value
+    (*first, *last) = range;
+    value
 }
 
 pub unsafe fn rust_hmm_ranges_at(
@@ -82,15 +61,9 @@ pub unsafe fn rust_hmm_ranges_at(
     first: &mut usize,
     last: &mut usize,
 ) -> usize {
-    let tree = ranges(tree);
-    let before = tree.range(..=index).next_back();
-    if let Some((start, (end, value))) = before.filter(|(_, (end, _))| *end >= index) {
-        (*first, *last) = (*start, *end);
-        return *value;
-    }
-    *first = before.map_or(0, |(_, (end, _))| end + 1);
-    *last = tree.range(index..).next().map_or(usize::MAX, |(start, _)| start - 1);
-    0
+    let (range, value) = ranges(tree).at(index);
+    (*first, *last) = range;
+    value
 }
 
 pub unsafe fn rust_hmm_ranges_clear(tree: *mut maple_tree) {

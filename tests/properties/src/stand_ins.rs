@@ -8,6 +8,7 @@ mod shared;
 
 pub(crate) use shared::{
     deferred,
+    range_tree,
     shrinker,
     table_memory,
     zeroed, //

@@ -149,6 +149,14 @@ impl<T> KVec<T> {
         Ok(())
     }
 
+    pub fn remove(&mut self, index: usize) -> Result<T, AllocError> {
+        if index < self.0.len() {
+            Ok(self.0.remove(index))
+        } else {
+            Err(AllocError)
+        }
+    }
+
     pub fn pop(&mut self) -> Option<T> {
         self.0.pop()
     }

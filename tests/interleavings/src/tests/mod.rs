@@ -15,6 +15,7 @@ mod word;
 /// All tests.
 pub(crate) const ALL: &[&[Test]] = &[
     word::TESTS,
+    crate::attributes_interleavings::TESTS,
     once_box::TESTS,
     rcu_map::TESTS,
     rcu_slot::TESTS,

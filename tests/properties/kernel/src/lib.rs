@@ -21,9 +21,6 @@ pub trait VecExt<T>: Sized {
     fn from_elem(value: T, count: usize, flags: alloc::Flags) -> Result<Self, alloc::AllocError>
     where
         T: Clone;
-
-    /// Removes the element at `index`.
-    fn remove(&mut self, index: usize) -> Result<T, alloc::AllocError>;
 }
 
 impl<T> VecExt<T> for alloc::KVec<T> {
@@ -34,18 +31,6 @@ impl<T> VecExt<T> for alloc::KVec<T> {
         let mut new = Self::new();
         new.resize(count, value, flags)?;
         Ok(new)
-    }
-
-    fn remove(&mut self, index: usize) -> Result<T, alloc::AllocError> {
-        let mut all: Vec<T> = self.drain_all().collect();
-        if index >= all.len() {
-            return Err(alloc::AllocError);
-        }
-        let removed = all.remove(index);
-        for value in all {
-            self.push(value, alloc::flags::GFP_KERNEL)?;
-        }
-        Ok(removed)
     }
 }
 

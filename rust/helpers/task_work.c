@@ -30,6 +30,11 @@ static void run_task_work(struct callback_head *head)
 
 	work = container_of(head, struct rust_hmm_task_work, head);
 	work->run(work);
+	/*
+	 * Full barrier: the effects of the work are visible to who finds 0, and
+	 * wake_up_var() sees a task that waits, or that task sees 0. Pairs with
+	 * rust_hmm_task_work_exit().
+	 */
 	if (atomic_dec_and_test(&task_works_pending))
 		wake_up_var(&task_works_pending);
 }

@@ -104,7 +104,8 @@ impl NotifierWindow {
     /// Removes a user.
     pub(super) fn leave(&self) {
         // Release: pairs with the acquire in `begin_closing`. A worker that finds no user sees all
-        // device PTEs that the user has installed.
+        // device PTEs that the user has installed. The table lock, under which both look at the
+        // PTEs, orders the same.
         self.users.fetch_sub(1, Release);
     }
 

@@ -53,6 +53,7 @@ use super::{
 
 pub(crate) const TESTS: &[Test] = &[
     full("arrivals_close_waits_for_running_steps", close_waits),
+    full("arrivals_failed_unplug_is_repeated_by_one_task", repeated),
     bounded("steps_wait_ends_with_the_last_step", 4, wait_ends),
     full("steps_second_wait_waits_for_later_steps", second_wait),
     full("copies_are_visible_after_the_wait", copies),
@@ -86,6 +87,30 @@ fn close_waits() {
     thread.join();
     assert_eq!(shared.memory.read(), 2);
     assert!(!shared.arrivals.close());
+}
+
+/// An unplug fails, and two tasks try it again.
+fn repeated() {
+    let shared =
+        Arriving { arrivals: kernel::init::made(Arrivals::new()).unwrap(), memory: Memory::new(0) };
+    let shared = Arc::new(shared, GFP_KERNEL).unwrap();
+    assert!(shared.arrivals.close());
+    let failing = shared.clone();
+    let fails = spawn(move || {
+        failing.memory.write(1);
+        failing.arrivals.set_failed();
+    });
+    let again = |shared: &Arriving| {
+        if shared.arrivals.take_failed() {
+            shared.memory.write(shared.memory.read() + 1);
+        }
+    };
+    let other = shared.clone();
+    let second = spawn(move || again(&other));
+    again(&shared);
+    fails.join();
+    second.join();
+    assert!(matches!(shared.memory.read(), 1 | 2));
 }
 
 struct Stepping {

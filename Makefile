@@ -198,6 +198,7 @@ model:
 interleavings properties:
 	tests/$@/run --broken
 	tests/$@/run --sanitize
+	$(if $(filter interleavings,$@),tests/$@/run --random 20000)
 
 litmus:
 	tests/litmus/run

@@ -32,6 +32,8 @@ pub(crate) fn main(all: &[&[Test]]) {
     let mut arguments = std::env::args().skip(1);
     let mut name = None;
     let mut preemptions = None;
+    let mut seed = 1;
+    let mut random = None;
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--list" => {
@@ -52,13 +54,24 @@ pub(crate) fn main(all: &[&[Test]]) {
                 let most = arguments.next().expect("a number, or all");
                 preemptions = Some(most.parse().ok());
             }
+            "--random" => {
+                let count = arguments.next().and_then(|count| count.parse().ok());
+                random = Some(count.expect("a number"));
+            }
+            "--seed" => {
+                let number = arguments.next().and_then(|number| number.parse().ok());
+                seed = number.expect("a number");
+            }
             _ => name = Some(argument),
         }
     }
     let name = name.expect("the name of a test");
     let test = all.iter().copied().flatten().find(|test| test.name == name);
     let test = test.expect("no such test");
-    let bounds = Bounds { preemptions: preemptions.unwrap_or(test.preemptions) };
+    let bounds = match random {
+        Some(count) => Bounds { preemptions: None, random: Some((seed, count)) },
+        None => Bounds { preemptions: preemptions.unwrap_or(test.preemptions), random: None },
+    };
     let count = explore(bounds, test.run);
     if count == 1 {
         // With a single interleaving the order of the threads has no effect, so that the test

@@ -3,6 +3,7 @@
 //! Tests of lock-free code in all interleavings; see `Documentation/interleavings.rst`.
 //!
 //! usage: interleavings --list | [--break ROW] [--preemptions MOST|all] TEST
+//!        interleavings --random COUNT [--seed N] [--break ROW] TEST
 
 #![feature(arbitrary_self_types)]
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]

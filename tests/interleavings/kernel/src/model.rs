@@ -253,7 +253,7 @@ impl Memory {
     }
 }
 
-/// Plain memory, in which Miri detects data races.
+/// Plain memory. Without exploration nothing detects data races.
 #[cfg(not(feature = "explore"))]
 pub struct Memory(UnsafeCell<u64>);
 
@@ -348,13 +348,16 @@ pub struct Bounds {
     /// Maximum number of preemptions, that is, switches away from a runnable thread; `None`:
     /// unlimited.
     pub preemptions: Option<usize>,
+    /// Seed and number of interleavings, if they are chosen at random.
+    pub random: Option<(u64, usize)>,
 }
 
-/// Runs `test` in all interleavings. Returns their number.
+/// Runs `test` in all interleavings, or in random ones. Returns their number.
 #[cfg(feature = "explore")]
 pub fn explore(bounds: Bounds, test: fn()) -> usize {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = bounds.preemptions;
+    builder.random = bounds.random;
     builder.max_branches = 20_000;
     std::panic::set_hook(Box::new(|info| {
         RUNNING.store(false, Relaxed);

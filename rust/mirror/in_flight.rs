@@ -50,7 +50,8 @@ const MARK_WORDS: usize = PMD_PAGES / u64::BITS as usize;
 /// An in-flight migration.
 pub(crate) struct InFlightMigration {
     request: MigrationDesc,
-    /// Marks. A bit is set if no foreign event has affected the page.
+    /// Marks. A bit is set if no foreign event has affected the page. Bits beyond the range are
+    /// clear.
     marks: [u64; MARK_WORDS],
     /// Pages whose entries were writable when the mirror joined the migration, and after the switch
     /// those among them that have moved. Empty in the mirror that announced the migration.
@@ -116,7 +117,6 @@ impl InFlightMigration {
         if start == self.request.range.start() {
             owned.insert_words(self.marks);
             owned.keep(pages);
-            owned.remove(self.request.range.pages()..PMD_PAGES);
             return owned;
         }
         for page in (0..PMD_PAGES).filter(|page| pages.has(*page)) {
@@ -241,9 +241,11 @@ impl InFlightMigrations {
         if range.pages() > PMD_PAGES {
             return Err(EINVAL);
         }
+        let mut all = PageSet::EMPTY;
+        all.add(0..range.pages());
         let mut new = InFlightMigration {
             request,
-            marks: [u64::MAX; MARK_WORDS],
+            marks: all.words(),
             writable: PageSet::EMPTY,
         };
         for other in self.within(range) {

@@ -494,6 +494,36 @@ static enum rust_hmm_pages kind_of_pmd(struct vm_area_struct *vma, pmd_t pmd,
 	return kind_of_page(page, tile, large);
 }
 
+/*
+ * Returns the number of PTEs from @ptep on, at most @count, that map consecutive
+ * private pages of one chunk with the same rights, each a folio of its own. The first
+ * PTE maps such a page, or a coherent one, for which the result is 1.
+ *
+ * Pages that a migration has moved to a device are often consecutive. Each of them
+ * costs a third of kind_of_pte().
+ */
+static unsigned long small_private_run(pte_t *ptep, unsigned long count)
+{
+	softleaf_t first = softleaf_from_pte(ptep_get(ptep));
+	struct dev_pagemap *pgmap;
+	struct page *page;
+	unsigned long i;
+
+	if (!softleaf_is_device_private(first))
+		return 1;
+	page = pfn_to_page(softleaf_to_pfn(first));
+	pgmap = page_pgmap(page);
+	for (i = 1; i < count; i++) {
+		/* The value has the type, which includes the rights, and the frame number. */
+		if (softleaf_from_pte(ptep_get(ptep + i)).val != first.val + i)
+			break;
+		page = pfn_to_page(softleaf_to_pfn(first) + i);
+		if (PageCompound(page) || ((struct folio *)page)->pgmap != pgmap)
+			break;
+	}
+	return i;
+}
+
 /* As rust_hmm_vma_alike(), without the check for KSM. */
 static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 			   unsigned long end, const void *tile,
@@ -530,8 +560,11 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 	}
 	ptep = lock_entry_below(vma->vm_mm, pmdp, start, above, &lock);
 	*kind = kind_of_pte(vma, ptep_get(ptep), tile, &large);
+	i = 1;
+	if (*kind == RUST_HMM_PAGES_DEVICE && !large)
+		i = small_private_run(ptep, count);
 	/* The first page of another kind affects @large, too. */
-	for (i = 1; i < count; i++)
+	for (; i < count; i++)
 		if (kind_of_pte(vma, ptep_get(ptep + i), tile, &large) != *kind)
 			break;
 	if (large)

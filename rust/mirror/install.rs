@@ -65,7 +65,6 @@ use crate::{
     }, //
 };
 use kernel::{
-    page::PAGE_SHIFT,
     prelude::*,
     sync::CondVarTimeoutResult,
     time::{
@@ -274,7 +273,7 @@ impl<D: Device> MirrorShared<D> {
         let has_tiles = memory.is_some_and(Memory::shares_owner);
         let first = memory.map_or(0, Memory::first_number);
         let page = valid.first().unwrap_or_default();
-        let (state, range, mut pfns) = valid.parts();
+        let (state, range, mut entry_at) = valid.parts();
         let MirrorState {
             table,
             transactions,
@@ -293,26 +292,27 @@ impl<D: Device> MirrorShared<D> {
         let mut unreached = None;
         let mut installed = 0u64;
         let is_write = access == Access::Write;
+        // One condition for each page of a read.
+        let is_checked = is_write || migrating;
         // Most pages of system memory need no lookup of other tiles.
         let own_only = what == FaultRequest::Present(InstallFilter::Own);
         let is_plain = !own_only && !has_tiles;
         let mut unwritten = None;
         let (result, flush) = self.change(table, None, |table, batch| {
             let result = table.install(range, prealloc, batch, |addr, entry| {
-                let pfn = match whole {
-                    Some(_) => page.of_page(addr >> PAGE_SHIFT),
-                    None => pfns.next().unwrap_or_default(),
-                };
+                let pfn = entry_at(addr);
                 if !pfn.is_valid() {
                     return;
                 }
-                if is_write && !pfn.is_writable() {
-                    read_only = read_only.or(Some(addr));
-                    return;
-                }
-                if migrating && out_of_line(|| transactions.holds(addr)) {
-                    held |= is_write || !entry.is_valid();
-                    return;
+                if is_checked {
+                    if is_write && !pfn.is_writable() {
+                        read_only = read_only.or(Some(addr));
+                        return;
+                    }
+                    if migrating && out_of_line(|| transactions.holds(addr)) {
+                        held |= is_write || !entry.is_valid();
+                        return;
+                    }
                 }
                 let local = memory.and_then(|memory| memory.lookup(pfn.pfn()));
                 let new = match local {
@@ -343,7 +343,7 @@ impl<D: Device> MirrorShared<D> {
                 _ => result,
             }
         });
-        drop(pfns);
+        drop(entry_at);
         drop(valid);
         stopwatch.end(Phase::Switch);
         if flush.is_some() {

@@ -123,9 +123,11 @@ impl<D: Device> Mirror<D> {
                         continue;
                     }
                 };
-                let (_, _, pfns) = valid.parts();
+                let (_, range, mut entry_at) = valid.parts();
                 let _within = ReentryGuard::enter();
-                pfns.for_each(|pfn| each(self.describe(pfn)));
+                for index in 0..range.pages() {
+                    each(self.describe(entry_at(range.address(index))));
+                }
                 break;
             }
         }

@@ -158,23 +158,6 @@ impl HmmPfn {
         self.0 & Self::PFN
     }
 
-    /// Returns the entry with the page frame number corrected, if it lies in a huge page.
-    ///
-    /// For a range that starts inside a huge page of device memory, the core reports the frames
-    /// from the start of that huge page on (`hmm_vma_handle_absent_pmd()`, 7.2 and 7.3). `first` is
-    /// the frame that the core reported for the first page of the range, which lies in the same
-    /// huge page. `page` is the virtual page number. Huge pages are aligned both virtually and
-    /// physically, so that the correction is valid for all huge pages.
-    // Not inlined into loops over small pages.
-    #[inline(never)]
-    const fn in_huge_page(self, first: usize, page: usize) -> Self {
-        if !self.is_valid() || self.map_order() != PMD_ORDER {
-            return self;
-        }
-        let offset = PMD_PAGES - 1;
-        Self((self.0 & !Self::PFN) | (first & !offset) | (page & offset))
-    }
-
     /// Returns whether the page is in the memory of a device. Must be called on a validated result.
     pub(crate) fn is_device(self) -> bool {
         // SAFETY: The frame of a valid entry has a `struct page`: the core reports no others.
@@ -192,10 +175,25 @@ impl HmmPfn {
         !map.is_null() && unsafe { (*map).type_ } == bindings::memory_type_MEMORY_DEVICE_PRIVATE
     }
 
-    /// Returns the entry for the virtual page number `page` in the same huge page.
-    #[inline]
-    pub(crate) const fn of_page(self, page: usize) -> Self {
-        self.in_huge_page(self.pfn(), page)
+    /// Returns the entry for the virtual page number `page` in the same huge page. A small page
+    /// keeps its entry.
+    ///
+    /// Also corrects the frame of the first page of a range, if `page` is that page: for a range
+    /// that starts inside a huge page of device memory, the core reports the frames from the start
+    /// of that huge page on (`hmm_vma_handle_absent_pmd()`, 7.2 and 7.3). Huge pages are aligned
+    /// both virtually and physically, so that the correction is valid for all huge pages.
+    // Not inlined into loops over small pages.
+    #[inline(never)]
+    const fn of_page(self, page: usize) -> Self {
+        if !self.is_in_huge_page() {
+            return self;
+        }
+        let offset = PMD_PAGES - 1;
+        Self((self.0 & !offset) | (page & offset))
+    }
+
+    const fn is_in_huge_page(self) -> bool {
+        self.is_valid() && self.map_order() == PMD_ORDER
     }
 
     /// Creates an entry from the raw value of `hmm_range_fault()`.
@@ -256,8 +254,9 @@ impl PfnBuffer {
 ///     let collected = space.collect(notifier, range, Access::Read, owner, &mut buffer)?;
 ///     // An invalidation since then fails the check under the lock of the table.
 ///     let mut valid = collected.lock(table).map_err(|_| EBUSY)?;
-///     let (_table, _range, pfns) = valid.parts();
-///     Ok(pfns.filter(|pfn| pfn.is_writable()).count())
+///     let (_table, range, mut entry_at) = valid.parts();
+///     let pages = (0..range.pages()).map(|index| entry_at(range.address(index)));
+///     Ok(pages.filter(|pfn| pfn.is_writable()).count())
 /// }
 /// ```
 pub struct AddressSpace {
@@ -579,26 +578,27 @@ impl<T: Unpin> Validated<'_, T> {
         Some(first.of_page(self.range.start() >> PAGE_SHIFT))
     }
 
-    /// Returns the data that the lock protects, the range, and the entry of each page of the range.
+    /// Returns the data that the lock protects, the range, and a function that returns the entry of
+    /// a page, whose address it gets. It must be called for the pages of the range in ascending
+    /// order. If they belong to a huge page, it may be called for all pages of that.
     ///
     /// # Context
     ///
     /// Any. `self` holds the table lock.
-    pub fn parts(&mut self) -> (&mut T, PageRange, impl Iterator<Item = HmmPfn> + '_) {
+    pub fn parts(&mut self) -> (&mut T, PageRange, impl FnMut(usize) -> HmmPfn + '_) {
         let first = self.pfns.first().map_or(HmmPfn(0), |raw| HmmPfn(*raw));
-        // The range lies in one PMD: if the first page belongs to a huge page, all pages do.
-        let is_huge = first.map_order() == PMD_ORDER;
-        let mut next = self.range.start() >> PAGE_SHIFT;
-        let pfns = self.pfns.iter().map(move |raw| {
-            let page = next;
-            next = next.wrapping_add(1);
+        // The range lies in one PMD: if the first page belongs to a huge page, all pages do, with
+        // the same rights.
+        let is_huge = first.is_in_huge_page();
+        let mut pfns = self.pfns.iter();
+        let entry_at = move |addr: usize| {
             if is_huge {
-                HmmPfn(*raw).in_huge_page(first.pfn(), page)
+                first.of_page(addr >> PAGE_SHIFT)
             } else {
-                HmmPfn(*raw)
+                pfns.next().map_or(HmmPfn(0), |raw| HmmPfn(*raw))
             }
-        });
-        (&mut *self.guard, self.range, pfns)
+        };
+        (&mut *self.guard, self.range, entry_at)
     }
 }
 
@@ -612,16 +612,15 @@ mod tests {
         let huge = HmmPfn::VALID | ((PMD_ORDER as usize) << HmmPfn::ORDER_SHIFT);
         // As the core reports pages 160 and 161 of a huge page of device memory at frame 0x1200.
         let first = HmmPfn(huge | 0x1200);
-        assert_eq!(first.in_huge_page(0x1200, 0x7a00 + 160).pfn(), 0x1200 + 160);
-        let second = HmmPfn(huge | 0x1201 | HmmPfn::WRITE);
-        let fixed = second.in_huge_page(0x1200, 0x7a00 + 161);
+        assert_eq!(first.of_page(0x7a00 + 160).pfn(), 0x1200 + 160);
+        let fixed = HmmPfn(first.0 | HmmPfn::WRITE).of_page(0x7a00 + 161);
         assert_eq!(fixed.pfn(), 0x1200 + 161);
         assert!(fixed.is_writable() && fixed.map_order() == PMD_ORDER);
         // A correct frame is not changed, and neither is that of a small page.
         let right = HmmPfn(huge | (0x1200 + 7));
-        assert_eq!(right.in_huge_page(0x1200 + 6, 0x7a00 + 7).pfn(), 0x1200 + 7);
+        assert_eq!(right.of_page(0x7a00 + 7).pfn(), 0x1200 + 7);
         let small = HmmPfn(HmmPfn::VALID | 0x1234);
-        assert_eq!(small.in_huge_page(0x1200, 0x7a00).pfn(), 0x1234);
+        assert_eq!(small.of_page(0x7a00).pfn(), 0x1234);
     }
 
     #[test]

@@ -88,6 +88,13 @@ impl<'a> CpuPages<'a> {
         self.count.saturating_mul(PAGE_SIZE)
     }
 
+    /// Returns the first page frame, if `len` bytes from `offset` on are at its start, as in most
+    /// copies.
+    #[inline]
+    pub(super) fn frame_with(&self, offset: usize, len: usize) -> Option<usize> {
+        (offset == 0 && len <= PAGE_SIZE && self.count != 0).then_some(self.first)
+    }
+
     /// Splits `len` bytes from `offset` on at page boundaries. Calls `f` for each part with the
     /// page frame, the offset in that page, and the indices of the part in the `len` bytes.
     ///
@@ -102,11 +109,6 @@ impl<'a> CpuPages<'a> {
     ) -> Result {
         if offset.checked_add(len).ok_or(EINVAL)? > self.bytes() {
             return Err(EINVAL);
-        }
-        // Fast path: most calls are for the start of the first page.
-        if offset == 0 && len <= PAGE_SIZE {
-            f(self.first, 0, 0..len);
-            return Ok(());
         }
         let mut done = 0;
         while done < len {

@@ -135,6 +135,17 @@ impl CpuPages<'_> {
     ///
     /// Task context of the process; may be atomic.
     pub fn read_to_user(&self, offset: usize, to: UserSpan) -> Result<usize> {
+        let Some(pfn) = self.frame_with(offset, to.len) else {
+            return self.read_parts_to_user(offset, to);
+        };
+        // SAFETY: The frame is alive and addressable by the type invariant; user memory is checked
+        // by the C side.
+        let left = unsafe { bindings::rust_hmm_page_to_user(to.addr, pfn, 0, to.len) };
+        Ok(to.len - left)
+    }
+
+    #[inline(never)]
+    fn read_parts_to_user(&self, offset: usize, to: UserSpan) -> Result<usize> {
         let mut done = 0;
         self.for_each_part(offset, to.len, |pfn, at, part| {
             if done == part.start {
@@ -161,6 +172,12 @@ impl CpuPagesMut<'_> {
     ///
     /// Task context of the process; may be atomic.
     pub fn write_from_user(&self, offset: usize, from: UserSpan) -> Result<usize> {
+        if let Some(pfn) = self.frame_with(offset, from.len) {
+            // SAFETY: The frame is alive, addressable and writable by the type invariant; user
+            // memory is checked by the C side.
+            let left = unsafe { bindings::rust_hmm_page_from_user(pfn, 0, from.addr, from.len) };
+            return Ok(from.len - left);
+        }
         let mut done = 0;
         self.for_each_part(offset, from.len, |pfn, at, part| {
             if done == part.start {

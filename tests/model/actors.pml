@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Processes that hmm.pml and planned.pml share: the engine of a device, and operations of a process
- * and of the kernel on its pages. The parameter a is the index of the process.
+ * Part of hmm.pml: the engine of a device, and operations of a process and of the kernel on its
+ * pages. The parameter a is the index of the process.
  */
 
 /* The engine of device d, which accesses page v. */
@@ -19,12 +19,7 @@ proctype engine(byte a, v, d) {
 		fi;
 		/* Translate by the TLB or the table. */
 		d_step {
-#ifdef NO_TLB
-			if
-			:: entry[T(v, d)] != 0 && (!write || entry_w[T(v, d)]) -> f = entry[T(v, d)]; hit = 1
-			:: else
-			fi;
-#else
+#ifdef TLB
 			if
 			:: tlb[T(v, d)] != 0 && (!write || tlb_w[T(v, d)]) -> f = tlb[T(v, d)]; hit = 1
 			:: else ->
@@ -34,6 +29,11 @@ proctype engine(byte a, v, d) {
 					tlb[T(v, d)] = f; tlb_w[T(v, d)] = entry_w[T(v, d)]
 				:: else
 				fi
+			fi;
+#else
+			if
+			:: entry[T(v, d)] != 0 && (!write || entry_w[T(v, d)]) -> f = entry[T(v, d)]; hit = 1
+			:: else
 			fi;
 #endif
 			if

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Shared by hmm.pml and planned.pml: frames, CPU page tables, the mmap lock, the core's migration
- * code, and the entries, TLBs and accesses of devices.
+ * Part of hmm.pml: frames, CPU page tables, the mmap lock, the core's migration code, and the
+ * entries, TLBs and accesses of devices.
  *
- * Included after the mtype of the rules that a model can break, and before the model itself. The
- * model defines event() and event_end() for the notifier's invalidate_range_start() and
+ * Included after the mtype of the rules that the model can break, and before the model itself,
+ * which defines event() and event_end() for the notifier's invalidate_range_start() and
  * invalidate_range_end().
- * event_end() for the notifier's invalidate_range_start() and invalidate_range_end().
  */
 #ifndef SPACES
 #define SPACES 1
@@ -75,7 +74,7 @@
 
 mtype = { CLEAR, MIGRATE, PROTECT, UNMAP };
 mtype = { NONE, PRESENT, MIGRATING, DEVICE };
-/* Rules that both models can break. */
+/* Rules of this part that can be broken. */
 mtype = {
 	EVERY_RULE_HOLDS,
 	/*
@@ -119,6 +118,7 @@ bit dirty[NF];
 bit lazy[NF];		/* MADV_FREE */
 bit merged[NF];		/* KSM */
 bit pinned[NF];		/* for good, by a user that is not modelled */
+byte refs[NF];		/* of sleeping CPU faults, with a broken rule */
 
 /*
  * Ghost: for each frame, the pages whose last write it contains; pages that must be zero; pages
@@ -131,16 +131,19 @@ PAGE_SET given;
 /* The device page tables. */
 byte entry[NV * DEVICES];
 bit entry_w[NV * DEVICES];
-/* The entry was writable when its mirror joined the migration that has marked it. */
+/*
+ * The mirror has joined the migration that has marked the entry, and gets write access back when it
+ * leaves: the entry was writable when it joined.
+ */
 bit had_w[NV * DEVICES];
 /* For each mirror, the number of changes that are not flushed. */
 byte changing[NMI];
 /*
- * The engines of each mirror: cached translations, and accesses in progress, by page. With
- * NO_TLB a translation is used for one access, which may take arbitrarily long, like a cached
+ * The engines of each mirror: cached translations, and accesses in progress, by page.
+ * Without TLB a translation is used for one access, which may take arbitrarily long, like a cached
  * one.
  */
-#ifndef NO_TLB
+#ifdef TLB
 byte tlb[NV * DEVICES];
 bit tlb_w[NV * DEVICES];
 #endif
@@ -160,18 +163,9 @@ bit lost[DEVICES];
 byte left;
 
 #define STOPPED(f) (!IS_SYS(f) && dead[MEM_OF(f)])
-/* Whether frame f has no references that prevent its migration, or that it is freed. */
-#ifndef CAN_MOVE
-#define CAN_MOVE(f) 1
-#define CAN_FREE(f) 1
-#endif
-/* With FAIR_LOCKS a reader waits behind a waiting writer, as in an rwsem. */
-#ifdef FAIR_LOCKS
+/* A reader waits behind a waiting writer, as in an rwsem. */
 byte mm_writers_waiting[SPACES];
 #define MAY_READ(m) (!mm_writer[m] && mm_writers_waiting[m] == 0)
-#else
-#define MAY_READ(m) (!mm_writer[m])
-#endif
 
 inline alloc_from(f, first, end) {
 	d_step {
@@ -194,7 +188,7 @@ inline alloc_device(f, d) { alloc_from(f, NSYS + 1 + MEM(d) * NDEV, NSYS + 1 + (
 /* Frees frame f if it is neither mapped nor referenced. Within a step. */
 inline put(f) {
 	if
-	:: mapped[f] == 0 && !isolated[f] && CAN_FREE(f) -> used[f] = 0; locked[f] = 0; fresh[f] = 0; dirty[f] = 0; lazy[f] = 0; merged[f] = 0
+	:: mapped[f] == 0 && !isolated[f] && refs[f] == 0 -> used[f] = 0; locked[f] = 0; fresh[f] = 0; dirty[f] = 0; lazy[f] = 0; merged[f] = 0
 	:: else
 	fi
 }
@@ -256,27 +250,23 @@ inline mmap_read(m) { d_step { MAY_READ(m) -> mm_readers[m]++ } }
 inline mmap_read_unlock(m) { mm_readers[m]-- }
 
 inline mmap_write(m) {
-#ifdef FAIR_LOCKS
 	mm_writers_waiting[m]++;
 	d_step { !mm_writer[m] && mm_readers[m] == 0 -> mm_writer[m] = 1; mm_writers_waiting[m]-- }
-#else
-	d_step { !mm_writer[m] && mm_readers[m] == 0 -> mm_writer[m] = 1 }
-#endif
 }
 
 inline mmap_write_unlock(m) { mm_writer[m] = 0 }
 
 /* Waits until device d has stopped using outdated translations of page v. Ends a change. */
-#ifdef NO_TLB
 #define IDLE(v, d) (busy[T(v, d)] == 0 || off == RULE2)
-inline flush(v, d) { d_step { IDLE(v, d) -> changing[MI(MM(v), d)]--; printf("device %d: flush of page %d is over\n", d, v) } }
-#else
 inline flush(v, d) {
+#ifdef TLB
 	d_step { printf("device %d: flush of page %d begins\n", d, v); tlb[T(v, d)] = 0; tlb_w[T(v, d)] = 0 }
-	(busy[T(v, d)] == 0 || off == RULE2);
+	IDLE(v, d);
 	d_step { changing[MI(MM(v), d)]--; printf("device %d: flush of page %d is over\n", d, v) }
-}
+#else
+	d_step { IDLE(v, d) -> changing[MI(MM(v), d)]--; printf("device %d: flush of page %d is over\n", d, v) }
 #endif
+}
 
 /* Removes an entry, and marks a page that the device may have written dirty. Within a step. */
 inline retire(t) {
@@ -308,7 +298,7 @@ inline unmap_by_rmap(a) {
 		x_v++
 	:: else -> break
 	od;
-	atomic { x_v = 0; took = took && mapped[s] == 0 && CAN_MOVE(s) }
+	atomic { x_v = 0; took = took && mapped[s] == 0 && refs[s] == 0 }
 }
 
 /* Unmaps frame s, which is locked, from v's page table, or from all by the reverse mapping. */
@@ -316,7 +306,7 @@ inline unmap(v, a) {
 	d_step {
 		took = 0;
 		if
-		:: mapped[s] == 1 && CAN_MOVE(s) && pte_f[v] == s && (pte[v] == PRESENT || pte[v] == DEVICE) && !(off == RULE4 && entry[T(v, 0)] == s) ->
+		:: mapped[s] == 1 && refs[s] == 0 && pte_f[v] == s && (pte[v] == PRESENT || pte[v] == DEVICE) && !(off == RULE4 && entry[T(v, 0)] == s) ->
 			pte[v] = MIGRATING; mapped[s] = 0; w = pte_w[v]; took = 1;
 			printf("%d: isolates page %d, frame %d\n", a, v, s)
 		:: else
@@ -364,11 +354,7 @@ inline copy() {
 				printf("copy of frame %d to frame %d, which replaces it\n", s, n)
 			fi
 		}
-#ifdef COPIES_SUCCEED
-	:: else -> moved = 0
-#else
 	:: d_step { moved = 0; printf("frame %d is not copied\n", s) }
-#endif
 	fi
 }
 
@@ -376,8 +362,9 @@ inline copy() {
  * migrate_vma_finalize(): restores the CPU entries, to the destination or the source, and frees
  * the other one.
  */
-inline finalize() {
+inline finalize(v) {
 	d_step {
+		STAGE(finalize, a, ALL_MIRRORS, NAME(a, v), v, 0);
 		x_v = 0;
 		do
 		:: x_v < NV ->
@@ -462,7 +449,8 @@ inline sigbus(v) { assert(dead[MEM_OF(pte_f[v])] && lost[MEM_OF(pte_f[v])]) }
 /*
  * Begin and end of a scenario, for init. The first process has one page; with FULL each process
  * has all pages. They are in system memory; with ON_DEVICE on device 0, which has entries for
- * them; with LAST_ON_DEVICE only the last one is there.
+ * them; with LAST_ON_DEVICE only the last one is there. With READ_BY_ALL the last mirror has
+ * entries, too.
  */
 #ifdef FULL
 #define PAGES NV
@@ -496,7 +484,10 @@ inline begin() {
 			:: used[n] -> n++
 			:: else -> break
 			od;
-			pte[i] = DEVICE; pte_f[i] = n; entry[T(i, 0)] = n; entry_w[T(i, 0)] = 1; warm[T(i, 0)] = 1
+			pte[i] = DEVICE; pte_f[i] = n; entry[T(i, 0)] = n; entry_w[T(i, 0)] = 1; warm[T(i, 0)] = 1;
+#ifdef READ_BY_ALL
+			entry[T(i, DEVICES - 1)] = n; warm[T(i, DEVICES - 1)] = 1
+#endif
 		:: else -> pte[i] = PRESENT; pte_f[i] = i + 1
 		fi;
 #ifdef PINNED
@@ -524,7 +515,7 @@ inline check_memory() {
 	od;
 	i = 1;
 	do
-	:: i < NF -> assert(used[i] == (mapped[i] > 0) && !isolated[i] && !locked[i] && CAN_FREE(i)); i++
+	:: i < NF -> assert(used[i] == (mapped[i] > 0) && !isolated[i] && !locked[i] && refs[i] == 0); i++
 	:: else -> break
 	od;
 	i = 0;

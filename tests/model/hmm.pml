@@ -150,7 +150,7 @@ mtype = {
 #define NW (NV / WP)
 #define W(v) ((v) / WP)
 /*
- * Stages that the modules report for tests/conformance/check.rs. A
+ * Stages that the modules report for tests/conformance/check.rs; see tests/model/run --replay. A
  * window is one of 512 pages there.
  */
 #define STAGE(what, a, mirror, name, v, set) STAGE_LINE(stage what %d %d %d %d %d\n, a, mirror, name, (W(v) * 512 + (v) % WP), set)

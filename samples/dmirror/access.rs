@@ -46,7 +46,8 @@ use rust_hmm::{
         PageMemoryMut,
         TableTranslation,
         TranslateError, //
-    }, //
+    },
+    mm::device_pages::DeviceRange, //
 };
 
 /// Maximum number of page table walks of one access. A concurrent table change may invalidate the
@@ -211,41 +212,31 @@ impl MirrorLane<'_> {
     /// Reads from `place`. `EIO` if device memory was never written there.
     fn read(&self, place: PageMemory<'_>, addr: usize, action: &mut Action<'_>) -> Result {
         let at = addr % PAGE_SIZE;
-        if let Action::Read(buffer) = action {
-            match place {
-                PageMemory::Cpu(pages) => pages.read(at, buffer)?,
-                PageMemory::Device(range) => {
-                    let (vram, range) = self.client.device().vram(range)?;
-                    vram.read(range, at, buffer)?;
-                }
-            }
+        match (place, action) {
+            (PageMemory::Cpu(pages), Action::Read(buffer)) => pages.read(at, buffer),
+            (PageMemory::Cpu(_), _) => Err(EINVAL),
+            (PageMemory::Device(range), action) => self.access_vram(range, at, action),
         }
-        Ok(())
     }
 
     /// Writes to `place`, or adds to the word there. `EIO` if device memory was never written
     /// there.
     fn write(&self, place: PageMemoryMut<'_>, addr: usize, action: &mut Action<'_>) -> Result {
         let at = addr % PAGE_SIZE;
-        match action {
-            Action::Write(buffer) => match place {
-                PageMemoryMut::Cpu(pages) => pages.write(at, buffer)?,
-                PageMemoryMut::Device(range) => {
-                    let (vram, range) = self.client.device().vram(range)?;
-                    vram.write(range, at, buffer)?;
-                }
-            },
-            Action::Add(value) => {
-                **value = match place {
-                    PageMemoryMut::Cpu(pages) => pages.fetch_add_u64(at, **value)?,
-                    PageMemoryMut::Device(range) => {
-                        let (vram, range) = self.client.device().vram(range)?;
-                        vram.fetch_add(range, at, **value)?
-                    }
-                };
+        match (place, action) {
+            (PageMemoryMut::Cpu(pages), Action::Write(buffer)) => pages.write(at, buffer),
+            (PageMemoryMut::Cpu(pages), Action::Add(value)) => {
+                **value = pages.fetch_add_u64(at, **value)?;
+                Ok(())
             }
-            Action::Read(_) => {}
+            (PageMemoryMut::Cpu(_), Action::Read(_)) => Err(EINVAL),
+            (PageMemoryMut::Device(range), action) => self.access_vram(range, at, action),
         }
-        Ok(())
+    }
+
+    /// Has the device perform `action` in its own memory, or in that of its other tile.
+    fn access_vram(&self, range: DeviceRange, at: usize, action: &mut Action<'_>) -> Result {
+        let (vram, range) = self.client.device().vram(range)?;
+        vram.access(range, at, action)
     }
 }

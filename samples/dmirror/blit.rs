@@ -9,9 +9,9 @@
 //! must not delay the fence of the next blit.
 
 use crate::{
-    settings::{
-        Setting,
-        Settings, //
+    hardware::registers::{
+        Register,
+        Registers, //
     },
     uapi, //
 };
@@ -138,7 +138,7 @@ struct Lists {
 
 #[pin_data]
 struct BlitterShared {
-    settings: Arc<Settings>,
+    registers: Arc<Registers>,
     stop: AtomicFlag,
     /// No allocation happens with this lock held: the blit thread takes it while fences are
     /// pending.
@@ -172,7 +172,7 @@ impl BlitterShared {
     }
 
     fn copy(&self, blit: &Blit) -> Result {
-        if self.settings.fail_copy() {
+        if self.registers.fail_copy() {
             return Err(EIO);
         }
         for index in 0..blit.pages {
@@ -192,7 +192,7 @@ impl BlitterShared {
         if result.is_ok() {
             result = self.copy(&blit);
         }
-        if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
+        if let Some(delay) = self.registers.delay(Register::CopyDelay) {
             let left = delay.min(BLIT_TIMEOUT) - since.elapsed();
             if left > Delta::ZERO {
                 fsleep(left);
@@ -252,7 +252,7 @@ pub(crate) struct BlitEngine {
 
 impl BlitEngine {
     /// Starts the threads. `ENOMEM`; `EINTR`.
-    pub(crate) fn new(settings: Arc<Settings>) -> Result<Self> {
+    pub(crate) fn new(registers: Arc<Registers>) -> Result<Self> {
         let lists = Lists {
             waiting: KVec::with_capacity(MAX_BLITS, GFP_KERNEL)?,
             ended: KVec::with_capacity(MAX_BLITS, GFP_KERNEL)?,
@@ -260,7 +260,7 @@ impl BlitEngine {
         };
         let shared = Arc::pin_init(
             pin_init!(BlitterShared {
-                settings,
+                registers,
                 stop: AtomicFlag::new(false),
                 lists <- kernel::new_mutex!(lists, "dmirror::blits"),
                 submitted <- TimedCompletion::new(),

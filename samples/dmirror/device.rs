@@ -13,11 +13,14 @@ use crate::{
     },
     hardware::{
         engine::Engine,
+        registers::{
+            Register,
+            Registers, //
+        },
         tlb::Tlb, //
     },
     settings::{
         Fixed,
-        Setting,
         Settings, //
     },
     streams::Streams,
@@ -95,10 +98,15 @@ impl MockDevice {
         self.memory.faults().keep_write(false);
     }
 
+    /// Registers of the hardware.
+    fn registers(&self) -> &Registers {
+        &self.settings.registers
+    }
+
     /// Changes setting `what` and returns its previous value. `EINVAL`.
     pub(crate) fn set(&self, what: u32, value: u64) -> Result<u64> {
         let old = self.settings.set(what, value)?;
-        let keep_write = self.settings.get(Setting::KeepWrite) != 0;
+        let keep_write = self.settings.keeps_write();
         self.memory.faults().keep_write(keep_write);
         Ok(old)
     }
@@ -116,7 +124,7 @@ impl MockDevice {
             streams,
         } = tile;
         let engines = Engines::new(fixed.engines)?;
-        let blits = BlitEngine::new(settings.clone())?;
+        let blits = BlitEngine::new(settings.registers.clone())?;
         let faults = FaultThreads::new(fixed.engines)?;
         let walkers = Walkers::new(fixed.engines, |_| Tlb::new(fixed.tlb_entries))?;
         Arc::pin_init(
@@ -188,7 +196,7 @@ impl Tile {
             MemoryKind::Private => pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?,
             MemoryKind::Coherent { .. } => 0,
         };
-        let settings = Arc::new(Settings::new(fixed), GFP_KERNEL)?;
+        let settings = Arc::new(Settings::new(fixed)?, GFP_KERNEL)?;
         let streams = Streams::new()?;
         let vram = Vram::new(contents, fixed, settings.clone(), streams.clone())?;
         let memory = match owner {
@@ -366,7 +374,10 @@ impl Device for View {
     }
 
     fn flush_sleeps(&self) -> bool {
-        self.device.settings.delay(Setting::FlushDelay).is_some()
+        self.device
+            .registers()
+            .delay(Register::FlushDelay)
+            .is_some()
     }
 
     fn wants_events(&self) -> bool {
@@ -379,7 +390,7 @@ impl Device for View {
 
     fn flush_start(&self, _range: PageRange) -> Flush {
         Flush {
-            skips: self.device.settings.skip_flush(),
+            skips: self.device.registers().skip_flush(),
         }
     }
 
@@ -390,7 +401,7 @@ impl Device for View {
     }
 
     fn flush_wait(&self, _flush: Flush) {
-        if let Some(delay) = self.device.settings.delay(Setting::FlushDelay) {
+        if let Some(delay) = self.device.registers().delay(Register::FlushDelay) {
             fsleep(delay);
         }
     }

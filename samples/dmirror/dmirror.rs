@@ -6,14 +6,13 @@
 //! the module parameters name reserved physical memory for them. With `tiles=2` the two private
 //! memories are tiles of one device, and so are the coherent ones.
 //!
-//! `hardware` models the GPU itself: engines, commands, faults, counters and memory. It imports
-//! nothing from the other files, which are the driver.
+//! `hardware` models the GPU itself: engines, commands, faults, counters, memory and the copy
+//! engine. It imports nothing from the other files, which are the driver.
 //!
 //! Driver:
 //! - `device`: a device; `settings`: its parameters.
 //! - `access`: memory access of engines; `format`: page table formats.
-//! - `vram`: device memory; `page_allocator`: its page allocator; `copy_engine`: copies pages to
-//!   and from it.
+//! - `vram`: device memory; `page_allocator`: its page allocator; `dma`: bus addresses of copies.
 //! - `faults`: threads that serve the fault buffer.
 //!
 //! User interface:
@@ -40,8 +39,8 @@ mod arguments;
 mod blit;
 mod client;
 mod connect;
-mod copy_engine;
 mod device;
+mod dma;
 mod event_ioctls;
 mod extension;
 mod faults;

@@ -13,15 +13,18 @@
 //! - `bus`: actions and the interface to memory.
 //! - `port`: the address space of a command; `fault`: the fault buffer.
 //! - `counters`: performance counters.
-//! - `store`: contents of device memory.
+//! - `store`: contents of device memory; `copy_engine`: copies between bus addresses.
+//! - `registers`: faults and delays that tests inject.
 
 pub(crate) mod bus;
 pub(crate) mod command;
+pub(crate) mod copy_engine;
 pub(crate) mod counters;
 pub(crate) mod engine;
 pub(crate) mod fault;
 pub(crate) mod mmu;
 pub(crate) mod port;
+pub(crate) mod registers;
 pub(crate) mod status;
 pub(crate) mod store;
 pub(crate) mod tlb;

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Parameters of a device: module parameters, and settings that tests change at run time.
+//! Parameters of a device: module parameters, and settings that tests change at run time, which are
+//! registers of the hardware or belong to the driver.
 
 use crate::{
     format::Selected,
+    hardware::registers::{
+        Register,
+        Registers,
+        REGISTER_COUNT, //
+    },
     placement::POLICIES, //
 };
 use kernel::{
     prelude::*,
-    sync::atomic::{
-        ordering::Relaxed,
-        Atomic, //
-    },
-    time::Delta, //
+    sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc, //
+    }, //
 };
 use rust_hmm::policy::Parameters;
 
@@ -39,13 +47,11 @@ pub(crate) struct Fixed {
     pub(crate) parameters: Parameters,
 }
 
-/// Value of [`Setting::CopyFail`] with which no copy fails.
-pub(crate) const NEVER: u64 = u64::MAX;
-
 /// Maximum numbers of engines, copy threads and TLB entries.
 const MAX_VALUES: [u64; 3] = [64, 16, 1 << 20];
 
-const NS_PER_SEC: u64 = 1_000_000_000;
+/// Longest copy, in us.
+const MAX_COPY_DELAY_US: u64 = 1_000_000;
 
 impl Fixed {
     /// Checks the values of the module's parameters.
@@ -60,7 +66,7 @@ impl Fixed {
         let valid = (1..=most_engines).contains(&engines)
             && copy_threads <= most_threads
             && (1..=most_lines).contains(&tlb_entries)
-            && copy_delay_us <= NS_PER_SEC / 1000;
+            && copy_delay_us <= MAX_COPY_DELAY_US;
         if !valid {
             pr_err!("a parameter is out of range\n");
             return Err(EINVAL);
@@ -121,91 +127,66 @@ impl Fixed {
     }
 }
 
-/// `DMIRROR_SET_*`.
-#[derive(Clone, Copy)]
-#[repr(usize)]
-pub(crate) enum Setting {
-    CopyDelay,
-    CopyFail,
-    SkipFlush,
-    KeepWrite,
-    FlushDelay,
-    Connection,
-}
-
-const SETTING_COUNT: usize = Setting::Connection as usize + 1;
-
-/// Settings that tests change.
+/// Settings that tests change, `DMIRROR_SET_*`: of the hardware, and of the driver.
 pub(crate) struct Settings {
-    values: [Atomic<u64>; SETTING_COUNT],
-    initial: [u64; SETTING_COUNT],
+    /// The registers of the device.
+    pub(crate) registers: Arc<Registers>,
+    initial: [u64; REGISTER_COUNT],
+    /// The library keeps the write permission of pages that migrate, as if it had a bug.
+    keep_write: Atomic<u64>,
+    connection: Atomic<u64>,
 }
+
+/// Initial connection to other devices: all of their memory can be accessed.
+const UNIFIED: u64 = 2;
 
 impl Settings {
-    pub(crate) fn new(fixed: &Fixed) -> Self {
-        let initial = [fixed.copy_delay_ns, fixed.copy_fail, 0, 0, 0, 2];
-        Self {
-            values: initial.map(Atomic::new),
+    pub(crate) fn new(fixed: &Fixed) -> Result<Self> {
+        let initial = [fixed.copy_delay_ns, fixed.copy_fail, 0, 0];
+        Ok(Self {
+            registers: Arc::new(Registers::new(initial), GFP_KERNEL)?,
             initial,
-        }
+            keep_write: Atomic::new(0),
+            connection: Atomic::new(UNIFIED),
+        })
     }
 
     /// Sets setting `what` and returns its previous value. `EINVAL`.
     pub(crate) fn set(&self, what: u32, value: u64) -> Result<u64> {
-        let most = [NS_PER_SEC, NEVER, NEVER, 1, 10 * NS_PER_SEC, 2];
-        let what = usize::try_from(what)?;
-        if value > *most.get(what).ok_or(EINVAL)? {
-            return Err(EINVAL);
-        }
-        Ok(self.values.get(what).ok_or(EINVAL)?.xchg(value, Relaxed))
+        let register = match what {
+            0 => Register::CopyDelay,
+            1 => Register::CopyFail,
+            2 => Register::SkipFlush,
+            3 if value <= 1 => return Ok(self.keep_write.xchg(value, Relaxed)),
+            4 => Register::FlushDelay,
+            5 if value <= UNIFIED => return Ok(self.connection.xchg(value, Relaxed)),
+            _ => return Err(EINVAL),
+        };
+        self.registers.write(register, value)
     }
 
     /// Resets all settings to the module parameters.
     pub(crate) fn reset(&self) {
-        for (value, initial) in self.values.iter().zip(self.initial) {
-            value.store(initial, Relaxed);
+        let registers = [
+            Register::CopyDelay,
+            Register::CopyFail,
+            Register::SkipFlush,
+            Register::FlushDelay,
+        ];
+        for (register, value) in registers.into_iter().zip(self.initial) {
+            // Does not fail: the parameters were checked.
+            let _before = self.registers.write(register, value);
         }
+        self.keep_write.store(0, Relaxed);
+        self.connection.store(UNIFIED, Relaxed);
     }
 
-    pub(crate) fn get(&self, setting: Setting) -> u64 {
-        self.values
-            .get(setting as usize)
-            .map_or(0, |value| value.load(Relaxed))
+    pub(crate) fn keeps_write(&self) -> bool {
+        self.keep_write.load(Relaxed) != 0
     }
 
-    /// Returns a setting in ns as a duration; `None` if it is 0.
-    pub(crate) fn delay(&self, setting: Setting) -> Option<Delta> {
-        let ns = i64::try_from(self.get(setting)).ok()?;
-        (ns > 0).then(|| Delta::from_nanos(ns))
-    }
-
-    /// Whether to skip the current flush. Decrements the setting.
-    pub(crate) fn skip_flush(&self) -> bool {
-        self.update(Setting::SkipFlush, |left| left.checked_sub(1))
-            .is_some()
-    }
-
-    /// Whether to fail the current copy. Decrements the setting; exactly one of several concurrent
-    /// copies fails.
-    pub(crate) fn fail_copy(&self) -> bool {
-        let before = self.update(Setting::CopyFail, |left| match left {
-            NEVER => None,
-            // The configured number of copies has succeeded.
-            0 => Some(NEVER),
-            _ => Some(left - 1),
-        });
-        before == Some(0)
-    }
-
-    /// Updates a setting atomically, unless `f` returns `None`. Returns the previous value.
-    fn update(&self, setting: Setting, f: impl Fn(u64) -> Option<u64>) -> Option<u64> {
-        let value = self.values.get(setting as usize)?;
-        let mut now = value.load(Relaxed);
-        loop {
-            match value.cmpxchg(now, f(now)?, Relaxed) {
-                Ok(_) => return Some(now),
-                Err(other) => now = other,
-            }
-        }
+    /// How this device is connected to others, `DMIRROR_CONNECTION_*`.
+    pub(crate) fn connection(&self) -> u64 {
+        self.connection.load(Relaxed)
     }
 }

@@ -1,14 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The memory of a mock device. Only engines and the copy engine access it.
+//! The memory of a mock device: the operations that the library calls, carried out by the copy
+//! engine. The driver itself accesses the contents for user space only, as through a BAR.
 
 use crate::{
-    copy_engine::CopyEngine,
-    hardware::store::Store,
+    dma::{
+        self,
+        Mapping,
+        Window, //
+    },
+    format::VRAM,
+    hardware::{
+        bus::Action,
+        copy_engine::CopyEngine,
+        store::Store, //
+    },
     page_allocator::PageAllocator,
     settings::{
         Fixed,
-        Setting,
         Settings, //
     },
     streams::Streams, //
@@ -27,10 +36,6 @@ use rust_hmm::{
         CopyJob,
         MemoryOps, //
     },
-    mirror::{
-        PageMemory,
-        PageMemoryMut, //
-    },
     mm::{
         device_pages::{
             DeviceRange,
@@ -40,41 +45,11 @@ use rust_hmm::{
     }, //
 };
 
-/// Executes a copy from or to the memory `here`. `there` is the memory of a device destination,
-/// which may belong to another device.
-pub(crate) fn copy(here: &Store, copy: &CopyDesc<'_>, there: &Store) -> Result {
-    match (&copy.source, &copy.destination) {
-        (None, PageMemoryMut::Cpu(to)) => {
-            to.clear();
-            Ok(())
-        }
-        (None, PageMemoryMut::Device(to)) => {
-            let (bytes, offset) = there.find_or_make(*to)?;
-            bytes.clear(offset, to.count * PAGE_SIZE)
-        }
-        (Some(PageMemory::Cpu(from)), PageMemoryMut::Cpu(to)) => to.copy_from(from),
-        (Some(PageMemory::Cpu(from)), PageMemoryMut::Device(to)) => {
-            let (bytes, offset) = there.find_or_make(*to)?;
-            bytes.load(offset, from)
-        }
-        (Some(PageMemory::Device(from)), PageMemoryMut::Cpu(_)) if here.is_lost(*from) => Err(EIO),
-        (Some(PageMemory::Device(from)), PageMemoryMut::Cpu(to)) => {
-            let (bytes, offset) = here.find(*from)?;
-            bytes.store(offset, to)
-        }
-        (Some(PageMemory::Device(from)), PageMemoryMut::Device(to)) => {
-            let (bytes, offset) = here.find(*from)?;
-            let (destination, at) = there.find_or_make(*to)?;
-            destination.copy_from(at, bytes, offset, from.count * PAGE_SIZE)
-        }
-    }
-}
-
 /// Device memory with its copy engine.
 pub(crate) struct Vram {
     store: Arc<Store>,
     settings: Arc<Settings>,
-    pub(crate) copy_engine: CopyEngine,
+    pub(crate) copy_engine: CopyEngine<Mapping>,
     page_allocator: Option<PageAllocator>,
     streams: Arc<Streams>,
 }
@@ -87,14 +62,18 @@ impl Vram {
         settings: Arc<Settings>,
         streams: Arc<Streams>,
     ) -> Result<Self> {
-        let store = Arc::new(Store::new(bytes)?, GFP_KERNEL)?;
+        let store = Arc::new(Store::new(VRAM, bytes)?, GFP_KERNEL)?;
         let page_allocator = if fixed.own_alloc {
             Some(PageAllocator::new(bytes / PAGE_SIZE)?)
         } else {
             None
         };
         Ok(Self {
-            copy_engine: CopyEngine::new(store.clone(), settings.clone(), fixed.copy_threads)?,
+            copy_engine: CopyEngine::new(
+                store.clone(),
+                settings.registers.clone(),
+                fixed.copy_threads,
+            )?,
             store,
             page_allocator,
             streams,
@@ -111,48 +90,37 @@ impl Vram {
 
     /// Marks the contents of page `number` as lost. `ENOMEM`.
     pub(crate) fn lose(&self, number: usize) -> Result {
-        self.store.lose(number)
+        self.store.lose(number * PAGE_SIZE)
     }
 
-    /// Reads from byte `at` of `range`, for an engine.
-    pub(crate) fn read(&self, range: DeviceRange, at: usize, dst: &mut [u8]) -> Result {
-        let (bytes, offset) = self.store.find(range)?;
-        bytes.read(offset.checked_add(at).ok_or(EINVAL)?, dst)
-    }
-
-    /// Writes to byte `at` of `range`, for an engine.
-    pub(crate) fn write(&self, range: DeviceRange, at: usize, src: &[u8]) -> Result {
-        let (bytes, offset) = self.store.find(range)?;
-        bytes.write(offset.checked_add(at).ok_or(EINVAL)?, src)
+    /// Performs an engine's `action` at byte `at` of `range`. `EIO` if the memory was never written
+    /// there.
+    pub(crate) fn access(&self, range: DeviceRange, at: usize, action: &mut Action<'_>) -> Result {
+        self.store.access(dma::offset(range) + at, action)
     }
 
     /// Copies `range` to user memory, as far as that is present. Returns the number of bytes.
     pub(crate) fn read_to_user(&self, range: DeviceRange, to: UserSpan) -> Result<usize> {
-        let (bytes, offset) = self.store.find(range)?;
+        let (bytes, offset) = self.store.find(dma::offset(range))?;
         bytes.read_to_user(offset, to)
     }
 
     /// Copies user memory to `range`, as far as it is present. Returns the number of bytes.
     pub(crate) fn write_from_user(&self, range: DeviceRange, from: UserSpan) -> Result<usize> {
-        let (bytes, offset) = self.store.find(range)?;
+        let (bytes, offset) = self.store.find(dma::offset(range))?;
         bytes.write_from_user(offset, from)
-    }
-
-    /// Atomically adds `value` to the word at byte `at` of `range`. Returns the previous value.
-    pub(crate) fn fetch_add(&self, range: DeviceRange, at: usize, value: u64) -> Result<u64> {
-        let (bytes, offset) = self.store.find(range)?;
-        bytes.fetch_add_u64(offset.checked_add(at).ok_or(EINVAL)?, value)
     }
 }
 
 impl MemoryOps for Vram {
     fn copy(&self, job: CopyJob) {
-        self.copy_engine.submit(job, None);
+        let copy = dma::describe(&job.copy(), VRAM);
+        self.copy_engine.submit(copy, Mapping::new(job, None));
     }
 
     fn connection(&self, _other: &Self, _kind: MemoryKind) -> Connection {
         // The library takes the lesser of the connections that both devices report.
-        match self.settings.get(Setting::Connection) {
+        match self.settings.connection() {
             0 => Connection::None,
             1 => Connection::Migratable,
             _ => Connection::Unified,
@@ -160,11 +128,15 @@ impl MemoryOps for Vram {
     }
 
     fn copy_to(&self, other: &Self, job: CopyJob) {
-        self.copy_engine.submit(job, Some(other.store.clone()));
+        let copy = dma::describe(&job.copy(), dma::PEER);
+        let peer = Some(other.store.clone());
+        self.copy_engine.submit(copy, Mapping::new(job, peer));
     }
 
     fn copy_sync(&self, copy: &CopyDesc<'_>) -> Option<Result> {
-        self.copy_engine.copy_sync(copy)
+        let window = Window::new(copy, None);
+        self.copy_engine
+            .copy_now(&dma::describe(copy, VRAM), &window)
     }
 
     fn ring_doorbell(&self) {
@@ -172,7 +144,7 @@ impl MemoryOps for Vram {
     }
 
     fn cancelled(&self) {
-        self.copy_engine.drop_cancelled();
+        self.copy_engine.drop_aborted();
     }
 
     fn suggest_page(&self, order: u32) -> Option<usize> {

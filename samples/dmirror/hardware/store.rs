@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The contents of device memory, addressed by device page number.
+//! The contents of device memory.
 
+use super::bus::Action;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
@@ -15,7 +16,6 @@ use kernel::{
 };
 use rust_hmm::mm::{
     addr::PMD_SIZE,
-    device_pages::DeviceRange,
     folio::SharedBytes, //
 };
 
@@ -26,8 +26,11 @@ const GROUP_BLOCKS: usize = 4096;
 /// slots are allocated when they are first written, so that device memory may exceed the memory of
 /// the machine. Not used for coherent memory, which the CPU addresses directly.
 pub(crate) struct Store {
+    /// Bus address of the first byte, as the engines of the device find it.
+    base: u64,
+    bytes: usize,
     groups: KVVec<SetOnce<KVVec<SetOnce<SharedBytes>>>>,
-    /// Device page numbers plus one of pages whose contents are lost.
+    /// Page numbers plus one of pages whose contents are lost.
     lost: KVVec<Atomic<usize>>,
 }
 
@@ -35,26 +38,40 @@ pub(crate) struct Store {
 const MAX_LOST_PAGES: usize = 1024;
 
 impl Store {
-    /// Creates a store for `bytes` bytes.
-    pub(crate) fn new(bytes: usize) -> Result<Self> {
+    /// Creates a store of `bytes` bytes at bus address `base`.
+    pub(crate) fn new(base: u64, bytes: usize) -> Result<Self> {
         let groups = places(bytes.div_ceil(PMD_SIZE * GROUP_BLOCKS))?;
         let mut lost = KVVec::with_capacity(MAX_LOST_PAGES, GFP_KERNEL)?;
         for _ in 0..MAX_LOST_PAGES {
             lost.push(Atomic::new(0), GFP_KERNEL)?;
         }
-        Ok(Self { groups, lost })
+        Ok(Self {
+            base,
+            bytes,
+            groups,
+            lost,
+        })
     }
 
-    /// Marks page `number` as lost: copies from it fail. `ENOMEM` if too many pages are lost.
-    pub(crate) fn lose(&self, number: usize) -> Result {
+    /// Decodes a bus address. Returns the offset in this memory; `None` if it is elsewhere.
+    #[inline]
+    pub(crate) fn offset(&self, address: u64) -> Option<usize> {
+        let offset = usize::try_from(address.checked_sub(self.base)?).ok()?;
+        (offset < self.bytes).then_some(offset)
+    }
+
+    /// Marks the page at `offset` as lost: copies from it fail. `ENOMEM` if too many pages are
+    /// lost.
+    pub(crate) fn lose(&self, offset: usize) -> Result {
         let free = self.lost.iter().find(|place| place.load(Relaxed) == 0);
-        free.ok_or(ENOMEM)?.store(number + 1, Relaxed);
+        free.ok_or(ENOMEM)?.store(offset / PAGE_SIZE + 1, Relaxed);
         Ok(())
     }
 
-    /// Whether a page of `range` is lost.
-    pub(crate) fn is_lost(&self, range: DeviceRange) -> bool {
-        let pages = range.first + 1..range.first + 1 + range.count;
+    /// Whether a page of the `bytes` bytes at `offset` is lost.
+    pub(crate) fn is_lost(&self, offset: usize, bytes: usize) -> bool {
+        let first = offset / PAGE_SIZE + 1;
+        let pages = first..first + bytes.div_ceil(PAGE_SIZE);
         let mut lost = self.lost.iter().map(|place| place.load(Relaxed));
         // Elements are set from the first one on and never cleared.
         lost.by_ref()
@@ -62,28 +79,40 @@ impl Store {
             .any(|number| pages.contains(&number))
     }
 
-    /// Returns the number of the block that contains `range`, and the offset in it.
-    fn locate(range: DeviceRange) -> Result<(usize, usize)> {
-        let start = range.first.checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
-        Ok((start / PMD_SIZE, start % PMD_SIZE))
-    }
-
-    /// Returns the block of `range` and the offset in it. `EIO` if the block was never written.
-    pub(crate) fn find(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
-        let (block, offset) = Self::locate(range)?;
+    /// Returns the block that has the byte at `offset`, and its offset there. `EIO` if the block
+    /// was never written.
+    pub(crate) fn find(&self, offset: usize) -> Result<(&SharedBytes, usize)> {
+        let block = offset / PMD_SIZE;
         let group = self.groups.get(block / GROUP_BLOCKS).ok_or(EINVAL)?;
         let blocks = group.as_ref().ok_or(EIO)?;
         let bytes = blocks.get(block % GROUP_BLOCKS).ok_or(EINVAL)?.as_ref();
-        Ok((bytes.ok_or(EIO)?, offset))
+        Ok((bytes.ok_or(EIO)?, offset % PMD_SIZE))
     }
 
-    /// Returns the block of `range` and the offset in it. Allocates the block if necessary.
-    pub(crate) fn find_or_make(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
-        let (block, offset) = Self::locate(range)?;
+    /// Returns the block that has the byte at `offset`, and its offset there. Allocates the block
+    /// if necessary.
+    pub(crate) fn find_or_make(&self, offset: usize) -> Result<(&SharedBytes, usize)> {
+        let block = offset / PMD_SIZE;
         let group = self.groups.get(block / GROUP_BLOCKS).ok_or(EINVAL)?;
         let blocks = made(group, || places(GROUP_BLOCKS))?;
         let block = blocks.get(block % GROUP_BLOCKS).ok_or(EINVAL)?;
-        Ok((made(block, || SharedBytes::new(PMD_SIZE))?, offset))
+        Ok((
+            made(block, || SharedBytes::new(PMD_SIZE))?,
+            offset % PMD_SIZE,
+        ))
+    }
+
+    /// Performs an engine's `action` at `offset`. `EIO` if the memory was never written there.
+    pub(crate) fn access(&self, offset: usize, action: &mut Action<'_>) -> Result {
+        let (bytes, at) = self.find(offset)?;
+        match action {
+            Action::Read(buffer) => bytes.read(at, buffer),
+            Action::Write(buffer) => bytes.write(at, buffer),
+            Action::Add(value) => {
+                **value = bytes.fetch_add_u64(at, **value)?;
+                Ok(())
+            }
+        }
     }
 }
 

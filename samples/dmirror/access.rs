@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Connects engines to memory: implements [`Port`] and [`Lane`] with access sections of the mirror.
+//! The lane is the bus. It compares each access with the library's tree, and decodes its address.
 
 use crate::{
     client::Client,
@@ -8,7 +9,6 @@ use crate::{
     format::VRAM,
     hardware::{
         bus::{
-            Access,
             Action,
             Answer,
             Lane, //
@@ -20,6 +20,7 @@ use crate::{
             Packet, //
         },
         mmu::Context,
+        monitor::Seen,
         port::Port,
         tlb::Tlb,
         walk::{
@@ -30,6 +31,7 @@ use crate::{
     },
     locked_window::LockedWindow, //
 };
+use core::cell::Cell;
 use kernel::{
     page::{
         PAGE_SHIFT,
@@ -80,6 +82,7 @@ impl Port for Client {
         Ok(MirrorLane {
             client: self,
             section: self.mirror().enter(index)?,
+            seen: Cell::new(Seen::NOTHING),
         })
     }
 
@@ -109,14 +112,20 @@ impl Port for Client {
 pub(crate) struct MirrorLane<'c> {
     client: &'c Client,
     section: AccessSection<'c, View>,
+    /// What the engine has read in this access.
+    seen: Cell<Seen>,
 }
 
 impl Lane for MirrorLane<'_> {
     fn tlb(&mut self) -> &mut Tlb {
-        self.section.data()
+        &mut self.section.data().tlb
     }
 
-    fn table_word(&self, addr: usize, address: u64) -> Result<u64, Miss> {
+    fn table_word(&self, address: u64) -> Result<u64, Miss> {
+        let root = self.client.context().root().ok_or(Miss::Bus(address))?;
+        let mut seen = self.seen.get();
+        let addr = seen.read(root, address).ok_or(Miss::Bus(address))?;
+        self.seen.set(seen);
         let word = self.section.table_word(addr, address);
         word.map_err(|why| match why {
             TranslateError::Changing => Miss::Superseded,
@@ -126,6 +135,9 @@ impl Lane for MirrorLane<'_> {
 
     fn request_translation(&self, addr: usize) -> Option<Translation> {
         let leaf = self.section.walk(addr)?;
+        let mut seen = self.seen.get();
+        seen.requested(addr);
+        self.seen.set(seen);
         let base = if leaf.entry.is_device() { VRAM } else { 0 };
         Some(Translation {
             address: base
@@ -136,62 +148,29 @@ impl Lane for MirrorLane<'_> {
         })
     }
 
-    fn access(&self, addr: usize, found: Translation, action: &mut Action<'_>) -> Result<Answer> {
-        let seen = TableTranslation {
-            address: found.address,
-            writable: found.writable,
-        };
-        let wrong = if action.writes() {
-            match self.section.reach_mut(addr, seen) {
-                Ok(place) => {
-                    self.write(place, addr, action)?;
-                    return Ok(Answer::Done);
-                }
-                Err(wrong) => wrong,
+    fn access(&mut self, place: Translation, action: &mut Action<'_>) -> Result<Answer> {
+        let tag = self.client.tag();
+        let translated = self.seen.get().address_of(place.address);
+        let monitor = &mut self.section.data().monitor;
+        let addr = match translated {
+            Some(addr) => {
+                monitor.record(tag, addr, place);
+                addr
             }
-        } else {
-            match self.section.reach(addr, seen) {
-                Ok(place) => {
-                    self.read(place, addr, action)?;
-                    return Ok(Answer::Done);
-                }
-                Err(wrong) => wrong,
-            }
+            None => match monitor.find(tag, place) {
+                Some(addr) => addr,
+                None => return Ok(Answer::Retry),
+            },
         };
-        Ok(match wrong {
-            TranslateError::Changing => Answer::Superseded,
-            TranslateError::Stale => Answer::Stale,
-            TranslateError::ReadOnly => Answer::ReadOnly,
+        Ok(match self.try_access(addr, place, action)? {
+            Ok(()) => Answer::Done,
+            Err(TranslateError::Changing) if translated.is_some() => {
+                self.access_now(addr, action)?
+            }
+            Err(TranslateError::Changing) => Answer::Retry,
+            Err(TranslateError::Stale) => Answer::Stale,
+            Err(TranslateError::ReadOnly) => Answer::Denied,
         })
-    }
-
-    fn access_now(&self, addr: usize, action: &mut Action<'_>) -> Result<Access> {
-        for _ in 0..ACCESS_MAX_WALKS {
-            let Some(leaf) = self.section.walk(addr) else {
-                break;
-            };
-            let wrong = if action.writes() {
-                match self.section.resolve_mut(addr, &leaf) {
-                    Ok(place) => {
-                        self.write(place, addr, action)?;
-                        return Ok(Access::Done);
-                    }
-                    Err(wrong) => wrong,
-                }
-            } else {
-                match self.section.resolve(addr, &leaf) {
-                    Ok(place) => {
-                        self.read(place, addr, action)?;
-                        return Ok(Access::Done);
-                    }
-                    Err(wrong) => wrong,
-                }
-            };
-            if wrong == TranslateError::ReadOnly {
-                break;
-            }
-        }
-        Ok(Access::Fault)
     }
 
     fn alarm(&self, addr: usize, why: Option<Miss>) {
@@ -209,6 +188,61 @@ impl Lane for MirrorLane<'_> {
 }
 
 impl MirrorLane<'_> {
+    /// Performs `action` at `addr`, if the library's tree confirms that `place` is its address.
+    fn try_access(
+        &self,
+        addr: usize,
+        place: Translation,
+        action: &mut Action<'_>,
+    ) -> Result<Result<(), TranslateError>> {
+        let found = TableTranslation {
+            address: place.address >> DEVICE_PAGE_SHIFT << DEVICE_PAGE_SHIFT,
+            writable: place.writable,
+        };
+        if action.writes() {
+            match self.section.reach_mut(addr, found) {
+                Ok(place) => self.write(place, addr, action)?,
+                Err(wrong) => return Ok(Err(wrong)),
+            }
+        } else {
+            match self.section.reach(addr, found) {
+                Ok(place) => self.read(place, addr, action)?,
+                Err(wrong) => return Ok(Err(wrong)),
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Performs `action` on the current page at `addr`.
+    fn access_now(&self, addr: usize, action: &mut Action<'_>) -> Result<Answer> {
+        for _ in 0..ACCESS_MAX_WALKS {
+            let Some(leaf) = self.section.walk(addr) else {
+                break;
+            };
+            let wrong = if action.writes() {
+                match self.section.resolve_mut(addr, &leaf) {
+                    Ok(place) => {
+                        self.write(place, addr, action)?;
+                        return Ok(Answer::Done);
+                    }
+                    Err(wrong) => wrong,
+                }
+            } else {
+                match self.section.resolve(addr, &leaf) {
+                    Ok(place) => {
+                        self.read(place, addr, action)?;
+                        return Ok(Answer::Done);
+                    }
+                    Err(wrong) => wrong,
+                }
+            };
+            if wrong == TranslateError::ReadOnly {
+                break;
+            }
+        }
+        Ok(Answer::Denied)
+    }
+
     /// Reads from `place`. `EIO` if device memory was never written there.
     fn read(&self, place: PageMemory<'_>, addr: usize, action: &mut Action<'_>) -> Result {
         let at = addr % PAGE_SIZE;

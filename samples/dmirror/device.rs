@@ -13,6 +13,7 @@ use crate::{
     },
     hardware::{
         engine::Engine,
+        monitor::Monitor,
         registers::{
             Register,
             Registers, //
@@ -84,8 +85,8 @@ pub(crate) struct MockDevice {
     pub(crate) worker_pool: WorkerPool,
     /// Devices that can access locked memory.
     pub(crate) agents: Agents,
-    /// TLBs of the engines.
-    walkers: Arc<Walkers<Tlb>>,
+    /// TLBs of the engines, and monitors of their accesses.
+    walkers: Arc<Walkers<Walker>>,
     open_files: Atomic<usize>,
     last_tag: Atomic<u64>,
 }
@@ -126,7 +127,7 @@ impl MockDevice {
         let engines = Engines::new(fixed.engines)?;
         let blits = BlitEngine::new(settings.registers.clone())?;
         let faults = FaultThreads::new(fixed.engines)?;
-        let walkers = Walkers::new(fixed.engines, |_| Tlb::new(fixed.tlb_entries))?;
+        let walkers = Walkers::new(fixed.engines, |_| Walker::new(fixed.tlb_entries))?;
         Arc::pin_init(
             try_pin_init!(Self {
                 memory,
@@ -318,6 +319,22 @@ impl Drop for Session {
     }
 }
 
+/// State of an engine that its accesses and flushes change.
+pub(crate) struct Walker {
+    pub(crate) tlb: Tlb,
+    pub(crate) monitor: Monitor,
+}
+
+impl Walker {
+    /// Creates the state of an engine whose TLB has `lines` lines.
+    fn new(lines: usize) -> Result<Self> {
+        Ok(Self {
+            tlb: Tlb::new(lines)?,
+            monitor: Monitor::new(lines)?,
+        })
+    }
+}
+
 /// A flush under way.
 pub(crate) struct Flush {
     /// Whether the flush leaves the TLBs as they are, for tests.
@@ -350,7 +367,7 @@ impl View {
 impl Device for View {
     type Memory = Vram;
     type Format = Chosen;
-    type Walker = Tlb;
+    type Walker = Walker;
     type Flush = Flush;
 
     fn memory(&self) -> Option<&Memory<Vram>> {
@@ -369,7 +386,7 @@ impl Device for View {
         memory.with_device_pages_at(VRAM)
     }
 
-    fn walkers(&self) -> Option<Arc<Walkers<Tlb>>> {
+    fn walkers(&self) -> Option<Arc<Walkers<Walker>>> {
         Some(self.device.walkers.clone())
     }
 
@@ -394,9 +411,10 @@ impl Device for View {
         }
     }
 
-    fn flush_walker(&self, flush: &Flush, tlb: &mut Tlb, range: PageRange) {
+    fn flush_walker(&self, flush: &Flush, walker: &mut Walker, range: PageRange) {
         if !flush.skips {
-            tlb.flush(self.tag, range);
+            walker.tlb.flush(self.tag, range);
+            walker.monitor.flush(self.tag, range);
         }
     }
 

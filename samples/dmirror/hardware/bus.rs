@@ -45,17 +45,18 @@ pub(crate) enum Access {
     Fault,
 }
 
-/// Outcome of an access by a translation.
+/// Outcome of an access to a bus address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answer {
     Done,
-    /// The translation was replaced or write-protected, and the flush of that change has not ended.
-    /// See [`Lane::access_now`].
-    Superseded,
+    /// The engine must translate again: the translation was replaced or write-protected, and the
+    /// flush of that change has not ended, or the bus does not know it any more. Not given to an
+    /// engine that has translated in the same access.
+    Retry,
     /// The translation is stale: the table has changed, and no flush is pending.
     Stale,
-    /// The page is write-protected.
-    ReadOnly,
+    /// The page is not present or write-protected.
+    Denied,
 }
 
 /// The bus during one access of an engine. Translated pages remain valid until it is dropped.
@@ -63,31 +64,27 @@ pub(crate) trait Lane {
     /// Returns the TLB of the engine.
     fn tlb(&mut self) -> &mut Tlb;
 
-    /// Reads the word at `address` of a page table on the walk to `addr`.
-    fn table_word(&self, addr: usize, address: u64) -> Result<u64, Miss>;
+    /// Reads the word at bus address `address` of a page table.
+    fn table_word(&self, address: u64) -> Result<u64, Miss>;
 
-    /// Looks `addr` up in the driver's table, for hardware without a page table.
+    /// Requests the translation of `addr` from the host, as by Address Translation Services (ATS)
+    /// of PCIe. For an engine without a page table, and if a table was replaced during the walk.
     fn request_translation(&self, addr: usize) -> Option<Translation>;
 
-    /// Performs `action` at `addr`, which the engine has translated to `found`.
+    /// Performs `action` at the bus address of `place`, the byte's own, by the translation that the
+    /// engine has: from its TLB, from a walk or by a request.
+    ///
+    /// If the engine has translated in this access, and the translation was replaced since, the bus
+    /// performs the action on the current page. Hardware would use the old page, which is not freed
+    /// before the flush of the change has ended. The bus does not trust the contents of the
+    /// device's table, so that it cannot. It does not wait for the flush.
     ///
     /// # Errors
     ///
     /// Errors that end the command: device memory has lost its contents.
-    fn access(&self, addr: usize, found: Translation, action: &mut Action<'_>) -> Result<Answer>;
+    fn access(&mut self, place: Translation, action: &mut Action<'_>) -> Result<Answer>;
 
-    /// Performs `action` on the current page at `addr`, after [`Answer::Superseded`].
-    ///
-    /// Hardware would use the old page, which is not freed before the flush has ended. The bus
-    /// resolves the address again instead, because it does not trust the contents of the device
-    /// page table. Does not wait for the flush.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::access`].
-    fn access_now(&self, addr: usize, action: &mut Action<'_>) -> Result<Access>;
-
-    /// Reports a bug: a translation of `addr` was used after its flush, or the walk of its table
-    /// failed.
+    /// Reports an error of the hardware: a translation of `addr` was used after its flush, or the
+    /// walk of its table failed.
     fn alarm(&self, addr: usize, why: Option<Miss>);
 }

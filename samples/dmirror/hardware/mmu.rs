@@ -20,7 +20,8 @@ use super::{
         Bus,
         Format,
         Miss,
-        Translation, //
+        Translation,
+        DEVICE_PAGE_SHIFT, //
     }, //
 };
 use kernel::prelude::*;
@@ -29,8 +30,8 @@ use kernel::prelude::*;
 pub(crate) struct Context {
     /// Name of the address space in TLBs, not 0.
     tag: u64,
-    /// Format of the table, and bus address of its root. Without, the driver is asked for each
-    /// translation.
+    /// Format of the table, and bus address of its root. Without, each translation is requested
+    /// from the host.
     table: Option<(Format, u64)>,
     /// The TLB must not get an address in two sizes.
     one_size: bool,
@@ -44,17 +45,19 @@ impl Context {
             one_size,
         }
     }
+
+    /// Bus address of the root.
+    pub(crate) fn root(&self) -> Option<u64> {
+        self.table.map(|(_, root)| root)
+    }
 }
 
-/// Memory that the walker reads on the way to `addr`.
-struct Tables<'l, L> {
-    lane: &'l L,
-    addr: usize,
-}
+/// Memory that the walker reads.
+struct Tables<'l, L>(&'l L);
 
 impl<L: Lane> Bus for Tables<'_, L> {
     fn read(&self, address: u64) -> Result<u64, Miss> {
-        self.lane.table_word(self.addr, address)
+        self.0.table_word(address)
     }
 }
 
@@ -72,15 +75,21 @@ pub(crate) fn access<L: Lane>(
     action: &mut Action<'_>,
 ) -> Result<Access> {
     let tag = context.tag;
+    // CAST: Both have 64 bits.
+    let byte = addr as u64 & ((1 << DEVICE_PAGE_SHIFT) - 1);
+    let place = |found: Translation| Translation {
+        address: found.address | byte,
+        ..found
+    };
     let kept = lane.tlb().lookup(tag, addr);
     // A translation that does not allow the access is looked up again.
     if let Some(found) = kept.filter(|found| found.writable || !action.writes()) {
-        match lane.access(addr, found, action)? {
+        match lane.access(place(found), action)? {
             Answer::Done => {
                 counted.add(Count::TlbHits, 1);
                 return Ok(done(counted, action));
             }
-            Answer::Superseded | Answer::ReadOnly => {}
+            Answer::Retry | Answer::Denied => {}
             Answer::Stale => stale(lane, counted, addr, None),
         }
     }
@@ -88,10 +97,18 @@ pub(crate) fn access<L: Lane>(
         lane.tlb().forget(tag, addr);
     }
     counted.add(Count::TlbMisses, 1);
+    let mut replaced = false;
     let found = match walk(lane, context, addr) {
+        Err(Miss::Superseded) => {
+            // The bus no longer has the table, and its successor is not linked yet.
+            replaced = true;
+            lane.request_translation(addr).ok_or(Miss::NotPresent)
+        }
+        result => result,
+    };
+    let found = match found {
         Ok(found) => found,
         Err(Miss::NotPresent) => return Ok(Access::Fault),
-        Err(Miss::Superseded) => return now(lane, counted, addr, action),
         Err(why) => {
             stale(lane, counted, addr, Some(why));
             return Ok(Access::Fault);
@@ -100,16 +117,18 @@ pub(crate) fn access<L: Lane>(
     if action.writes() && !found.writable {
         return Ok(Access::Fault);
     }
-    match lane.access(addr, found, action)? {
+    match lane.access(place(found), action)? {
         Answer::Done => {
-            if context.one_size && lane.tlb().has_other_size(tag, addr, found.order) {
-                stale(lane, counted, addr, Some(Miss::TwoSizes));
+            // The TLB may still have it in the size that the replaced table had.
+            if !replaced {
+                if context.one_size && lane.tlb().has_other_size(tag, addr, found.order) {
+                    stale(lane, counted, addr, Some(Miss::TwoSizes));
+                }
+                lane.tlb().fill(tag, addr, found);
             }
-            lane.tlb().fill(tag, addr, found);
             Ok(done(counted, action))
         }
-        Answer::Superseded => now(lane, counted, addr, action),
-        Answer::ReadOnly => Ok(Access::Fault),
+        Answer::Retry | Answer::Denied => Ok(Access::Fault),
         Answer::Stale => {
             stale(lane, counted, addr, None);
             Ok(Access::Fault)
@@ -121,7 +140,7 @@ pub(crate) fn access<L: Lane>(
 fn walk<L: Lane>(lane: &L, context: &Context, addr: usize) -> Result<Translation, Miss> {
     match context.table {
         // CAST: Both have 64 bits.
-        Some((format, root)) => format.walk(&Tables { lane, addr }, root, addr as u64),
+        Some((format, root)) => format.walk(&Tables(lane), root, addr as u64),
         None => lane.request_translation(addr).ok_or(Miss::NotPresent),
     }
 }
@@ -134,19 +153,6 @@ fn done(counted: Counted<'_>, action: &Action<'_>) -> Access {
     };
     counted.add(count, action.bytes() as u64);
     Access::Done
-}
-
-/// See [`Lane::access_now`].
-fn now<L: Lane>(
-    lane: &L,
-    counted: Counted<'_>,
-    addr: usize,
-    action: &mut Action<'_>,
-) -> Result<Access> {
-    Ok(match lane.access_now(addr, action)? {
-        Access::Done => done(counted, action),
-        Access::Fault => Access::Fault,
-    })
 }
 
 fn stale<L: Lane>(lane: &L, counted: Counted<'_>, addr: usize, why: Option<Miss>) {

@@ -18,6 +18,12 @@ const LINE_ORDERS: [u32; 3] = [0, 4, 9];
 /// Number of device pages from which on a flush searches all lines instead of each page's.
 const MAX_SINGLE_FLUSHES: usize = 512;
 
+/// Size of the line that can have a translation of `1 << order` pages, as log2 of device pages.
+pub(crate) fn line_order(order: u32) -> u32 {
+    let fits = |line: &u32| *line <= order;
+    LINE_ORDERS.into_iter().rev().find(fits).unwrap_or(0)
+}
+
 /// One translation.
 #[derive(Clone, Copy)]
 struct TlbLine {
@@ -79,8 +85,7 @@ impl Tlb {
     /// Keeps what a walk gave for `addr`.
     pub(crate) fn fill(&mut self, tag: u64, addr: usize, found: Translation) {
         let page = addr >> DEVICE_PAGE_SHIFT;
-        let fits = |order: &u32| *order <= found.order;
-        let order = LINE_ORDERS.into_iter().rev().find(fits).unwrap_or(0);
+        let order = line_order(found.order);
         let first = page & !((1 << order) - 1);
         let offset = ((page - first) as u64) << DEVICE_PAGE_SHIFT;
         let index = self.index(tag, page, order);

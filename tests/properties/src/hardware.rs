@@ -19,6 +19,10 @@ use super::{
         self,
         Context, //
     },
+    monitor::{
+        Monitor,
+        Seen, //
+    },
     tlb::Tlb,
     walk::{
         Bus,
@@ -52,6 +56,11 @@ pub(crate) const ALL: &[Property] = &[
         variants: &[("radix4", radix4), ("lpae", lpae), ("gfx9", gfx9)],
     },
     Property { name: "hardware_tlb_drops_flushed_entries", cases: 2000, variants: &[("tlb", tlb)] },
+    Property {
+        name: "hardware_monitor_finds_translated_pages",
+        cases: 2000,
+        variants: &[("monitor", monitor), ("walks", walks)],
+    },
     Property {
         name: "hardware_accesses_stable_pages_without_a_fault",
         cases: 4000,
@@ -189,6 +198,76 @@ fn tlb(trial: &Trial<'_>) {
     });
 }
 
+/// A monitor may forget translations. A page that it returns was translated to this address, and
+/// was not flushed since.
+fn monitor(trial: &Trial<'_>) {
+    trial.run(kept(), 1..60, |ops| {
+        let mut monitor = Monitor::new(16).unwrap();
+        let mut given: Vec<(u64, usize, Translation)> = Vec::new();
+        for op in ops {
+            match *op {
+                Kept::Fill { tag, page, order, number } => {
+                    // Few addresses, so that pages share them. Both are aligned.
+                    let page = page >> order << order;
+                    let address = (number % 64) << order << 12;
+                    let found = Translation { address, order, writable: number & 1 == 1 };
+                    monitor.record(tag, page << 12, found);
+                    let size = [9, 4, 0].into_iter().find(|size| *size <= order).unwrap();
+                    for at in 0..1usize << size {
+                        let address = address + ((at as u64) << 12);
+                        let found = Translation { address, order: size, ..found };
+                        given.push((tag, page + at, found));
+                    }
+                    let found = Translation { address: address + 0x123, ..found };
+                    assert_eq!(monitor.find(tag, found), Some((page << 12) + 0x123));
+                }
+                Kept::Flush { tag, first, count } => {
+                    monitor.flush(tag, PageRange::from_pages(first << 12, count).unwrap());
+                    given.retain(|(of, page, _)| {
+                        *of != tag || !(first..first + count).contains(page)
+                    });
+                }
+                Kept::Forget { .. } => {}
+            }
+            for (tag, _, found) in &given {
+                if let Some(addr) = monitor.find(*tag, *found) {
+                    assert!(given.contains(&(*tag, addr >> 12, *found)), "{addr:#x}: {found:x?}");
+                }
+            }
+        }
+    });
+}
+
+/// The monitor knows the virtual address of an access after a walk of any format.
+fn walks(trial: &Trial<'_>) {
+    struct Watched<'m>(&'m Memory, Cell<Seen>);
+    impl Bus for Watched<'_> {
+        fn read(&self, address: u64) -> Result<u64, Miss> {
+            let mut seen = self.1.get();
+            let first = seen.read(0x1000, address).expect("a walk from the root");
+            self.1.set(seen);
+            assert_eq!(first & !(ADDR as usize), 0, "{first:#x}");
+            self.0.read(address)
+        }
+    }
+    trial.run(Just(()), 1..2, |_| {
+        let page = 1 << 10 | 1 << 6;
+        for (format, memory) in [
+            (Format::Radix4, tables(3, None, 0x9003)),
+            (Format::Radix4, tables(3, Some(0x60_0081), 0)),
+            (Format::Lpae, tables(3, None, 0x9003 | page | 1 << 52)),
+            (Format::Gfx9, tables(1, Some(0x60_0061 | 9 << 7 | 1 << 54), 0)),
+        ] {
+            let bus = Watched(&memory, Cell::new(Seen::NOTHING));
+            assert_eq!(bus.1.get().address_of(0x9000), None);
+            let found = format.walk(&bus, 0x1000, ADDR).unwrap();
+            assert_eq!(bus.1.get().address_of(found.address | 0x18), Some(ADDR as usize | 0x18));
+            // A read that no walk makes, and a walk that begins elsewhere.
+            assert_eq!(Seen::NOTHING.read(0x1000, 0x2000), None);
+        }
+    });
+}
+
 /// Number of modelled pages of the block.
 const PAGES: usize = 3;
 
@@ -224,6 +303,8 @@ struct Machine {
     image: HashMap<u64, u64>,
     changing: bool,
     tlb: Tlb,
+    monitor: Monitor,
+    seen: Cell<Seen>,
     /// Page reached by the last access.
     reached: Cell<Option<u64>>,
     alarms: Cell<usize>,
@@ -240,6 +321,8 @@ impl Machine {
             image: HashMap::from(links),
             changing: false,
             tlb: Tlb::new(8).unwrap(),
+            monitor: Monitor::new(8).unwrap(),
+            seen: Cell::new(Seen::NOTHING),
             reached: Cell::new(None),
             alarms: Cell::new(0),
         };
@@ -279,7 +362,9 @@ impl Machine {
         while !self.unwritten.is_empty() {
             self.write();
         }
-        self.tlb.flush(1, PageRange::from_pages(0, 512).unwrap());
+        let all = PageRange::from_pages(0, 512).unwrap();
+        self.tlb.flush(1, all);
+        self.monitor.flush(1, all);
         self.before = self.tree;
         self.changing = false;
     }
@@ -296,7 +381,10 @@ impl Lane for Machine {
         &mut self.tlb
     }
 
-    fn table_word(&self, _addr: usize, address: u64) -> Result<u64, Miss> {
+    fn table_word(&self, address: u64) -> Result<u64, Miss> {
+        let mut seen = self.seen.get();
+        seen.read(UPPER[0], address).expect("a walk from the root");
+        self.seen.set(seen);
         let table = address & !0xfff;
         let linked = matches!(self.tree, Block::Table { at, .. } if at == table);
         if linked || UPPER.contains(&table) {
@@ -308,32 +396,37 @@ impl Lane for Machine {
         }
     }
 
-    fn request_translation(&self, _addr: usize) -> Option<Translation> {
-        None
+    fn request_translation(&self, addr: usize) -> Option<Translation> {
+        assert!(self.changing, "the table was not replaced");
+        let mut seen = self.seen.get();
+        seen.requested(addr);
+        self.seen.set(seen);
+        let (number, writable) = self.tree.page(addr / PAGE_SIZE)?;
+        Some(Translation { address: number << 12, order: 0, writable })
     }
 
-    fn access(&self, addr: usize, found: Translation, action: &mut Action<'_>) -> Result<Answer> {
+    fn access(&mut self, place: Translation, action: &mut Action<'_>) -> Result<Answer> {
+        let translated = self.seen.get().address_of(place.address);
+        let addr = match translated {
+            Some(addr) => {
+                self.monitor.record(1, addr, place);
+                addr
+            }
+            None => match self.monitor.find(1, place) {
+                Some(addr) => addr,
+                None => return Ok(Answer::Retry),
+            },
+        };
         let page = self.tree.page(addr / PAGE_SIZE);
         let confirmed = page.is_some_and(|(number, writable)| {
-            number << 12 == found.address && (writable || !found.writable)
+            number == place.address >> 12 && (writable || !place.writable)
         });
-        Ok(if confirmed && self.reach(page, action) {
-            Answer::Done
-        } else if confirmed {
-            Answer::ReadOnly
+        Ok(if confirmed || self.changing && translated.is_some() {
+            if self.reach(page, action) { Answer::Done } else { Answer::Denied }
         } else if self.changing {
-            Answer::Superseded
+            Answer::Retry
         } else {
             Answer::Stale
-        })
-    }
-
-    fn access_now(&self, addr: usize, action: &mut Action<'_>) -> Result<Access> {
-        assert!(self.changing, "nothing has superseded it");
-        Ok(if self.reach(self.tree.page(addr / PAGE_SIZE), action) {
-            Access::Done
-        } else {
-            Access::Fault
         })
     }
 
@@ -426,6 +519,7 @@ fn access(
     let mut action = if write { Action::Write(&[1; 8]) } else { Action::Read(&mut bytes) };
     let [engine, file] = counters;
     machine.reached.set(None);
+    machine.seen.set(Seen::NOTHING);
     let counted = Counted { engine, file };
     let moved = [Count::BytesRead, Count::BytesWritten].map(|count| engine.get(count));
     let result = mmu::access(machine, context, counted, index * PAGE_SIZE, &mut action).unwrap();

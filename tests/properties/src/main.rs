@@ -28,6 +28,8 @@ mod hardware {
     pub(crate) mod counters;
     #[path = "../samples/dmirror/hardware/mmu.rs"]
     pub(crate) mod mmu;
+    #[path = "../samples/dmirror/hardware/monitor.rs"]
+    pub(crate) mod monitor;
     #[path = "../samples/dmirror/hardware/tlb.rs"]
     pub(crate) mod tlb;
     #[path = "../samples/common/walk.rs"]

@@ -60,11 +60,11 @@ impl Port for Client {
     type Lane<'p> = MirrorLane<'p>;
 
     fn begin(&self) {
-        self.locked_window.begin();
+        self.locked_window.cache.begin();
     }
 
     fn end(&self) {
-        self.locked_window.end();
+        self.locked_window.cache.end();
     }
 
     fn counters(&self) -> &Counters {

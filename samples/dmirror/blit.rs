@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The blit engine: copies between locked ranges, signalled by DMA fences.
+//! The blit engine: the scheduler of the blitter, for copies between locked ranges, whose ends DMA
+//! fences signal. It gives the hardware the bus addresses of locked memory, and decodes them.
 //!
 //! A blit allocates, pins and maps all memory before its fence is created, and waits for other DMA
 //! fences only. Its fence may therefore be exported as a sync file. The blit engine has a thread of
@@ -9,9 +10,13 @@
 //! must not delay the fence of the next blit.
 
 use crate::{
-    hardware::registers::{
-        Register,
-        Registers, //
+    hardware::{
+        self,
+        copy_engine::{
+            CopyBus,
+            Descriptor, //
+        },
+        registers::Registers, //
     },
     uapi, //
 };
@@ -29,13 +34,7 @@ use kernel::{
         Arc,
         Mutex, //
     },
-    time::{
-        delay::fsleep,
-        Delta,
-        Instant,
-        Jiffies,
-        Monotonic, //
-    }, //
+    time::Jiffies, //
 };
 use rust_hmm::{
     host_lock::{
@@ -67,9 +66,6 @@ use rust_hmm::{
 
 /// Maximum number of blits that are queued or running, or whose memory is still pinned.
 const MAX_BLITS: usize = 64;
-
-/// Maximum duration of a blit. Real hardware would be reset after a timeout.
-const BLIT_TIMEOUT: Delta = Delta::from_secs(10);
 
 /// Timeout of the threads' waits, in jiffies. Every event wakes them explicitly, so its value does
 /// not matter.
@@ -110,9 +106,9 @@ impl Locked {
         Ok(Self { region, address })
     }
 
-    fn page(&self, index: usize) -> Option<CpuPagesMut<'_>> {
-        // OVERFLOW: Checked by `new`.
-        self.region.page(self.address + index * PAGE_SIZE)
+    /// Decodes a bus address.
+    fn page(&self, address: u64) -> Result<CpuPagesMut<'_>> {
+        self.region.page(usize::try_from(address)?).ok_or(EFAULT)
     }
 }
 
@@ -120,9 +116,28 @@ impl Locked {
 struct Blit {
     to: Locked,
     from: Locked,
-    pages: usize,
+    bytes: usize,
     after: KVec<Fence>,
     end: DmaDriverFence,
+}
+
+impl Blit {
+    /// Describes the copy to the hardware.
+    fn descriptor(&self) -> Descriptor {
+        Descriptor {
+            // CAST: Both have 64 bits.
+            source: Some(self.from.address as u64),
+            destination: self.to.address as u64,
+            bytes: self.bytes,
+        }
+    }
+}
+
+impl CopyBus for Blit {
+    fn copy(&self, from: u64, to: u64, _bytes: usize) -> Result {
+        let from = self.from.page(from)?;
+        self.to.page(to)?.copy_from(&from)
+    }
 }
 
 /// Memory to unpin and fences to release after a blit.
@@ -171,32 +186,12 @@ impl BlitterShared {
         result
     }
 
-    fn copy(&self, blit: &Blit) -> Result {
-        if self.registers.fail_copy() {
-            return Err(EIO);
-        }
-        for index in 0..blit.pages {
-            let (Some(to), Some(from)) = (blit.to.page(index), blit.from.page(index)) else {
-                return Err(EFAULT);
-            };
-            to.copy_from(&from)?;
-        }
-        Ok(())
-    }
-
     /// Waits for the dependencies, copies, and signals the fence.
     fn carry_out(&self, blit: Blit) -> Remains {
         let _signalling = SignallingSection::begin();
         let mut result = self.wait(&blit.after);
-        let since = Instant::<Monotonic>::now();
         if result.is_ok() {
-            result = self.copy(&blit);
-        }
-        if let Some(delay) = self.registers.delay(Register::CopyDelay) {
-            let left = delay.min(BLIT_TIMEOUT) - since.elapsed();
-            if left > Delta::ZERO {
-                fsleep(left);
-            }
+            result = hardware::blit::blit(&self.registers, &blit.descriptor(), &blit);
         }
         blit.end.signal(result);
         (blit.to, blit.from, blit.after)
@@ -313,7 +308,7 @@ impl BlitEngine {
         let blit = Blit {
             to,
             from,
-            pages: bytes / PAGE_SIZE,
+            bytes,
             after: fences,
             end,
         };

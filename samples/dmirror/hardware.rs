@@ -13,10 +13,13 @@
 //! - `bus`: actions and the interface to memory; `monitor`: virtual addresses of accesses.
 //! - `port`: the address space of a command; `fault`: the fault buffer.
 //! - `counters`: performance counters.
-//! - `store`: contents of device memory; `copy_engine`: copies between bus addresses.
+//! - `store`: contents of device memory; `copy_engine` and `blit`: copies between bus addresses.
+//! - `cache`: write-back cache for memory of the host.
 //! - `registers`: faults and delays that tests inject.
 
+pub(crate) mod blit;
 pub(crate) mod bus;
+pub(crate) mod cache;
 pub(crate) mod command;
 pub(crate) mod copy_engine;
 pub(crate) mod counters;

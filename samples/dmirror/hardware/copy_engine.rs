@@ -59,19 +59,26 @@ pub(crate) struct Descriptor {
     pub(crate) bytes: usize,
 }
 
-/// The bus of a copy: memory that is not of the engine's device, by bus address.
+/// The bus of a copy: memory that is not of the engine's device, by bus address. There is none if
+/// a function is not implemented.
 pub(crate) trait CopyBus {
     /// Copies the `bytes` bytes at bus address `from` to `at` of `to`, a part of device memory.
-    fn read(&self, from: u64, to: &SharedBytes, at: usize, bytes: usize) -> Result;
+    fn read(&self, _from: u64, _to: &SharedBytes, _at: usize, _bytes: usize) -> Result {
+        Err(EFAULT)
+    }
 
     /// Copies the `bytes` bytes at `at` of `from`, a part of device memory, to bus address `to`.
-    fn write(&self, to: u64, from: &SharedBytes, at: usize, bytes: usize) -> Result;
+    fn write(&self, _to: u64, _from: &SharedBytes, _at: usize, _bytes: usize) -> Result {
+        Err(EFAULT)
+    }
 
     /// Copies the `bytes` bytes at bus address `from` to bus address `to`.
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result;
 
     /// Fills the `bytes` bytes at bus address `to` with zeros.
-    fn clear(&self, to: u64, bytes: usize) -> Result;
+    fn clear(&self, _to: u64, _bytes: usize) -> Result {
+        Err(EFAULT)
+    }
 }
 
 /// What belongs to a copy in the ring.

@@ -20,7 +20,10 @@ use crate::{
             Packet, //
         },
         mmu::Context,
-        monitor::Seen,
+        monitor::{
+            Monitor,
+            Seen, //
+        },
         port::Port,
         tlb::Tlb,
         walk::{
@@ -49,12 +52,38 @@ use rust_hmm::{
         TableTranslation,
         TranslateError, //
     },
-    mm::device_pages::DeviceRange, //
+    mm::{
+        addr::PageRange,
+        device_pages::DeviceRange, //
+    }, //
 };
 
 /// Maximum number of page table walks of one access. A concurrent table change may invalidate the
 /// result of a walk before it is used; the access then walks again.
 const ACCESS_MAX_WALKS: usize = 16;
+
+/// State of an engine that its accesses and flushes change.
+pub(crate) struct Walker {
+    tlb: Tlb,
+    monitor: Monitor,
+}
+
+impl Walker {
+    /// Creates the state of an engine whose TLB has `lines` lines.
+    pub(crate) fn new(lines: usize) -> Result<Self> {
+        Ok(Self {
+            tlb: Tlb::new(lines)?,
+            monitor: Monitor::new(lines)?,
+        })
+    }
+
+    /// Forgets all translations of `range`.
+    #[inline]
+    pub(crate) fn flush(&mut self, tag: u64, range: PageRange) {
+        self.tlb.flush(tag, range);
+        self.monitor.flush(tag, range);
+    }
+}
 
 impl Port for Client {
     type Lane<'p> = MirrorLane<'p>;

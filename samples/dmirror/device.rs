@@ -3,6 +3,7 @@
 //! A mock device, shared by all files that are open on it.
 
 use crate::{
+    access::Walker,
     blit::BlitEngine,
     client::Client,
     faults::FaultThreads,
@@ -13,12 +14,10 @@ use crate::{
     },
     hardware::{
         engine::Engine,
-        monitor::Monitor,
         registers::{
             Register,
             Registers, //
-        },
-        tlb::Tlb, //
+        }, //
     },
     settings::{
         Fixed,
@@ -319,22 +318,6 @@ impl Drop for Session {
     }
 }
 
-/// State of an engine that its accesses and flushes change.
-pub(crate) struct Walker {
-    pub(crate) tlb: Tlb,
-    pub(crate) monitor: Monitor,
-}
-
-impl Walker {
-    /// Creates the state of an engine whose TLB has `lines` lines.
-    fn new(lines: usize) -> Result<Self> {
-        Ok(Self {
-            tlb: Tlb::new(lines)?,
-            monitor: Monitor::new(lines)?,
-        })
-    }
-}
-
 /// A flush under way.
 pub(crate) struct Flush {
     /// Whether the flush leaves the TLBs as they are, for tests.
@@ -413,8 +396,7 @@ impl Device for View {
 
     fn flush_walker(&self, flush: &Flush, walker: &mut Walker, range: PageRange) {
         if !flush.skips {
-            walker.tlb.flush(self.tag, range);
-            walker.monitor.flush(self.tag, range);
+            walker.flush(self.tag, range);
         }
     }
 

@@ -48,6 +48,7 @@ pub(crate) const PEER: u64 = 1 << 47;
 /// Offset of `range` in the memory of its device.
 #[inline]
 pub(crate) fn offset(range: DeviceRange) -> usize {
+    // OVERFLOW: The page is of a memory, whose size in bytes was checked.
     range.first * PAGE_SIZE
 }
 

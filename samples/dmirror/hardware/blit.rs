@@ -53,7 +53,7 @@ pub(crate) fn blit(registers: &Registers, copy: &Descriptor, bus: &impl CopyBus)
 fn transfer(copy: &Descriptor, bus: &impl CopyBus) -> Result {
     let source = copy.source.ok_or(EFAULT)?;
     for at in (0..copy.bytes).step_by(PAGE_SIZE) {
-        // CAST: Both have 64 bits.
+        // CAST: Both have 64 bits. OVERFLOW: The driver has mapped both ranges.
         let at = at as u64;
         bus.copy(source + at, copy.destination + at, PAGE_SIZE)?;
     }

@@ -58,7 +58,7 @@ pub(crate) const ALL: &[Property] = &[
     Property { name: "hardware_tlb_drops_flushed_entries", cases: 2000, variants: &[("tlb", tlb)] },
     Property {
         name: "hardware_monitor_finds_translated_pages",
-        cases: 2000,
+        cases: 200,
         variants: &[("monitor", monitor), ("walks", walks)],
     },
     Property {

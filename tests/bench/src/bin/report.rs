@@ -167,6 +167,7 @@ fn table(
     let peers = peers.iter().map(Results::load).collect::<Result<Vec<_>>>()?;
     let floor = floor.map(Results::load).transpose()?;
     let mut out = Vec::new();
+    let mut exceeded = Vec::new();
     for size in &new.sizes {
         let others: Vec<_> = peers.iter().filter_map(|peer| peer.size(size.mib)).collect();
         let least = floor.as_ref().and_then(|floor| floor.size(size.mib));
@@ -180,17 +181,21 @@ fn table(
             new.driver, size.mib
         );
         println!(
-            "{:<53} {:>9} {:>9} {:>9} {:>7} {:>7}  {:<4} phases",
+            "{:<53} {:>9} {:>9} {:>9} {:>7} {:>7}  {:<8} phases",
             "row", "floor", "peer", "ours", "ratio", "target", "met"
         );
-        for row in rows {
+        for row in &rows {
             println!("{row}");
         }
         println!();
+        if size.mib == targets::GOALS_MIB {
+            exceeded.extend(rows.iter().filter(|row| row.exceeds()).map(|row| row.row.clone()));
+        }
     }
     if json {
         println!("{}", serde_json::json!({ "driver": new.driver, "kernel": kernel, "sizes": out }));
     }
+    anyhow::ensure!(exceeded.is_empty(), "above the bound: {}", exceeded.join("; "));
     Ok(())
 }
 
@@ -255,20 +260,14 @@ fn keep_bounds(new: &PathBuf) -> Result<()> {
     let mut exceeded = 0;
     for size in &new.sizes {
         for row in bounds::judge(size, &[]) {
-            let (Some(ratio), Some(target)) = (row.ratio, row.target) else {
+            let (Some(ratio), Some(bound)) = (row.ratio, row.bound) else {
                 continue;
             };
-            let met = row.met == Some(true);
-            let mark = match (met, row.row == bounds::NEAR) {
-                (true, _) => "kept",
-                (false, true) => "above",
-                (false, false) => "EXCEEDED",
-            };
-            println!("{:>5} MiB  {:<53} {ratio:>10.4} {target:>10.4}  {mark}", size.mib, row.row);
+            let mark = if row.exceeds() { "EXCEEDED" } else { "kept" };
+            println!("{:>5} MiB  {:<53} {ratio:>10.4} {bound:>10.4}  {mark}", size.mib, row.row);
             match mark {
                 "kept" => kept += 1,
-                "EXCEEDED" => exceeded += 1,
-                _ => {}
+                _ => exceeded += 1,
             }
         }
     }

@@ -93,20 +93,24 @@ pub fn document(table: &PathBuf, mib: u64) -> Result<()> {
     let table = load(table)?;
     let sizes = table["sizes"].as_array().context("no sizes")?;
     let size = sizes.iter().find(|size| size["mib"] == mib).context("no such size")?;
-    let border = format!("{:=<53}  {}", "", ["========"; 5].join("  "));
+    let border = format!("{:=<53}  {}", "", ["========="; 7].join("  "));
     let cell = |value: &Value, digits: usize| {
         value.as_f64().map_or("-".to_string(), |number| format!("{number:.digits$}"))
     };
-    let line = |name: &str, cells: [String; 5]| {
-        let cells = cells.map(|cell| format!("{cell:>8}"));
+    let line = |name: &str, cells: [String; 7]| {
+        let cells = cells.map(|cell| format!("{cell:>9}"));
         println!("{name:<53}  {}", cells.join("  "));
     };
     println!("{border}");
-    line("row", ["floor", "peer", "ours", "fraction", "to reach"].map(str::to_string));
+    let names = ["floor", "peer", "ours", "fraction", "to reach", "peer, 1st", "ours, 1st"];
+    line("row", names.map(str::to_string));
     println!("{border}");
     for row in size["rows"].as_array().context("no rows")? {
         let cells = [("floor", 0), ("peer", 0), ("ours", 0), ("ratio", 3), ("target", 2)];
-        let cells = cells.map(|(name, digits)| cell(&row[name], digits));
+        let [floor, peer, ours, ratio, target] =
+            cells.map(|(name, digits)| cell(&row[name], digits));
+        let [theirs, first] = [0, 1].map(|which| cell(&row["first"][which], 0));
+        let cells = [floor, peer, ours, ratio, target, theirs, first];
         line(row["row"].as_str().unwrap_or_default(), cells);
     }
     println!("{border}");

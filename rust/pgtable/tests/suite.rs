@@ -187,6 +187,30 @@ mod tests {
         Ok(())
     }
 
+    /// A page in each 64 GiB of the 128 TiB that a process can have.
+    #[test]
+    fn sparse_pages_in_128_tib_are_mapped() -> Result {
+        const STEP: usize = 64 << 30;
+        const SPARSE: usize = (128 << 40) / STEP;
+        let at = |index: usize| index * STEP + index * 7919 % (STEP / PAGE_SIZE) * PAGE_SIZE;
+        let mut table = Table::<Radix4>::new()?;
+        let reader = table.reader();
+        for index in 0..SPARSE {
+            let page = PageRange::from_pages(at(index), 1)?;
+            assert_eq!(fill(&mut table, page, index + 1, true)?, None);
+        }
+        assert_eq!(table.live(), SPARSE);
+        for index in 0..SPARSE {
+            let found = reader.walk(at(index)).ok_or(EINVAL)?;
+            assert_eq!(found.entry, DevicePte::system(index + 1, true));
+            assert!(reader.walk(at(index) ^ PAGE_SIZE).is_none());
+        }
+        let (pages, flushed) = clear(&mut table, all()?);
+        assert_eq!((pages, table.live()), (SPARSE, 0));
+        assert!(flushed.is_some() && reader.walk(at(SPARSE - 1)).is_none());
+        Ok(())
+    }
+
     #[test]
     fn install_without_prealloc_fails() -> Result {
         let mut table = Table::<Radix4>::new()?;

@@ -83,6 +83,7 @@ use decode::{
 use formats::{
     Deep,
     Engines,
+    Many,
     Plain,
     Quarter,
     Runs,
@@ -166,6 +167,11 @@ pub(crate) const ALL: &[Property] = &[
             ("narrow", kunit_model::<Narrow>),
             ("engines", kunit_model::<Engines>),
         ],
+    },
+    Property {
+        name: "table_has_more_pages_than_512_gib_need",
+        cases: 2,
+        variants: &[("many", many::<Many>)],
     },
     Property {
         name: "image_is_valid_at_every_write",
@@ -265,6 +271,43 @@ fn kunit_model<F: Format>(trial: &Trial<'_>) {
         }
     });
     scan_sees_all::<F>().unwrap();
+}
+
+/// The number of table pages is only limited by memory: there are more than 512 GiB need, which is
+/// 262,144, each with one entry.
+fn many<F: Format>(trial: &Trial<'_>) {
+    const TABLES: usize = 300_000;
+    trial.run(1..u64::MAX, 1..2, |seeds| {
+        let mut random = Random(seeds[0]);
+        let per_table = leaf_pages::<F>();
+        let mut table = Table::<F>::new().unwrap();
+        let reader = table.reader();
+        let mut prealloc = reader.prealloc();
+        let step = last_address::<F>() / PAGE_SIZE / per_table / TABLES;
+        assert_ne!(step, 0);
+        let pages: Vec<_> = (0..TABLES)
+            .map(|number| number * step * per_table + random.below(per_table))
+            .collect();
+        let mut batch = table.batch();
+        for (number, page) in pages.iter().enumerate() {
+            let range = PageRange::from_pages(page * PAGE_SIZE, 1).unwrap();
+            prealloc.refill().unwrap();
+            let result = table.install(range, &mut prealloc, &mut batch, |_, entry| {
+                *entry = DevicePte::system(number, true);
+            });
+            assert_eq!(result, Ok(()), "page {page} in table {number}");
+        }
+        assert!(batch.is_empty());
+        assert_eq!(flush(batch), None);
+        assert!(table.pool.pages() > TABLES && table.live() == TABLES);
+        for (number, page) in pages.iter().enumerate() {
+            let found = reader.walk(page * PAGE_SIZE).map(|leaf| leaf.entry);
+            assert_eq!(found, Some(DevicePte::system(number, true)), "page {page}");
+        }
+        let everything = PageRange::new(0, 1 << 47).unwrap();
+        assert_eq!((clear(&mut table, everything).0, table.live()), (TABLES, 0));
+        assert!(pages.iter().all(|page| reader.walk(page * PAGE_SIZE).is_none()));
+    });
 }
 
 /// A walk of the image after any write finds the page from before or after the operation, and so

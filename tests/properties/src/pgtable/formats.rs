@@ -67,6 +67,17 @@ impl Layout for TinyBits {
     };
 }
 
+/// Small tables of which there can be more than a million.
+pub(super) enum ManyBits {}
+
+impl Layout for ManyBits {
+    type Word = u64;
+
+    const LEVELS: u32 = 5;
+    const BITS_PER_LEVEL: u32 = 5;
+    const BITS: Bits = DeepBits::BITS;
+}
+
 /// As `Radix4`, without room for device pages beyond the first 512.
 pub(super) enum Tight {}
 
@@ -126,6 +137,7 @@ impl<F: Format, const SHIFT: u32> Format for Smaller<F, SHIFT> {
 pub(super) type Engines = FormatOf<sample::Pte>;
 pub(super) type Deep = FormatOf<DeepBits>;
 pub(super) type Plain = FormatOf<PlainBits>;
+pub(super) type Many = FormatOf<ManyBits>;
 pub(super) type Tiny = FormatOf<TinyBits>;
 
 /// Small tables, and runs of two sizes in each.

@@ -68,8 +68,6 @@ mod connection;
 mod connection_cache;
 mod copy;
 mod copying;
-#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
-mod costs;
 mod cpu_fault;
 mod debugfs;
 mod dma_copy;

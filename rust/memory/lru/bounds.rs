@@ -145,6 +145,13 @@ impl TreeBounds {
         }
     }
 
+    /// Returns the number of nodes that all searches have visited so far.
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+    pub(super) fn visits(&self) -> u64 {
+        // Each visit takes a token.
+        self.tokens.load(Relaxed)
+    }
+
     /// Sets the bound of a node to the result of `search`, and returns that.
     ///
     /// During the search, the bound is a token that no other search has. A block that is added

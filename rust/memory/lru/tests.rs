@@ -3,6 +3,7 @@
 //! KUnit tests: choice of the coldest block.
 
 use super::*;
+use core::cell::Cell;
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_lru)]
@@ -205,6 +206,75 @@ mod suite {
         // Blocks without allocated state are ignored.
         assert_eq!(lru.claim(1 << 22).err(), Some(NoClaim::Nothing));
         lru.mark_accessed(1 << 22);
+        Ok(())
+    }
+
+    /// Creates a memory of `blocks` blocks of which `count` groups are full, each block accessed
+    /// once, in ascending order. The groups are spread over the memory.
+    fn full(blocks: usize, count: usize) -> Result<Lru> {
+        let lru = Lru::new(blocks)?;
+        let step = blocks.div_ceil(GROUP_BLOCKS) / count;
+        for group in 0..count {
+            let first = group * step * GROUP_BLOCKS;
+            lru.prepare(first)?;
+            for block in first..blocks.min(first + GROUP_BLOCKS) {
+                lru.mark_accessed(block);
+                lru.allocated(block, true);
+            }
+        }
+        Ok(lru)
+    }
+
+    /// Returns the number of nodes and of candidates that `searches` searches visit, each of which
+    /// finds the block that was accessed first. That block is then accessed again.
+    fn visits(lru: &Lru, blocks: usize, searches: usize) -> (u64, usize) {
+        let candidates = Cell::new(0);
+        let usage = |_| {
+            candidates.set(candidates.get() + 1);
+            BlockUsage::Full
+        };
+        let before = lru.bounds.visits();
+        for expected in 0..searches {
+            let claim = lru.coldest(&usage, blocks, lru.now());
+            assert!(claim.is_ok_and(|claim| claim.block() == expected));
+            lru.mark_accessed(expected);
+        }
+        (lru.bounds.visits() - before, candidates.get())
+    }
+
+    #[test]
+    fn victim_search_visits_as_many_nodes_for_1_gib_and_16_tib() -> Result {
+        // All blocks of 1 GiB once; of 16 TiB 512 GiB are in use.
+        const SEARCHES: usize = 1 << 9;
+        const SMALL: usize = 1 << 9;
+        const LARGE: usize = 1 << 23;
+        let small = visits(&full(SMALL, 1)?, SMALL, SEARCHES);
+        let large = visits(&full(LARGE, 64)?, LARGE, SEARCHES);
+        pr_info!("cost: {SEARCHES} victim searches: nodes, blocks {small:?}, {large:?}\n");
+        // A visit of a node costs the same for any size: it loads 64 bounds or access times.
+        assert!(large.0 * 10 <= small.0 * 11 && large.1 * 10 <= small.1 * 11);
+        Ok(())
+    }
+
+    #[test]
+    fn victim_search_visits_at_most_64_lowest_nodes() -> Result {
+        const BLOCKS: usize = 1 << 23;
+        const GROUPS: usize = 4;
+        let lru = full(BLOCKS, GROUPS)?;
+        // All bounds become too low, and their order is the opposite of that of the blocks.
+        let step = BLOCKS / GROUPS;
+        let mut used = (0..GROUPS).flat_map(|group| (0..GROUP_BLOCKS).map(move |at| (group, at)));
+        while let Some((group, at)) = used.next_back() {
+            lru.mark_accessed(group * step + at);
+        }
+        let before = lru.bounds.visits();
+        let claim = lru.coldest(&|_| BlockUsage::Full, GROUPS * GROUP_BLOCKS, lru.now());
+        assert!(claim.is_ok());
+        // Each tree has a root, and three nodes above each lowest one. The tree of partially used
+        // blocks is empty.
+        let visits = lru.bounds.visits() - before;
+        pr_info!("cost: victim search beside outdated bounds: {visits} nodes\n");
+        assert!((64..=2 + 64 + 64 * 2).contains(&visits));
         Ok(())
     }
 }

@@ -8,7 +8,10 @@ use super::memory::{
     to_device,
     with, //
 };
-use super::module_reload::unload;
+use super::module_reload::{
+    load,
+    unload, //
+};
 use crate::harness::{
     Ctx,
     Outcome,
@@ -25,6 +28,7 @@ use hmm::engine::Way;
 use hmm::hostile::Group;
 use hmm::{
     inject,
+    procfs,
     Child,
     Device,
     Errno,
@@ -63,6 +67,13 @@ pub const TESTS: &[Test] = &[
         .only_rust(OURS)
         .private(),
     Test::new("memory", "device_of_16_tib_works", device_of_16_tib_works).only_rust(OURS),
+    Test::new(
+        "memory",
+        "bookkeeping_of_16_tib_is_small_beside_used_memory",
+        bookkeeping_of_16_tib_is_small,
+    )
+    .only_rust(OURS)
+    .private(),
     Test::new("memory", "shrinker_frees_unused_tables", free_tables).only_rust(OURS).private(),
     Test::new("memory", "cgroup_reclaim_frees_its_own_tables_only", free_tables_of_a_group)
         .only_rust(OURS)
@@ -225,6 +236,53 @@ fn device_of_16_tib_works(ctx: &Ctx) -> Outcome {
     device.release()?;
     cpu_sees(&maps[1], 2, "after the eviction")?;
     to_device(&device, &maps[1])?;
+    engine_reads(&device, &maps[1], 2)?;
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+/// Returns the bytes that the kernel has allocated for itself, without page frames and without the
+/// `struct page`s of device memory.
+fn kernel_bytes() -> Result<u64, Stop> {
+    let table = procfs::meminfo()?;
+    let kib = ["Slab", "VmallocUsed", "PageTables", "Percpu"].map(|name| table.get(name).copied());
+    let kib: Option<Vec<u64>> = kib.into_iter().collect();
+    let kib = kib.ok_or(Stop::Fail("/proc/meminfo lacks a row".to_string()))?;
+    Ok(kib.iter().sum::<u64>() << 10)
+}
+
+/// What the library and the kernel allocate for a chunk, besides its `struct page`s, is at most
+/// 1/256 of its size. The memory is declared with 16 TiB, of which the tables are included.
+fn bookkeeping_of_16_tib_is_small(ctx: &Ctx) -> Outcome {
+    const CHUNKS: usize = 32;
+    const BYTES: usize = CHUNKS * (256 << 20);
+    /// Share of the memory that may be allocated.
+    const SHARE: u64 = 256;
+    let _restore = with(ctx, "vram_mib=1")?;
+    let device = ctx.open()?;
+    let before = kernel_bytes()?;
+    device.close().what("close")?;
+    unload(ctx)?;
+    load(ctx, "vram_mib=16777216")?;
+    let device = ctx.open()?;
+    let declared = kernel_bytes()?;
+    let maps = [block(1)?, block(2)?];
+    to_device(&device, &maps[0])?;
+    // Taking pages out of use creates their chunks.
+    device.resize(HUGE_PAGES, BYTES / PAGE_SIZE - HUGE_PAGES, false)?;
+    device.resize(HUGE_PAGES, BYTES / PAGE_SIZE - HUGE_PAGES, true)?;
+    to_device(&device, &maps[1])?;
+    let used = kernel_bytes()?;
+    check_eq!(device.placement()?.pieces, CHUNKS as u64, "pieces of 256 MiB");
+    let bytes = used.saturating_sub(before);
+    println!(
+        "# {} KiB for 16 TiB declared, {} KiB with {CHUNKS} chunks, {} KiB a chunk",
+        declared.saturating_sub(before) >> 10,
+        bytes >> 10,
+        (used.saturating_sub(declared) / CHUNKS as u64) >> 10
+    );
+    check!(bytes <= BYTES as u64 / SHARE, "{bytes} bytes for {BYTES} bytes of device memory");
+    engine_reads(&device, &maps[0], 1)?;
     engine_reads(&device, &maps[1], 2)?;
     device.close().what("close")?;
     unload(ctx)

@@ -52,7 +52,9 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// when the driver completes `job`, in any context. If it fails, the folio stays at its source,
     /// with its contents.
     ///
-    /// The source cannot change while the job is outstanding.
+    /// The source cannot change while the job is outstanding. The jobs of a step are passed in
+    /// ascending order of their addresses, and are independent: they may run and complete in any
+    /// order, also at the same time. A step may begin while jobs of another one are outstanding.
     ///
     /// # Context
     ///

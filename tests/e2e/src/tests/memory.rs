@@ -467,6 +467,12 @@ fn cpu_window(ctx: &Ctx) -> Outcome {
     // The expected value is a window and a few pages in 13 faults, 515 pages of 4 KiB.
     check!(back <= (WINDOW + 3) * 6 / 5, "{jumps} jumps brought {back} pages");
     check!(jumps >= 11, "{jumps} faults for 14 jumps");
+    // Accesses at random soon bring back all of a block. Pages that are back divide the windows.
+    let mut random = (0..pages).map(|page| (page * 1_664_525 + 101) % pages);
+    let (at_random, back) = faults(&mut random)?;
+    check_eq!(back, pages as u64, "pages that came back at random");
+    // The expected value is 11 faults for each 2 MiB.
+    check!(at_random <= 13 * pages as u64 / WINDOW, "{at_random} faults for 32 MiB at random");
     cpu_sees(&map, 1, "after all")?;
     device.close().what("close")?;
     unload(ctx)

@@ -2,6 +2,10 @@
 //! Hostile processes: access through a passed file descriptor, information leaks, and resources
 //! that an attacker can hold or block. `hmm-fuzz` tests the same at random.
 
+use super::memory::{
+    unload_soon,
+    with, //
+};
 use super::module_reload::grown;
 use crate::harness::{
     Ctx,
@@ -64,6 +68,9 @@ pub const TESTS: &[Test] = &[
         "memory_of_exited_processes_is_cleared",
         memory_of_exited_processes_is_cleared,
     ),
+    Test::new("security", "full_memory_of_exited_processes_is_cleared", full_memory)
+        .only_rust(OURS)
+        .private(),
     Test::new("security", "commands_on_kernel_addresses_are_refused", kernel_addresses)
         .only_rust(OURS),
     Test::new("security", "commands_on_all_addresses_cost_mapped_memory_only", everything)
@@ -249,6 +256,13 @@ fn memory_of_exited_processes_is_cleared(ctx: &Ctx) -> Outcome {
     check!(resident(&device, &map, 0, MANY)? > 0, "nothing has moved");
     device_sees_zero(&device, &map, 0, MANY, "of memory that belonged to another process")?;
     map.check_zero(0, MANY).what("CPU read of memory that belonged to another process")
+}
+
+/// The same on a device that has no other memory than that of the exited process.
+fn full_memory(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, &vram(2))?;
+    memory_of_exited_processes_is_cleared(ctx)?;
+    unload_soon(ctx)
 }
 
 const KERNEL: [usize; 6] = [

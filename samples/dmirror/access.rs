@@ -141,7 +141,7 @@ impl Port for Client {
 pub(crate) struct MirrorLane<'c> {
     client: &'c Client,
     section: AccessSection<'c, View>,
-    /// What the engine has read in this access.
+    /// Table entries that the engine has read in this access.
     seen: Cell<Seen>,
 }
 

@@ -50,7 +50,7 @@ pub(crate) enum Access {
 pub(crate) enum Answer {
     Done,
     /// The engine must translate again: the translation was replaced or write-protected, and the
-    /// flush of that change has not ended, or the bus does not know it any more. Not given to an
+    /// flush of that change has not ended, or the bus no longer has it. Not given to an
     /// engine that has translated in the same access.
     Retry,
     /// The translation is stale: the table has changed, and no flush is pending.

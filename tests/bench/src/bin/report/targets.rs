@@ -10,7 +10,7 @@ use std::fmt;
 #[derive(Clone, Copy)]
 struct Goal {
     most: f64,
-    /// Bound of a row that misses its goal: what it has reached, and 2 %.
+    /// Bound of a row that misses its goal: the measured fraction, and 2 %.
     reached: Option<f64>,
 }
 

@@ -56,7 +56,7 @@ Check, without a VM
   litmus           lock-free protocols in the memory model of the kernel
 Test
   test             everything that CI runs; ends with "N passed, N failed, N skipped"
-  hmm-tests        the hmm-tests of the kernel, on debian and test
+  hmm-tests        the hmm-tests of the kernel, on debian and test (ARCH=)
   quick            build, boot and run tests with T= in their names, within a minute
   kunit            KUnit suites of the modules
   e2e              own end-to-end tests, on debian and test (FILTER="mirror. thp.split")
@@ -91,7 +91,7 @@ Document, install, release
   install          modules and SDK for the running kernel (RELEASE=, DESTDIR=, KDIR=); uninstall
   deb              Debian packages, with DKMS, into build/deb (ARCH=arm64: build/deb-arm64)
   patches          rust/mm as patches for the kernel crate, into build/patches
-  release          all long forms on one commit, in any number of sittings (SECONDS=, STEPS=)
+  release          all long forms on one state of the sources, in any number of sittings (SECONDS=, STEPS=)
 
 The cache is ~/.cache/rust-hmm, or HMM_CACHE=DIR. Parts of the library can be left out of
 the modules: CONFIG_RUST_HMM_QUEUE=n and others (Documentation/install.rst).
@@ -123,9 +123,9 @@ kernels = $(if $(named),$(KERNEL),$(if $(bootable),debian) test)
 
 hmm-tests:
 	set -e; for k in $(kernels); do \
-		tools/build --kernel $$k --series $(SERIES); \
-		tests/run/hmm-tests --kernel $$k --series $(SERIES); \
-		[ $$k = debian ] || tests/run/hmm-tests --kernel $$k --series $(SERIES) --driver test_hmm; \
+		tools/build --arch $(ARCH) --kernel $$k --series $(SERIES); \
+		tests/run/hmm-tests --arch $(ARCH) --kernel $$k --series $(SERIES); \
+		[ $$k = debian ] || tests/run/hmm-tests --arch $(ARCH) --kernel $$k --series $(SERIES) --driver test_hmm; \
 	done
 
 kunit: K = $(if $(filter debug kcsan rt,$(KERNEL)),$(KERNEL),test)

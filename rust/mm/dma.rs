@@ -4,20 +4,10 @@
 //!
 //! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h)
 
-#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-use super::pin::PinnedPages;
-#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-use crate::inject::{
-    fails,
-    FailPoint, //
-};
 use crate::{
     bindings,
     kernel::{
-        deferred::{
-            Deferred,
-            DropWaits, //
-        },
+        deferred::Deferred,
         lock_classes, //
     }, //
 };
@@ -28,7 +18,6 @@ use kernel::{
         Core, //
     },
     devres,
-    error::to_result,
     prelude::*,
     rbtree::{
         RBTree,
@@ -56,7 +45,11 @@ use kernel::{
 
 mod address;
 mod iova;
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
+mod pinned;
+mod raw_device;
 mod streaming;
+mod totals;
 
 pub use address::{
     DeviceAddress,
@@ -68,11 +61,17 @@ pub(crate) use iova::{
     OwnedWindows,
     WindowCursor, //
 };
+#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
+pub(crate) use pinned::DmaMapping;
 pub(crate) use streaming::DmaRun;
 pub use streaming::{
     DmaBuffer,
     DmaDirection, //
 };
+pub use totals::totals;
+
+use raw_device::RawDevice;
+use totals::count_totals;
 
 /// Interval at which [`DmaDevice::close`] polls the number of calls in progress.
 const CLOSE_POLL_INTERVAL: Delta = Delta::from_millis(1);
@@ -98,33 +97,6 @@ type DmaUsers = RBTree<usize, Arc<dyn DmaUser>>;
 /// Returns the key of `user` in [`DmaUsers`].
 fn place(user: &Arc<dyn DmaUser>) -> usize {
     Arc::as_ptr(user).addr()
-}
-
-/// Pages mapped and unmapped for all devices since the module was loaded.
-static PAGES_MAPPED: Atomic<u64> = Atomic::new(0);
-static PAGES_UNMAPPED: Atomic<u64> = Atomic::new(0);
-
-/// Returns the numbers of pages that were mapped for DMA and unmapped, for all devices since the
-/// module was loaded.
-///
-/// # Context
-///
-/// Any.
-// Not inlined: the counters are those of this module, whichever module calls this.
-#[inline(never)]
-pub fn totals() -> (u64, u64) {
-    // Load `PAGES_UNMAPPED` first, so that it never exceeds `PAGES_MAPPED`.
-    let unmapped = PAGES_UNMAPPED.load(Acquire);
-    (PAGES_MAPPED.load(Relaxed), unmapped)
-}
-
-#[inline(never)]
-fn count_totals(mapped: usize, unmapped: usize) {
-    // Release: pairs with the acquire in `totals`. The owner of a page counts it as mapped before
-    // it counts it as unmapped: both are done with the table lock held, or a close waits for the
-    // task that has mapped the page.
-    PAGES_MAPPED.fetch_add(mapped as u64, Relaxed);
-    PAGES_UNMAPPED.fetch_add(unmapped as u64, Release);
 }
 
 /// A device that performs DMA.
@@ -174,38 +146,6 @@ pub struct DmaDevice {
     users: Mutex<DmaUsers>,
 }
 
-/// A `struct device`, which is unregistered or released when this is dropped.
-///
-/// # Invariants
-///
-/// We have a reference of `device`. As long as its [`DmaDevice`] is not closed, it is registered
-/// and prepared for DMA, and if it is not `software`, bound to its driver; with `software` it is
-/// ours.
-struct RawDevice {
-    device: NonNull<bindings::device>,
-    software: bool,
-}
-
-// SAFETY: A `struct device` is reference-counted and may be used and unregistered by any task.
-unsafe impl Send for RawDevice {}
-// SAFETY: The DMA API may be called for a device by several tasks concurrently.
-unsafe impl Sync for RawDevice {}
-
-impl DropWaits for RawDevice {}
-
-impl Drop for RawDevice {
-    fn drop(&mut self) {
-        // SAFETY: The device is ours by the type invariant, and this is the last use of it.
-        unsafe {
-            if self.software {
-                bindings::rust_hmm_dma_destroy(self.device.as_ptr())
-            } else {
-                bindings::rust_hmm_dma_release(self.device.as_ptr())
-            }
-        }
-    }
-}
-
 /// A call in progress, which prevents the device from being closed.
 pub(crate) struct OpenDevice<'d>(&'d DmaDevice);
 
@@ -229,24 +169,13 @@ impl DmaDevice {
     ///
     /// May sleep.
     pub fn software(name: &CStr) -> Result<Arc<Self>> {
-        // SAFETY: The helper copies the name.
-        let raw = unsafe { bindings::rust_hmm_dma_create(name.as_char_ptr()) };
-        // SAFETY: `raw` was registered and prepared for DMA by the helper, and its reference is
-        // ours.
-        unsafe { Self::make(NonNull::new(raw).ok_or(ENOMEM)?, true) }
+        Self::make(RawDevice::software(name)?)
     }
 
     /// Creates a software device whose DMA is always bounced.
     #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn bouncing(name: &CStr) -> Result<Arc<Self>> {
-        // SAFETY: The helper copies the name.
-        let raw = unsafe { bindings::rust_hmm_dma_create(name.as_char_ptr()) };
-        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        // SAFETY: `raw` was registered above, and no page is mapped for it yet.
-        unsafe { bindings::rust_hmm_dma_bounce(raw.as_ptr()) };
-        // SAFETY: `raw` was registered and prepared for DMA by the helper, and its reference is
-        // ours.
-        unsafe { Self::make(raw, true) }
+        Self::make(RawDevice::bouncing(name)?)
     }
 
     /// Prepares a device that is bound to a driver for DMA with addresses of `bits` bits. To be
@@ -272,28 +201,15 @@ impl DmaDevice {
     pub fn bound(device: &device::Device<Core<'_>>, bits: u32) -> Result<Arc<Self>> {
         let raw = NonNull::from(device).cast::<bindings::device>();
         // SAFETY: The device is in a bus callback and thus bound, and no page is mapped for it yet.
-        to_result(unsafe { bindings::rust_hmm_dma_adopt(raw.as_ptr(), bits) })?;
-        // SAFETY: `raw` was prepared for DMA, and the helper took a reference for us.
-        let this = unsafe { Self::make(raw, false)? };
-        // INVARIANT: devres closes the device before it is unbound, or immediately if the
-        // registration fails.
+        // devres closes it before it is unbound, or immediately if the registration below fails.
+        let this = Self::make(unsafe { RawDevice::adopt(raw, bits)? })?;
         devres::register(device, CloseOnUnbind(this.clone()), GFP_KERNEL)?;
         Ok(this)
     }
 
-    /// # Safety
-    ///
-    /// `raw` must meet the invariants of [`RawDevice`]. Ownership passes to this function, also if
-    /// it fails.
-    unsafe fn make(raw: NonNull<bindings::device>, software: bool) -> Result<Arc<Self>> {
+    fn make(raw: RawDevice) -> Result<Arc<Self>> {
         let (name, key) = lock_classes::dma_users();
-        // INVARIANT: `raw` meets the invariants by the function's requirements.
-        let raw = RawDevice {
-            device: raw,
-            software,
-        };
-        // SAFETY: `raw` is registered and prepared for DMA by the function's requirements.
-        let coherent = unsafe { bindings::rust_hmm_dma_is_coherent(raw.device.as_ptr()) };
+        let coherent = raw.is_coherent();
         Arc::pin_init(
             try_pin_init!(Self {
                 raw: Deferred::new(|| Ok(raw), GFP_KERNEL)?,
@@ -309,7 +225,7 @@ impl DmaDevice {
     }
 
     pub(super) fn as_raw(&self) -> *mut bindings::device {
-        self.raw.device.as_ptr()
+        self.raw.device().as_ptr()
     }
 
     /// Prevents the device from being closed while the result exists.
@@ -444,7 +360,7 @@ impl DmaDevice {
     /// Returns whether the device is bound to a driver, by [`bound`](Self::bound), rather than a
     /// software device.
     pub(crate) fn is_bound(&self) -> bool {
-        !self.raw.software
+        !self.raw.is_software()
     }
 
     /// Whether device and CPU observe each other's writes without explicit synchronization: the
@@ -469,11 +385,9 @@ pub(crate) struct TestDriver {
 impl TestDriver {
     pub(crate) fn bind(name: &CStr) -> Result<Self> {
         let registered = DmaDevice::software(name)?;
-        // SAFETY: The device is registered, and no page is mapped for it yet.
-        to_result(unsafe { bindings::rust_hmm_dma_adopt(registered.as_raw(), 64) })?;
-        // SAFETY: The device was prepared for DMA, and the helper took a reference for us. `drop`
-        // closes it before the device is unregistered.
-        let device = unsafe { DmaDevice::make(registered.raw.device, false) }?;
+        // SAFETY: The device is registered, and no page is mapped for it yet. `drop` closes it
+        // before the device is unregistered.
+        let device = DmaDevice::make(unsafe { RawDevice::adopt(registered.raw.device(), 64)? })?;
         Ok(Self {
             device,
             _registered: registered,
@@ -505,156 +419,6 @@ impl PinnedDrop for DmaDevice {
     fn drop(self: Pin<&mut Self>) {
         // Mappings hold a reference of the device, so that none is left.
         self.check_live();
-    }
-}
-
-/// Pages with one mapping each, which are unmapped when this is dropped.
-///
-/// # Invariants
-///
-/// Each element of `list` is the mapping of a page for `device`, which is not closed before this is
-/// dropped.
-#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-struct DmaAddresses {
-    device: Arc<DmaDevice>,
-    list: KVVec<u64>,
-}
-
-#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-impl Drop for DmaAddresses {
-    fn drop(&mut self) {
-        let coherent = self.device.is_coherent();
-        for address in &self.list {
-            // SAFETY: `address` is mapped by the type invariant, and this is its last use.
-            unsafe { bindings::rust_hmm_dma_unmap(self.device.as_raw(), *address, coherent) };
-        }
-        self.device.count_unmapped(self.list.len());
-    }
-}
-
-/// Addresses of pinned pages, until the owner drops them or the device is closed.
-#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-#[pin_data]
-struct PinnedAddresses {
-    device: Arc<DmaDevice>,
-    // Held while the pages are unmapped, so that `DmaDevice::close` waits for a concurrent
-    // unmapping.
-    #[pin]
-    addresses: Mutex<Option<DmaAddresses>>,
-}
-
-#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-impl DmaUser for PinnedAddresses {
-    fn close(&self) -> usize {
-        let mut addresses = self.addresses.lock();
-        let pages = addresses.as_ref().map_or(0, |all| all.list.len());
-        *addresses = None;
-        pages
-    }
-}
-
-/// Pinned pages that are mapped for a device. The pages must outlive the mapping.
-#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-pub(crate) struct DmaMapping(Arc<PinnedAddresses>);
-
-#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-impl DmaMapping {
-    /// Maps all of `pages`. For a coherent device this fails if a page would be bounced.
-    ///
-    /// All mappings of one device have the same attributes. `kernel/dma/debug.c` does not
-    /// distinguish two mappings of a page, and warns if their attributes differ.
-    ///
-    /// # Safety
-    ///
-    /// The pages must stay pinned until this is dropped.
-    ///
-    /// # Errors
-    ///
-    /// * `ENOMEM`: memory allocation or a mapping failed.
-    /// * `ENODEV`: the device is closed.
-    ///
-    /// # Context
-    ///
-    /// May sleep.
-    pub(crate) unsafe fn new(device: &Arc<DmaDevice>, pages: &PinnedPages) -> Result<Self> {
-        let frames = (0..pages.count()).map(|index| pages.pfn(index).ok_or(EINVAL));
-        // SAFETY: The pages stay pinned by the function's requirements.
-        unsafe { Self::of_frames(device, pages.count(), frames) }
-    }
-
-    /// # Safety
-    ///
-    /// As for [`Self::new`], applied to the pages of `frames`.
-    unsafe fn of_frames(
-        device: &Arc<DmaDevice>,
-        count: usize,
-        frames: impl Iterator<Item = Result<usize>>,
-    ) -> Result<Self> {
-        let _open = device.begin()?;
-        // INVARIANT: The list is empty.
-        let mut addresses = DmaAddresses {
-            device: device.clone(),
-            list: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
-        };
-        let coherent = device.is_coherent();
-        for pfn in frames {
-            let pfn = pfn?;
-            let mut address = 0;
-            let fails = fails(FailPoint::Dma);
-            // SAFETY: The page is pinned, and `_open` keeps the device registered.
-            to_result(unsafe {
-                bindings::rust_hmm_dma_map(device.as_raw(), pfn, coherent, fails, &mut address)
-            })?;
-            device.count_mapped(1);
-            // INVARIANT: `address` was mapped above. The push does not allocate.
-            addresses.list.push(address, GFP_KERNEL_ACCOUNT)?;
-        }
-        let (name, key) = lock_classes::dma_addresses();
-        let mapping = Arc::pin_init(
-            pin_init!(PinnedAddresses {
-                device: device.clone(),
-                addresses <- Mutex::new(Some(addresses), name, key),
-            }),
-            GFP_KERNEL_ACCOUNT,
-        )?;
-        device.add(mapping.clone())?;
-        Ok(Self(mapping))
-    }
-
-    /// Whether the pages are mapped for `device`.
-    pub(crate) fn is_for(&self, device: &DmaDevice) -> bool {
-        core::ptr::eq(&*self.0.device, device)
-    }
-
-    /// Returns the DMA address of page `index`; `None` if there is no such page, or if the device
-    /// is closed. May sleep.
-    pub(crate) fn address(&self, index: usize) -> Option<DmaAddress> {
-        let addresses = self.0.addresses.lock();
-        let address = *addresses.as_ref()?.list.get(index)?;
-        Some(DmaAddress::new(address))
-    }
-
-    /// Synchronizes page `index` for the device, or for the CPU. Needed only for a device that is
-    /// not coherent.
-    pub(crate) fn sync(&self, index: usize, for_device: bool) {
-        let Ok(_open) = self.0.device.begin() else {
-            return;
-        };
-        if let Some(address) = self.address(index) {
-            // SAFETY: `address` is mapped by the type invariant, because the device is not closed.
-            unsafe {
-                bindings::rust_hmm_dma_sync(self.0.device.as_raw(), address.raw(), for_device)
-            };
-        }
-    }
-}
-
-#[cfg(CONFIG_RUST_HMM_HOST_LOCK)]
-impl Drop for DmaMapping {
-    fn drop(&mut self) {
-        self.0.close();
-        let this: Arc<dyn DmaUser> = self.0.clone();
-        self.0.device.remove(&this);
     }
 }
 

@@ -115,7 +115,7 @@ impl DmaWindow {
             places.push(Atomic::new(SLOT_FREE), GFP_KERNEL_ACCOUNT)?;
         }
         let mut window = Self {
-            device: device.raw.device,
+            device: device.raw.device(),
             raw: Atomic::new(0),
             places,
             live: Atomic::new(0),

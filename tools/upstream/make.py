@@ -62,10 +62,10 @@ def source_of(file):
 
 
 def add_rust(file):
-    """A file of Rust, with those of the folder of its name."""
+    """A file of Rust, with those below the folder of its name."""
     path = source_of(file)
     folder = path.with_suffix("")
-    for one in (path, *sorted(folder.glob("*.rs"))):
+    for one in (path, *sorted(folder.rglob("*.rs"))):
         to = repository / "rust/kernel/hmm" / one.relative_to(path.parent)
         to.parent.mkdir(parents=True, exist_ok=True)
         to.write_text(rewrite.rust(one.read_text(), series, private=file == "compat.rs"))

@@ -21,26 +21,17 @@
 //! but never free.
 
 use super::{
-    address::DmaAddress,
     DmaDevice,
     DmaUser, //
 };
 use crate::{
-    bindings,
-    inject::{
-        fails,
-        FailPoint, //
-    },
     kernel::lock_classes,
     mm::addr::{
         PageRange,
-        PMD_PAGES,
         PMD_SIZE, //
     }, //
 };
-use core::ptr::NonNull;
 use kernel::{
-    error::to_result,
     page::PAGE_SHIFT,
     prelude::*,
     rbtree::{
@@ -55,8 +46,7 @@ use kernel::{
                 Relaxed,
                 Release, //
             },
-            Atomic,
-            AtomicFlag, //
+            Atomic, //
         },
         Arc,
         Mutex,
@@ -68,177 +58,22 @@ use kernel::{
     }, //
 };
 
-const SLOT_FREE: u64 = 0;
-const SLOT_MAPPED: u64 = 1;
-const SLOT_RETIRED: u64 = 2;
-/// Bits of a place that hold its state.
-const SLOT_STATE_MASK: u64 = 3;
-const SLOT_NUMBER_SHIFT: u32 = 2;
+mod cursor;
+mod window;
+
+pub(crate) use cursor::WindowCursor;
+
+use window::{
+    DmaWindow,
+    SLOT_FREE,
+    SLOT_MAPPED,
+    SLOT_NUMBER_SHIFT,
+    SLOT_RETIRED,
+    SLOT_STATE_MASK, //
+};
 
 /// Interval at which [`DmaUser::close`] polls the users of a window.
 const WINDOW_POLL_INTERVAL: Delta = Delta::from_millis(1);
-
-/// DMA mappings of one block of [`PMD_SIZE`].
-///
-/// A window has the size of a block so that a huge leaf, which needs consecutive addresses, lies in
-/// one window, and so that a fault or a migration step prepares one window only.
-///
-/// # Invariants
-///
-/// `raw` is 0, or a window of `device`, which is bound as long as that is so. Exactly the places
-/// that are not free are mapped, if `raw` is not 0 and [`DmaUser::close`] is not unmapping the
-/// window.
-struct DmaWindow {
-    device: NonNull<bindings::device>,
-    raw: Atomic<usize>,
-    /// State of each place, with the frame number (live) or the tick (dying).
-    places: KVec<Atomic<u64>>,
-    live: Atomic<usize>,
-    dying: Atomic<usize>,
-    /// Number of [`WindowGuard`]. Incremented under the lock of the tree.
-    users: Atomic<usize>,
-    /// The process has unmapped the block, so that the window can be dropped once it is idle.
-    gone: AtomicFlag,
-}
-
-// SAFETY: The device may be used by any task. Accesses to a place on the C side are exclusive: a
-// live place is changed under the table lock, a dying one only by the flush that it waits for.
-unsafe impl Send for DmaWindow {}
-// SAFETY: All fields that change are atomic, and accesses on the C side are exclusive as described
-// above.
-unsafe impl Sync for DmaWindow {}
-
-impl DmaWindow {
-    fn new(device: &DmaDevice) -> Result<Arc<Self>> {
-        let mut places = KVec::with_capacity(PMD_PAGES, GFP_KERNEL_ACCOUNT)?;
-        for _ in 0..PMD_PAGES {
-            places.push(Atomic::new(SLOT_FREE), GFP_KERNEL_ACCOUNT)?;
-        }
-        let mut window = Self {
-            device: device.raw.device(),
-            raw: Atomic::new(0),
-            places,
-            live: Atomic::new(0),
-            dying: Atomic::new(0),
-            users: Atomic::new(0),
-            gone: AtomicFlag::new(false),
-        };
-        let mut error = 0;
-        // SAFETY: The device is bound: the caller holds a `DmaDevice::begin()`, for which
-        // `DmaDevice::close()` waits.
-        let raw =
-            unsafe { bindings::rust_hmm_dma_window_alloc(window.device.as_ptr(), &mut error) };
-        to_result(error)?;
-        // INVARIANT: All places are free, and nothing is mapped in the new window.
-        window.raw = Atomic::new(raw as usize);
-        Ok(Arc::new(window, GFP_KERNEL_ACCOUNT)?)
-    }
-
-    fn raw(&self) -> Option<NonNull<bindings::rust_hmm_dma_window>> {
-        // The lock of the tree publishes a new window. Acquire: a task that finds 0 finds the
-        // window closed and its pages unmapped; pairs with the exchange in `free`.
-        NonNull::new(self.raw.load(Acquire) as *mut _)
-    }
-
-    fn is_idle(&self) -> bool {
-        // Acquire: pairs with the decrement in `WindowGuard::drop`. It orders the other loads too,
-        // because `live` and `dying` are changed by users only.
-        self.users.load(Acquire) == 0
-            && self.live.load(Relaxed) == 0
-            // A closed window has no mappings, whatever its places say.
-            && (self.dying.load(Acquire) == 0 || self.raw().is_none())
-    }
-
-    /// Unmaps the places of `first..end` for which `which` returns true, and makes them free.
-    /// Returns their number.
-    fn unmap(&self, first: usize, end: usize, which: impl Fn(u64) -> bool) -> usize {
-        let mut total = 0;
-        let mut index = first;
-        // Places that wait for a flush were made dying under the table lock, under which the tick
-        // of the flush was taken. So this task sees their states, whatever the ordering of the
-        // load.
-        let of = |index: usize| {
-            self.places
-                .get(index)
-                .map_or(SLOT_FREE, |place| place.load(Acquire))
-        };
-        while index < end {
-            let start = index;
-            while index < end && which(of(index)) {
-                index += 1;
-            }
-            let count = index - start;
-            if count == 0 {
-                index += 1;
-                continue;
-            }
-            // SAFETY: The places are not free, thus mapped by the type invariant. They become free
-            // below.
-            unsafe { self.unlink(start, count) };
-            for place in self.places.iter().skip(start).take(count) {
-                // Release: pairs with the acquire in `map`. The next mapping at this place follows
-                // the unmapping.
-                // INVARIANT: The place was unmapped above.
-                place.store(SLOT_FREE, Release);
-            }
-            total += count;
-        }
-        total
-    }
-
-    /// Unmaps `count` places from `start` on. Does not change their states.
-    ///
-    /// # Safety
-    ///
-    /// The places must be mapped, and must not be unmapped again.
-    unsafe fn unlink(&self, start: usize, count: usize) {
-        if let Some(raw) = self.raw() {
-            // CAST: A window has `PMD_PAGES` places.
-            // SAFETY: The places are mapped by the function's requirements, and the device is bound
-            // by the type invariant.
-            unsafe {
-                bindings::rust_hmm_dma_window_unmap(
-                    self.device.as_ptr(),
-                    raw.as_ptr(),
-                    start as u32,
-                    count as u32,
-                )
-            };
-        }
-    }
-
-    /// Makes the live `place` dying. Its page is unmapped after flush `tick`, or by
-    /// [`DmaUser::close`]. The place must not become free before that.
-    fn retire(&self, place: &Atomic<u64>, tick: u32) {
-        // Increment `dying` before `live` is decremented, so that the window never looks idle in
-        // between.
-        self.dying.fetch_add(1, Relaxed);
-        // The caller is a user of the window, so that `is_idle` orders the counts, which are
-        // relaxed. The state is read with the table lock held, by the flush that it waits for, or
-        // by `close` after the users have left. All of these are ordered after the store without
-        // its release.
-        place.store(u64::from(tick) << SLOT_NUMBER_SHIFT | SLOT_RETIRED, Release);
-        self.live.fetch_sub(1, Relaxed);
-    }
-
-    /// Frees the window on the C side. No task may use it.
-    fn free(&self) {
-        // The exchange makes this the only call that frees `raw`. The caller has waited for the
-        // users with acquire ordering, or has the last reference, so that no access is left to be
-        // ordered.
-        if let Some(raw) = NonNull::new(self.raw.xchg(0, Full) as *mut _) {
-            // SAFETY: `raw` is a window of the device, by the type invariant. Nothing is mapped in
-            // it, and the exchange makes this the only call for it.
-            unsafe { bindings::rust_hmm_dma_window_free(self.device.as_ptr(), raw.as_ptr()) };
-        }
-    }
-}
-
-impl Drop for DmaWindow {
-    fn drop(&mut self) {
-        self.free();
-    }
-}
 
 struct WindowTree {
     windows: RBTree<usize, Arc<DmaWindow>>,
@@ -393,11 +228,7 @@ impl DmaWindows {
 
     /// Returns a cursor for accesses to consecutive pages.
     pub(crate) fn cursor(&self) -> WindowCursor<'_> {
-        WindowCursor {
-            windows: self,
-            block: usize::MAX,
-            used: None,
-        }
+        WindowCursor::new(self)
     }
 
     /// Begins a flush: returns its tick, for which all places that became dying so far wait. The
@@ -530,116 +361,5 @@ impl Drop for OwnedWindows {
         }
         let this: Arc<dyn DmaUser> = self.0.clone();
         self.0.device.remove(&this);
-    }
-}
-
-/// Accesses places of consecutive pages, and looks up each window only once. The caller holds the
-/// table lock.
-pub(crate) struct WindowCursor<'w> {
-    windows: &'w DmaWindows,
-    block: usize,
-    used: Option<WindowGuard<'w>>,
-}
-
-impl WindowCursor<'_> {
-    fn place(&mut self, addr: usize) -> Option<(&WindowGuard<'_>, &Atomic<u64>)> {
-        let block = block_of(addr);
-        if self.used.is_none() || self.block != block {
-            self.used = None;
-            self.used = self.windows.get(block);
-            self.block = block;
-        }
-        let used = self.used.as_ref()?;
-        Some((used, used.window.places.get(index_of(addr))?))
-    }
-
-    /// Returns the page frame that is mapped for `addr`.
-    pub(crate) fn frame(&mut self, addr: usize) -> Option<usize> {
-        let (_, place) = self.place(addr)?;
-        // The table lock, which is held, orders this load after the store of the frame.
-        let place = place.load(Acquire);
-        // CAST: Both have 64 bits.
-        (place & SLOT_STATE_MASK == SLOT_MAPPED).then_some((place >> SLOT_NUMBER_SHIFT) as usize)
-    }
-
-    /// Maps `frame` for `addr`, unless it is mapped already. Returns its address, and whether the
-    /// mapping is new. The frame must be one that the CPU has mapped, or that a migration holds.
-    ///
-    /// # Errors
-    ///
-    /// * `EBUSY`: another frame is mapped, the last one is not unmapped yet, or there is no window.
-    /// * `ENOMEM`: the page could not be mapped.
-    /// * `ENODEV`: the device is closed.
-    pub(crate) fn map(&mut self, addr: usize, frame: usize) -> Result<(DmaAddress, bool)> {
-        let windows = self.windows;
-        let device = &windows.device;
-        let (used, place) = self.place(addr).ok_or(EBUSY)?;
-        let raw = used.window.raw().filter(|_| used.open).ok_or(ENODEV)?;
-        // Pairs with the release in `unmap`, which a flush calls without the table lock: a free
-        // place was unmapped before it is mapped again.
-        let now = place.load(Acquire);
-        // CAST: Both have 64 bits.
-        let mapped = (frame as u64) << SLOT_NUMBER_SHIFT | SLOT_MAPPED;
-        if now != SLOT_FREE && now != mapped {
-            return Err(EBUSY);
-        }
-        let mut address = 0;
-        let fresh = now == SLOT_FREE;
-        // CAST: The index is below `PMD_PAGES`.
-        // SAFETY: The window belongs to the device, which is bound because `used.open` is true. The
-        // place is free, or mapped for this frame. The caller installs the frame in the table, and
-        // keeps it allocated until the entry is flushed.
-        to_result(unsafe {
-            bindings::rust_hmm_dma_window_map(
-                used.window.device.as_ptr(),
-                raw.as_ptr(),
-                index_of(addr) as u32,
-                frame,
-                fresh,
-                fresh && fails(FailPoint::Dma),
-                &mut address,
-            )
-        })?;
-        if fresh {
-            // INVARIANT: The place was mapped above.
-            // Read with the table lock held, or by `close`, which waits for the users. Both order
-            // it.
-            place.store(mapped, Release);
-            used.window.live.fetch_add(1, Relaxed);
-            used.window.gone.store(false, Relaxed);
-            device.count_mapped(1);
-        }
-        Ok((DmaAddress::new(address), fresh))
-    }
-
-    /// Makes the place of `addr` dying, because its entry is about to be removed. The page is
-    /// unmapped at the end of the next flush.
-    pub(crate) fn retire(&mut self, addr: usize) {
-        let tick = self.windows.tick.load(Relaxed);
-        if let Some((used, place)) = self.place(addr) {
-            // The place became live under the table lock, which is held.
-            if place.load(Acquire) & SLOT_STATE_MASK != SLOT_MAPPED {
-                return;
-            }
-            used.window.retire(place, tick);
-        }
-    }
-
-    /// Unmaps a page immediately. It was just mapped, and no entry refers to it yet.
-    pub(crate) fn release(&mut self, addr: usize) {
-        let windows = self.windows;
-        if let Some((used, place)) = self.place(addr) {
-            // As in `retire`: the table lock is held.
-            if place.load(Acquire) & SLOT_STATE_MASK != SLOT_MAPPED {
-                return;
-            }
-            if !used.open {
-                return used.window.retire(place, windows.tick.load(Relaxed));
-            }
-            let index = index_of(addr);
-            let count = used.window.unmap(index, index + 1, |_| true);
-            windows.device.count_unmapped(count);
-            used.window.live.fetch_sub(1, Relaxed);
-        }
     }
 }

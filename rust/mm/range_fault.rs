@@ -15,18 +15,15 @@ use super::pin::LockedVmCharge;
 use super::{
     addr::{
         PageRange,
-        PMD_ORDER,
         PMD_PAGES,
         PMD_SIZE, //
     },
     notifier::{
         IntervalNotifier,
         NotifierOps,
-        NotifierTable,
         Seq, //
     },
     vma::{
-        fatal_signal_pending,
         MemcgCharge,
         MmapGuard, //
     }, //
@@ -47,161 +44,20 @@ use kernel::{
         Mm,
         MmWithUser, //
     },
-    page::PAGE_SHIFT,
     prelude::*,
-    sync::{
-        aref::ARef,
-        lock::mutex::MutexGuard, //
-    }, //
+    sync::aref::ARef, //
 };
 
-/// Access for which pages are collected.
-///
-/// # Examples
-///
-/// ```
-/// use rust_hmm::mm::range_fault::Access;
-///
-/// /// Returns the access for a device fault. A read must not request a write, which breaks COW.
-/// fn access(is_write: bool) -> Access {
-///     if is_write {
-///         Access::Write
-///     } else {
-///         Access::Read
-///     }
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// None: report the present pages without faulting any in.
-    Snapshot,
-    /// Read: fault pages in without breaking sharing.
-    Read,
-    /// Write: fault pages in writable, which breaks copy-on-write.
-    Write,
-    /// Read, where the fault may drop the mmap lock (userfaultfd).
-    ReadUnlocked,
-}
+mod access;
+mod collected;
+mod pfn;
 
-impl Access {
-    fn flags(self) -> usize {
-        match self {
-            Self::Snapshot => 0,
-            Self::Read | Self::ReadUnlocked => bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT,
-            Self::Write => {
-                bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT
-                    | bindings::hmm_pfn_flags_HMM_PFN_REQ_WRITE
-            }
-        }
-    }
-}
-
-/// One entry of the result: a page frame number with flags. See `enum hmm_pfn_flags`.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct HmmPfn(usize);
-
-impl HmmPfn {
-    const VALID: usize = bindings::hmm_pfn_flags_HMM_PFN_VALID;
-    const WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_WRITE;
-    const ERROR: usize = bindings::hmm_pfn_flags_HMM_PFN_ERROR;
-    const PFN: usize = (1 << Self::ORDER_SHIFT) - 1;
-    const ORDER_SHIFT: u32 = bindings::hmm_pfn_flags_HMM_PFN_ORDER_SHIFT as u32;
-
-    /// Returns whether a page is present. If not, a fault may make one present.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    #[inline]
-    pub const fn is_valid(self) -> bool {
-        self.0 & Self::VALID != 0
-    }
-
-    /// Returns whether the page may be written.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    #[inline]
-    pub const fn is_writable(self) -> bool {
-        self.0 & Self::WRITE != 0
-    }
-
-    /// Returns whether the page is inaccessible: not mapped, no access rights, special or poisoned.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    #[inline]
-    pub const fn is_error(self) -> bool {
-        self.0 & Self::ERROR != 0
-    }
-
-    /// Returns the order of the CPU's mapping: 0 for a PTE, [`PMD_ORDER`] for a huge page.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    #[inline]
-    pub const fn map_order(self) -> u32 {
-        ((self.0 >> Self::ORDER_SHIFT) & 0x1f) as u32
-    }
-
-    /// Returns the page frame number.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    #[inline]
-    pub const fn pfn(self) -> usize {
-        self.0 & Self::PFN
-    }
-
-    /// Returns whether the page is in the memory of a device. Must be called on a validated result.
-    pub(crate) fn is_device(self) -> bool {
-        // SAFETY: The frame of a valid entry has a `struct page`: the core reports no others.
-        self.is_valid() && !unsafe { bindings::rust_hmm_pfn_pgmap(self.pfn()) }.is_null()
-    }
-
-    /// Returns whether the page is in device-private memory. Must be called on a validated result.
-    pub(crate) fn is_device_private(self) -> bool {
-        if !self.is_valid() {
-            return false;
-        }
-        // SAFETY: The frame of a valid entry has a `struct page`: the core reports no others.
-        let map = unsafe { bindings::rust_hmm_pfn_pgmap(self.pfn()) };
-        // SAFETY: The result is validated, so the page is in use, and its pagemap is not freed.
-        !map.is_null() && unsafe { (*map).type_ } == bindings::memory_type_MEMORY_DEVICE_PRIVATE
-    }
-
-    /// Returns the entry for the virtual page number `page` in the same huge page. A small page
-    /// keeps its entry.
-    ///
-    /// Also corrects the frame of the first page of a range, if `page` is that page: for a range
-    /// that starts inside a huge page of device memory, the core reports the frames from the start
-    /// of that huge page on (`hmm_vma_handle_absent_pmd()`, 7.2 and 7.3). Huge pages are aligned
-    /// both virtually and physically, so that the correction is valid for all huge pages.
-    // Not inlined into loops over small pages.
-    #[inline(never)]
-    const fn of_page(self, page: usize) -> Self {
-        if !self.is_in_huge_page() {
-            return self;
-        }
-        let offset = PMD_PAGES - 1;
-        Self((self.0 & !offset) | (page & offset))
-    }
-
-    const fn is_in_huge_page(self) -> bool {
-        self.is_valid() && self.map_order() == PMD_ORDER
-    }
-
-    /// Creates an entry from the raw value of `hmm_range_fault()`.
-    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
-    pub(crate) const fn from_raw(raw: usize) -> Self {
-        Self(raw)
-    }
-}
+pub use access::Access;
+pub use collected::{
+    Collected,
+    Validated, //
+};
+pub use pfn::HmmPfn;
 
 /// Buffer for the result of one range fault: [`PMD_PAGES`] entries. Callers should reuse it. Each
 /// fault clears only the entries that it uses, because clearing all is a noticeable cost.
@@ -227,7 +83,7 @@ impl PfnBuffer {
 /// # Context
 ///
 /// Dropping it may sleep, and may tear down the address space, which calls notifiers. It must not
-/// be dropped with the lock of a [`NotifierTable`] held.
+/// be dropped with the lock of a [`NotifierTable`](super::notifier::NotifierTable) held.
 ///
 /// # Examples
 ///
@@ -382,12 +238,7 @@ impl AddressSpace {
         if access == Access::Snapshot && self.is_huge_elsewhere(range, pfns)? {
             pfns.fill(0);
         }
-        Ok(Collected {
-            notifier,
-            seq,
-            range,
-            pfns,
-        })
+        Ok(Collected::new(notifier, seq, range, pfns))
     }
 
     /// Returns whether `range` lies in a huge page of another device, judging by the snapshot
@@ -398,7 +249,7 @@ impl AddressSpace {
     /// missing access rights or a missing mapping. A change of the VMA invalidates the range, so
     /// that the result is validated with the snapshot.
     fn is_huge_elsewhere(&self, range: PageRange, pfns: &[usize]) -> Result<bool> {
-        if !pfns.iter().all(|raw| HmmPfn(*raw).is_error()) {
+        if !pfns.iter().all(|raw| HmmPfn::from_raw(*raw).is_error()) {
             return Ok(false);
         }
         let mmap = self.mmap_lock_here()?;
@@ -446,7 +297,7 @@ impl AddressSpace {
             // SAFETY: The buffer is as long as the range, by the function's requirements.
             let pfns = unsafe { core::slice::from_raw_parts(raw.hmm_pfns, range.pages()) };
             let mut complete = true;
-            for (index, pfn) in pfns.iter().map(|raw| HmmPfn(*raw)).enumerate() {
+            for (index, pfn) in pfns.iter().map(|raw| HmmPfn::from_raw(*raw)).enumerate() {
                 // A snapshot reports huge pages of other devices and huge migration entries as
                 // errors. A fault resolves these. An error that remains after two rounds of faults
                 // is permanent.
@@ -521,120 +372,5 @@ impl AddressSpace {
                 ptr::null_mut(),
             )
         })
-    }
-}
-
-/// Result of a range fault that is not validated, and therefore cannot be read.
-#[must_use = "it must be validated by `lock`"]
-pub struct Collected<'a, S: NotifierOps> {
-    notifier: &'a IntervalNotifier<S>,
-    seq: Seq,
-    range: PageRange,
-    pfns: &'a [usize],
-}
-
-impl<'a, S: NotifierOps> Collected<'a, S> {
-    /// Takes the lock of `member` and validates the result.
-    ///
-    /// # Errors
-    ///
-    /// - [`Retry`]: the range was invalidated concurrently, or a fatal signal is pending. The
-    ///   caller must collect again.
-    ///
-    /// # Context
-    ///
-    /// May sleep.
-    pub fn lock<M: NotifierTable<S>>(
-        self,
-        member: &'a M,
-    ) -> Result<Validated<'a, M::Protected>, Retry> {
-        if fatal_signal_pending() {
-            return Err(Retry);
-        }
-        // INVARIANT: Validated under the lock.
-        Ok(Validated {
-            guard: self.notifier.lock_if_valid(member, self.seq)?,
-            range: self.range,
-            pfns: self.pfns,
-        })
-    }
-}
-
-/// Validated result of a range fault. It stays valid as long as this object holds the table lock.
-///
-/// # Invariants
-///
-/// `guard` is held since before the retry check, which succeeded.
-pub struct Validated<'a, T> {
-    guard: MutexGuard<'a, T>,
-    range: PageRange,
-    pfns: &'a [usize],
-}
-
-impl<T: Unpin> Validated<'_, T> {
-    /// Returns the entry of the first page.
-    pub(crate) fn first(&self) -> Option<HmmPfn> {
-        let first = HmmPfn(*self.pfns.first()?);
-        Some(first.of_page(self.range.start() >> PAGE_SHIFT))
-    }
-
-    /// Returns the data that the lock protects, the range, and a function that returns the entry of
-    /// a page, whose address it gets. It must be called for the pages of the range in ascending
-    /// order. If they belong to a huge page, it may be called for all pages of that.
-    ///
-    /// # Context
-    ///
-    /// Any. `self` holds the table lock.
-    pub fn parts(&mut self) -> (&mut T, PageRange, impl FnMut(usize) -> HmmPfn + '_) {
-        let first = self.pfns.first().map_or(HmmPfn(0), |raw| HmmPfn(*raw));
-        // The range lies in one PMD: if the first page belongs to a huge page, all pages do, with
-        // the same rights.
-        let is_huge = first.is_in_huge_page();
-        let mut pfns = self.pfns.iter();
-        let entry_at = move |addr: usize| {
-            if is_huge {
-                first.of_page(addr >> PAGE_SHIFT)
-            } else {
-                pfns.next().map_or(HmmPfn(0), |raw| HmmPfn(*raw))
-            }
-        };
-        (&mut *self.guard, self.range, entry_at)
-    }
-}
-
-#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
-#[kunit_tests(rust_hmm_pfn)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn frames_in_a_huge_page_are_corrected() {
-        let huge = HmmPfn::VALID | ((PMD_ORDER as usize) << HmmPfn::ORDER_SHIFT);
-        // As the core reports pages 160 and 161 of a huge page of device memory at frame 0x1200.
-        let first = HmmPfn(huge | 0x1200);
-        assert_eq!(first.of_page(0x7a00 + 160).pfn(), 0x1200 + 160);
-        let fixed = HmmPfn(first.0 | HmmPfn::WRITE).of_page(0x7a00 + 161);
-        assert_eq!(fixed.pfn(), 0x1200 + 161);
-        assert!(fixed.is_writable() && fixed.map_order() == PMD_ORDER);
-        // A correct frame is not changed, and neither is that of a small page.
-        let right = HmmPfn(huge | (0x1200 + 7));
-        assert_eq!(right.of_page(0x7a00 + 7).pfn(), 0x1200 + 7);
-        let small = HmmPfn(HmmPfn::VALID | 0x1234);
-        assert_eq!(small.of_page(0x7a00).pfn(), 0x1234);
-    }
-
-    #[test]
-    fn arithmetic_matches_the_c_headers() {
-        for order in [0usize, 9, 18, 31] {
-            let raw = HmmPfn::VALID | HmmPfn::WRITE | (order << HmmPfn::ORDER_SHIFT) | 0x1234;
-            let pfn = HmmPfn::from_raw(raw);
-            // SAFETY: Arithmetic only.
-            let c = unsafe { bindings::rust_hmm_kunit_map_order(raw) };
-            assert_eq!(pfn.map_order(), c);
-            assert_eq!(pfn.pfn(), 0x1234);
-            assert!(pfn.is_valid() && pfn.is_writable() && !pfn.is_error());
-        }
-        assert!(HmmPfn::from_raw(HmmPfn::ERROR).is_error());
-        assert!(!HmmPfn::default().is_valid());
     }
 }

@@ -14,15 +14,8 @@ use super::{
         NIL, //
     },
     directory::ChunkDirectory,
-    entry::DevicePte,
-    flush::FlushBatch,
     format::{
         fan,
-        order,
-        range_of,
-        slot_of,
-        slots,
-        span_of,
         Format, //
     },
     image::Images,
@@ -40,11 +33,7 @@ use crate::{
     },
     kernel::{
         lock_classes,
-        rcu_slot::Retired,
-        shrinker::{
-            owner::ReclaimOwner,
-            Shrink, //
-        }, //
+        shrinker::owner::ReclaimOwner, //
     },
     mm::table_memory::{
         self,
@@ -70,18 +59,8 @@ use kernel::{
     }, //
 };
 
-/// Maximum number of chunks that are freed at a time.
-const GOING: usize = 16;
-
-/// Number of huge leaves for which one free page each is kept for splits. Beyond that, one page is
-/// kept for [`LEAVES_PER_RESERVED_PAGE`] huge leaves.
-const SPLIT_RESERVE_LEAVES: usize = 8;
-
-/// Number of further huge leaves that share one page kept for splits. A page for each leaf would
-/// cost as much memory as mapping its pages one by one. Few leaves are split in a row, and the next
-/// fault or migration refills the pool. So many leaves fill a table of level 1 in most formats: the
-/// reserve adds at most as many pages as there are such tables.
-const LEAVES_PER_RESERVED_PAGE: usize = 512;
+mod reclaim;
+mod split;
 
 /// All table pages of one table.
 #[pin_data(PinnedDrop)]
@@ -249,144 +228,6 @@ impl<F: Format> Pool<F> {
         Some(())
     }
 
-    /// Frees chunks whose pages are all free, until `want` pages or slightly more were freed.
-    /// Keeps the pages reserved for splits. Returns the number of freed pages.
-    ///
-    /// # Context
-    ///
-    /// May sleep, because it waits for concurrent walks. May be called from reclaim.
-    fn free_whole_chunks(&self, want: usize) -> usize {
-        let mut gone = Retired::<_, GOING>::empty();
-        let mut going = 0;
-        let mut bytes = 0;
-        {
-            let guard = rcu::read_lock();
-            let mut free = self.free.lock();
-            let mut spare = free.leaves.len.saturating_sub(self.kept());
-            if want == 0 || self.whole.load(Relaxed) == 0 {
-                return 0;
-            }
-            // Skip the first chunk, which has the root.
-            let used = 1..self.top.load(Relaxed);
-            let used = used.filter_map(|number| self.chunks.place(&guard, number));
-            let mut chosen = 0;
-            for chunk in used.clone().filter_map(|place| place.get(&guard)) {
-                let pages = chunk.pages();
-                if chosen == GOING || going >= want {
-                    break;
-                }
-                let counted = if chunk.above { 0 } else { pages };
-                if counted <= spare && chunk.free.load(Relaxed) == pages {
-                    chunk.going.store(true, Relaxed);
-                    chunk.reclaimable.remove();
-                    chosen += 1;
-                    going += pages;
-                    bytes += chunk.bytes();
-                    spare -= counted;
-                }
-            }
-            let goes = |chunk: &TableChunk<F>| chunk.going.load(Relaxed);
-            for above in [false, true] {
-                let list = free.of(above);
-                let mut rest = PageList::EMPTY;
-                while let Some(index) = self.pop(list) {
-                    if !self.chunk(&guard, index).is_some_and(goes) {
-                        self.push(&mut rest, index);
-                    }
-                }
-                *list = rest;
-            }
-            for place in used {
-                if place.get(&guard).is_some_and(goes) {
-                    // There is room.
-                    gone.take(place);
-                }
-            }
-            self.whole.fetch_sub(going, Relaxed);
-        }
-        let count = gone.count();
-        drop(gone);
-        self.count.fetch_sub(count, Relaxed);
-        self.pages.fetch_sub(going, Relaxed);
-        account(going, bytes, -1);
-        going
-    }
-
-    /// Adds `more`, which may be negative, to the number of huge leaves.
-    pub(super) fn count_huge(&self, more: isize) {
-        let now = self.huge.load(Relaxed).saturating_add_signed(more);
-        self.huge.store(now, Relaxed);
-    }
-
-    /// Returns the number of free pages to keep for splits.
-    fn kept(&self) -> usize {
-        let huge = self.huge.load(Relaxed);
-        huge.min(SPLIT_RESERVE_LEAVES) + huge / LEAVES_PER_RESERVED_PAGE
-    }
-
-    /// Returns whether there are fewer free pages than to be kept for splits.
-    pub(super) fn is_short(&self) -> bool {
-        let kept = self.kept();
-        kept != 0 && self.free.lock().leaves.len < kept
-    }
-
-    /// Takes a page that was kept for a split.
-    pub(super) fn take_kept(&self) -> Option<u32> {
-        let mut list = PageList::EMPTY;
-        let guard = rcu::read_lock();
-        self.pop_free(&guard, &mut self.free.lock(), &mut list, false)?;
-        Some(list.head)
-    }
-
-    /// Replaces the leaf `huge` in `slot` of `page`, of `level`, by the empty table page `child`
-    /// with the same pages.
-    pub(super) fn split(
-        &self,
-        page: &TablePage<'_, F>,
-        slot: usize,
-        level: u32,
-        huge: DevicePte,
-        child: u32,
-    ) -> Option<u32> {
-        let guard = rcu::read_lock();
-        let below = self.page(&guard, child)?;
-        let step = 1usize << order::<F>(level - 1);
-        let slots = slots::<F>(level - 1);
-        for (index, cell) in below.cells.iter().take(slots).enumerate() {
-            tree::store(cell, tree::leaf(huge.plus(index * step)));
-        }
-        // CAST: At most 2048.
-        below.set_used(slots as u32);
-        below.widen(0, slots - 1);
-        page.store(slot, tree::table(child));
-        self.count_huge(-1);
-        Some(child)
-    }
-
-    /// Publishes the table `child`, by which [`Self::split`] has replaced the leaf for `addr` in
-    /// the table `above` of `level`: records it and writes the images.
-    #[inline]
-    pub(super) fn publish_split(
-        &self,
-        above: u32,
-        level: u32,
-        addr: usize,
-        child: u32,
-        batch: &mut FlushBatch<F>,
-    ) {
-        self.linked(child, level - 1, addr);
-        if self.has_images() {
-            let slot = slot_of::<F>(level, addr);
-            self.publish(child, level - 1, addr, 0..slots::<F>(level - 1), batch);
-            self.publish(above, level, addr, slot..slot + 1, batch);
-            // A TLB may hold the leaf, and must not hold a small entry of the same range as well.
-            let (start, end) = span_of::<F>(level, addr);
-            if let Some(span) = range_of(start, end) {
-                batch.extend(span);
-            }
-        }
-    }
-
     /// Moves free table pages to `lists` until they have `leaves` pages for tables of level 0 and
     /// `above` for those above, and allocates more as needed. Also allocates the pages to keep for
     /// splits, best effort.
@@ -491,15 +332,5 @@ impl<F: Format> Pool<F> {
             .filter_map(|number| self.chunks.get(&guard, number))
             .map(TableChunk::bytes)
             .sum()
-    }
-}
-
-impl<F: Format> Shrink for Pool<F> {
-    fn count(&self) -> usize {
-        self.whole.load(Relaxed)
-    }
-
-    fn scan(&self, objects: usize) -> usize {
-        self.free_whole_chunks(objects)
     }
 }

@@ -16,7 +16,8 @@ use crate::{
     },
     memory::{
         CopyDesc,
-        CopyJob, //
+        CopyJob,
+        MemoryOps, //
     },
     mm::{
         addr::{
@@ -36,6 +37,7 @@ use crate::{
     },
     pgtable::{
         DevicePte,
+        Format,
         Radix4, //
     },
     space::{

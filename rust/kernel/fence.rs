@@ -19,15 +19,11 @@ use super::{
 };
 use crate::{
     bindings,
-    kernel::{
-        cancel::cancelled,
-        identity::FenceType, //
-    }, //
+    kernel::identity::FenceType, //
 };
-use core::{
-    mem::ManuallyDrop,
-    ptr::NonNull, //
-};
+#[cfg(CONFIG_RUST_HMM_CAPI)]
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
 use kernel::{
     error::to_result,
     prelude::*,
@@ -38,6 +34,14 @@ use kernel::{
         Monotonic, //
     }, //
 };
+
+mod alloc;
+mod driver;
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+mod tests;
+
+pub use alloc::FenceAlloc;
+pub use driver::DriverFence;
 
 /// Maximum duration of one sleep of a wait, in jiffies. After it the elapsed time is checked again.
 const MAX_SLEEP_JIFFIES: Jiffies = 1 << 20;
@@ -68,145 +72,20 @@ impl FenceStatus {
     }
 }
 
-/// The signalling side of a fence, which only its owner has. If it is dropped, the fence fails with
-/// `ECANCELED`.
-///
-/// # Examples
-///
-/// ```
-/// # use kernel::prelude::*;
-/// use rust_hmm::kernel::fence::DriverFence;
-/// use rust_hmm::kernel::fence::FenceStatus;
-/// use rust_hmm::kernel::identity::FenceType;
-///
-/// let pending = DriverFence::new(FenceType::NONE)?;
-/// let fence = pending.fence();
-/// assert_eq!(fence.check(), FenceStatus::NotDone);
-/// pending.signal(Err(EIO));
-/// assert_eq!(fence.check().result(), Some(Err(EIO)));
-/// assert_eq!(fence.synchronize(None), Err(EIO));
-/// # Ok::<(), Error>(())
-/// ```
-///
-/// # Invariants
-///
-/// The fence was made by [`Self::new`], and is not signalled.
-#[must_use = "dropped, it is cancelled"]
-pub struct DriverFence(Fence);
-
-impl DriverFence {
-    /// Creates a fence that a device of type `kind` signals.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOMEM`
-    ///
-    /// # Context
-    ///
-    /// May sleep.
-    pub fn new(kind: FenceType) -> Result<Self> {
-        // INVARIANT: The fence is new and not signalled.
-        Ok(Self(Fence::alloc(kind, false)?))
-    }
-
-    /// Creates a fence for a C driver, which gets both sides as one pointer. See [`Self::new`].
-    #[cfg(CONFIG_RUST_HMM_CAPI)]
-    pub(crate) fn of_driver(kind: FenceType) -> Result<Self> {
-        // INVARIANT: The fence is new and not signalled.
-        Ok(Self(Fence::alloc(kind, true)?))
-    }
-
-    /// Returns the waiting side.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn fence(&self) -> Fence {
-        self.0.clone()
-    }
-
-    /// Passes both sides to a C driver, with a reference.
-    #[cfg(CONFIG_RUST_HMM_CAPI)]
-    pub(crate) fn into_raw(self) -> *mut bindings::rust_hmm_fence {
-        ManuallyDrop::new(self).0.as_raw()
-    }
-
-    /// Signals the fence, with an error if `result` is one.
-    ///
-    /// # Context
-    ///
-    /// Any, including hard interrupts.
-    pub fn signal(self, result: Result) {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, so that the fence is moved out once.
-        let fence = unsafe { core::ptr::read(&this.0) };
-        fence.end(result);
-    }
-}
-
-impl Drop for DriverFence {
-    fn drop(&mut self) {
-        self.0.end(Err(cancelled()));
-    }
-}
-
-/// Memory for a fence that follows a DMA fence. It is allocated before
-/// [`DmaFenceAlloc::init`](super::dma_fence::DmaFenceAlloc::init), because nothing may be allocated
-/// after that.
-///
-/// # Examples
-///
-/// ```
-/// # use kernel::prelude::*;
-/// use rust_hmm::kernel::dma_fence::DmaFenceAlloc;
-/// use rust_hmm::kernel::dma_fence::FenceContext;
-/// use rust_hmm::kernel::fence::FenceAlloc;
-/// use rust_hmm::kernel::fence::FenceStatus;
-/// use rust_hmm::kernel::identity::FenceType;
-///
-/// let memory = FenceAlloc::new()?;
-/// let pending = DmaFenceAlloc::new()?.init(&FenceContext::new(), FenceType::NONE);
-/// // Allocates nothing, which is forbidden until `pending` is signalled.
-/// let fence = memory.follow(&pending.fence());
-/// pending.signal(Ok(()));
-/// assert_eq!(fence.check(), FenceStatus::Done);
-/// # Ok::<(), Error>(())
-/// ```
-///
-/// # Invariants
-///
-/// This is the only reference to the fence.
-pub struct FenceAlloc(Fence);
-
-impl FenceAlloc {
-    /// Allocates the memory.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOMEM`
-    ///
-    /// # Context
-    ///
-    /// May sleep.
-    pub fn new() -> Result<Self> {
-        // INVARIANT: The fence is new, and its only reference is ours.
-        Ok(Self(Fence::alloc(FenceType::NONE, false)?))
-    }
-
-    /// Turns the memory into a fence that signals when `dma` does, with the same result.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn follow(self, dma: &DmaFence) -> Fence {
-        // SAFETY: Both fences are alive, and this fence has no other reference, by their type
-        // invariants.
-        unsafe { bindings::rust_hmm_fence_follow(self.0.as_raw(), dma.as_raw()) };
-        self.0
-    }
-}
-
 /// The waiting side of a fence. A clone refers to the same fence.
+///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::time::Delta;
+/// use rust_hmm::kernel::fence::Fence;
+///
+/// /// Waits for an operation for at most 10 ms.
+/// fn wait(fence: &Fence) -> Result {
+///     fence.synchronize(Some(Delta::from_millis(10)))
+/// }
+/// ```
 ///
 /// # Invariants
 ///
@@ -401,89 +280,5 @@ impl Drop for Fence {
     fn drop(&mut self) {
         // SAFETY: We own a reference by the type invariant, and this is its last use.
         unsafe { bindings::rust_hmm_fence_put(self.as_raw()) };
-    }
-}
-
-#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
-#[kunit_tests(rust_hmm_fence)]
-mod tests {
-    use super::*;
-    use crate::kernel::kthread::Thread;
-
-    fn pending() -> Result<DriverFence> {
-        DriverFence::new(FenceType::NONE)
-    }
-
-    #[test]
-    fn fence_is_signalled_once_with_its_result() -> Result {
-        let good = pending()?;
-        let bad = pending()?;
-        let fence = good.fence();
-        let failed = bad.fence();
-        assert_eq!(fence.check(), FenceStatus::NotDone);
-        good.signal(Ok(()));
-        bad.signal(Err(EIO));
-        assert_eq!(fence.check(), FenceStatus::Done);
-        assert_eq!(failed.check(), FenceStatus::Failed(EIO));
-        assert_eq!(failed.synchronize(None), Err(EIO));
-        assert_eq!(fence.synchronize(Some(Delta::ZERO)), Ok(()));
-        Ok(())
-    }
-
-    #[test]
-    fn unsignalled_drop_cancels_the_fence() -> Result {
-        let pending = pending()?;
-        let fence = pending.fence();
-        drop(pending);
-        assert_eq!(fence.check(), FenceStatus::Failed(cancelled()));
-        Ok(())
-    }
-
-    #[test]
-    fn wait_ends_on_timeout_or_signal() -> Result {
-        let pending = pending()?;
-        let fence = pending.fence();
-        let since = Instant::<Monotonic>::now();
-        let limit = Delta::from_millis(30);
-        assert_eq!(fence.synchronize(Some(limit)), Err(ETIMEDOUT));
-        assert!(since.elapsed() >= limit);
-        let thread = Thread::spawn(c"hmm-test", move || {
-            kernel::time::delay::fsleep(Delta::from_millis(20));
-            pending.signal(Err(ENODEV));
-        })?;
-        // The fence would be cancelled if the thread were stopped before it ran, but nothing stops
-        // it.
-        assert_eq!(fence.synchronize(None), Err(ENODEV));
-        drop(thread);
-        Ok(())
-    }
-
-    #[test]
-    fn fence_has_the_type_of_its_device() -> Result {
-        let mine = 1u8;
-        let other = 2u8;
-        let mine = FenceType::of(&mine);
-        let other = FenceType::of(&other);
-        let pending = DriverFence::new(mine)?;
-        let fence = pending.fence();
-        assert!(fence.is_of(mine) && !fence.is_of(other) && !fence.is_of(FenceType::NONE));
-        pending.signal(Ok(()));
-        assert!(fence.is_of(mine));
-        Ok(())
-    }
-
-    #[test]
-    fn descriptor_without_an_eventfd_is_refused() -> Result {
-        let fence = pending()?.fence();
-        assert_eq!(fence.eventfd(-1), Err(EBADF));
-        Ok(())
-    }
-
-    #[test]
-    fn wait_within_a_callback_is_refused() -> Result {
-        let pending = pending()?;
-        let _within = reentry::ReentryGuard::enter();
-        assert_eq!(pending.fence().synchronize(None), Err(reentry::deadlock()));
-        Ok(())
     }
 }

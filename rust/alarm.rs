@@ -96,7 +96,12 @@ impl Alarm {
         };
         state.count.add(1, Relaxed);
         if state.limit.allows() {
-            pr_err!("ALARM {}: {}\n", self.name(), what);
+            pr_err!(
+                "ALARM {}: task {}: {}\n",
+                self.name(),
+                current!().pid(),
+                what
+            );
         }
     }
 }

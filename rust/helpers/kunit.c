@@ -11,6 +11,7 @@
 #include <linux/hmm.h>
 #include <linux/irqflags.h>
 #include <linux/kdev_t.h>
+#include <linux/kmsg_dump.h>
 #include <linux/major.h>
 #include <linux/migrate.h>
 #include <linux/mm.h>
@@ -20,6 +21,7 @@
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/signal.h>
+#include <linux/string.h>
 
 unsigned int rust_hmm_kunit_map_order(unsigned long hmm_pfn)
 {
@@ -124,6 +126,23 @@ struct file *rust_hmm_kunit_open_misc(unsigned int minor)
 	 * open.
 	 */
 	return ret ? ERR_PTR(ret) : file;
+}
+
+/* Number of lines of the kernel log that contain both texts. */
+unsigned int rust_hmm_kunit_log_lines(const char *text, const char *other)
+{
+	static char line[1024];
+	struct kmsg_dump_iter log;
+	unsigned int count = 0;
+	size_t len;
+
+	kmsg_dump_rewind(&log);
+	while (kmsg_dump_get_line(&log, false, line, sizeof(line) - 1, &len)) {
+		line[len] = 0;
+		if (strstr(line, text) && strstr(line, other))
+			count++;
+	}
+	return count;
 }
 
 /* Whether the caller is in a hard interrupt. */

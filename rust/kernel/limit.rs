@@ -54,6 +54,13 @@ impl RateLimit {
     }
 }
 
+/// Returns the number of lines in the kernel log that contain both texts. Tests run one at a time.
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+pub(crate) fn logged_lines(text: &CStr, other: &CStr) -> u32 {
+    // SAFETY: Both are C strings. Only one test runs at a time, as the helper requires.
+    unsafe { crate::bindings::rust_hmm_kunit_log_lines(text.as_char_ptr(), other.as_char_ptr()) }
+}
+
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_limit)]
 mod tests {

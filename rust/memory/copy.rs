@@ -29,7 +29,10 @@ use crate::{
         limit::RateLimit, //
     },
     mm::{
-        addr::PMD_PAGES,
+        addr::{
+            PageRange,
+            PMD_PAGES, //
+        },
         device_pages::DeviceRange,
         folio::{
             CpuPages,
@@ -117,6 +120,17 @@ pub(crate) trait Cancel {
     fn cancel(&self);
 }
 
+/// The pages that the jobs of a step copy, for messages.
+#[derive(Clone, Copy)]
+pub(crate) struct CopyPlace {
+    /// Number of the device.
+    pub(crate) device: u32,
+    /// ID of the process, or 0 if it has exited.
+    pub(crate) process: i32,
+    /// Addresses of the pages.
+    pub(crate) range: PageRange,
+}
+
 /// State for the jobs of one step. Reused for the next step.
 pub(crate) struct CopyContext {
     state: CountedBox<CopyState>,
@@ -156,10 +170,15 @@ impl CopyContext {
 
     /// Begins a step without jobs. Returns `None` if a previous batch was leaked, because its jobs
     /// still mark entries in the shared state.
-    pub(crate) fn begin<'a>(&'a mut self, driver: &'a dyn Cancel) -> Option<CopyBatch<'a>> {
+    pub(crate) fn begin<'a>(
+        &'a mut self,
+        driver: &'a dyn Cancel,
+        place: CopyPlace,
+    ) -> Option<CopyBatch<'a>> {
         let jobs = self.state.begin(CopyWait {
             driver: self.killable.then_some(driver),
             stop: self.stop.as_ref(),
+            place,
             start: None,
         })?;
         for word in &jobs.filled {
@@ -181,6 +200,7 @@ struct CopyWait<'a> {
     /// were.
     driver: Option<&'a dyn Cancel>,
     stop: Option<&'a CancelToken>,
+    place: CopyPlace,
     /// Time of the first check, in nanoseconds.
     start: Option<u64>,
 }
@@ -193,7 +213,9 @@ impl Waiter<CopyState> for CopyWait<'_> {
     }
 
     fn check(&mut self, state: &CopyState, left: usize, killed: bool) {
-        report_late(left, *self.start.get_or_insert_with(ktime_get_ns));
+        let now = ktime_get_ns();
+        let start = *self.start.get_or_insert(now);
+        report_late(left, self.place, now.saturating_sub(start));
         if !killed && !self.stop.is_some_and(CancelToken::is_set) {
             return;
         }
@@ -285,15 +307,22 @@ impl CopyBatch<'_> {
     }
 }
 
-/// Logs that `left` jobs are not completed [`COPY_LATE_NS`] after `start`. The kernel's hung task
-/// detector does not see the wait, which has a time limit.
+/// Logs that `left` jobs of `place` are not completed after `waited` nanoseconds, if that is at
+/// least [`COPY_LATE_NS`]. The kernel's hung task detector does not see the wait, because it has a
+/// time limit.
 #[inline(never)]
-fn report_late(left: usize, start: u64) {
-    let waited = ktime_get_ns().saturating_sub(start);
+fn report_late(left: usize, place: CopyPlace, waited: u64) {
     if waited >= COPY_LATE_NS && LATE_COPY_REPORTS.allows() {
         let seconds = waited / 1_000_000_000;
+        let CopyPlace {
+            device,
+            process,
+            range,
+        } = place;
+        let start = range.start();
+        let end = range.end();
         pr_warn!(
-            "{left} copy jobs not completed for {seconds} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n"
+            "device {device}: {left} copy jobs of process {process}, addresses {start:#x} to {end:#x}, not completed for {seconds} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n"
         );
     }
 }

@@ -5,7 +5,8 @@
 use super::{
     copy::{
         Cancel,
-        CopyBatch, //
+        CopyBatch,
+        CopyPlace, //
     },
     CopyContext, //
 };
@@ -43,7 +44,8 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
         }
     }
 
-    /// Submits copy jobs. `hand_out` returns the number of entries that have a destination.
+    /// Submits copy jobs to the driver of the device with the number `device`. `hand_out` returns
+    /// the number of entries that have a destination.
     ///
     /// # Errors
     ///
@@ -52,9 +54,15 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
         &mut self,
         copies: &'c mut CopyContext,
         driver: &'c dyn Cancel,
+        device: u32,
         hand_out: impl FnOnce(&Isolated<'a, R>, &mut CopyBatch<'c>) -> usize,
     ) -> Result {
-        let batch = copies.begin(driver).ok_or(EBUSY)?;
+        let place = CopyPlace {
+            device,
+            process: self.isolated.pid(),
+            range: self.isolated.range(),
+        };
+        let batch = copies.begin(driver, place).ok_or(EBUSY)?;
         // Dropping a previous batch waits for its copies.
         let batch = self.batch.insert(batch);
         self.count = hand_out(&self.isolated, batch);
@@ -135,6 +143,7 @@ mod tests {
         super::CopyEndpoint,
         *, //
     };
+    use crate::mm::addr::PageRange;
 
     struct NoDriver;
 
@@ -144,16 +153,21 @@ mod tests {
 
     #[test]
     fn copies_with_a_leaked_batch_refuse_new_jobs() -> Result {
+        let place = CopyPlace {
+            device: 0,
+            process: 0,
+            range: PageRange::from_pages(0, 1)?,
+        };
         let mut copies = CopyContext::new(false)?;
-        drop(copies.begin(&NoDriver).ok_or(EBUSY)?);
-        let mut batch = copies.begin(&NoDriver).ok_or(EBUSY)?;
+        drop(copies.begin(&NoDriver, place).ok_or(EBUSY)?);
+        let mut batch = copies.begin(&NoDriver, place).ok_or(EBUSY)?;
         // SAFETY: The job is not submitted to a driver, so that no memory is read or written for
         // it.
         let job = unsafe { batch.job(0, 1, None, CopyEndpoint::Device(0)) };
         core::mem::forget(batch);
-        assert!(copies.begin(&NoDriver).is_none());
+        assert!(copies.begin(&NoDriver, place).is_none());
         job.complete(Ok(()));
-        assert!(copies.begin(&NoDriver).is_none());
+        assert!(copies.begin(&NoDriver, place).is_none());
         Ok(())
     }
 }

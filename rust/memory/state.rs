@@ -187,7 +187,7 @@ impl<'c, M: MemoryOps> Copier<'c, M> {
         copies: &'c mut CopyContext,
     ) -> Result {
         let Self { pages, other } = self;
-        copying.submit(copies, pages.data(), |isolated, batch| {
+        copying.submit(copies, pages.data(), pages.data().id, |isolated, batch| {
             // SAFETY: `Copying` owns both. It drops `batch`, which waits for the copies, before it
             // changes or returns the pages. If it is leaked, so are the pages.
             unsafe { pages.data().hand_out_all(pages, other, isolated, batch) }

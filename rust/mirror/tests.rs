@@ -76,6 +76,7 @@ mod file;
 mod host_lock;
 mod joined;
 mod killed;
+mod messages;
 mod migration;
 mod nosy;
 mod overlap;

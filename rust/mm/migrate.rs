@@ -304,6 +304,17 @@ impl<'a, R> Isolated<'a, R> {
         self.pages.0.cpu_sources
     }
 
+    /// Returns the range that was isolated.
+    pub(crate) fn range(&self) -> PageRange {
+        self.pages.0.range
+    }
+
+    /// Returns the ID of the process, or 0 if it has exited.
+    pub(crate) fn pid(&self) -> i32 {
+        // SAFETY: The VMA is valid, because its mmap lock is held as long as `self` exists.
+        unsafe { bindings::rust_hmm_mm_pid(bindings::rust_hmm_vma_mm(self.pages.0.raw.vma)) }
+    }
+
     /// Returns the maximum number of entries: the number of pages of the range.
     pub(crate) fn capacity(&self) -> usize {
         self.pages.0.pages

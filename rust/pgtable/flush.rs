@@ -165,11 +165,12 @@ impl<F: Format> FlushBatch<F> {
 
 impl Drop for FlushSpan {
     fn drop(&mut self) {
-        if self.0.is_some() {
+        if let Some(range) = self.0 {
             crate::alarm!(
                 FlushLost,
-                "device translations of {:?} were not flushed: start() the batch and wait() before its pages are freed",
-                self.0
+                "device translations of addresses {:#x} to {:#x} were not flushed: start() the batch and wait() before its pages are freed",
+                range.start(),
+                range.end()
             );
         }
     }
@@ -210,11 +211,12 @@ impl<P: Send, F: Format> Flushing<P, F> {
 
 impl<P, F: Format> Drop for Flushing<P, F> {
     fn drop(&mut self) {
-        if self.pending.is_some() {
+        if let (Some(range), true) = (self.range, self.pending.is_some()) {
             crate::alarm!(
                 FlushNotAwaited,
-                "device translations of {:?} may still be in use: wait() for each flush that was started",
-                self.range
+                "device translations of addresses {:#x} to {:#x} may still be in use: wait() for each flush that was started",
+                range.start(),
+                range.end()
             );
         }
     }

@@ -11,7 +11,8 @@ use crate::{
     inject::ArmedPoint,
     kernel::{
         deferred,
-        kthread::Thread, //
+        kthread::Thread,
+        limit::logged_lines, //
     },
     mm::dma::{
         totals,
@@ -153,13 +154,21 @@ fn jobs(batch: &mut CopyBatch<'_>, indices: core::ops::Range<usize>) -> Result<K
     Ok(jobs)
 }
 
+fn place() -> Result<CopyPlace> {
+    Ok(CopyPlace {
+        device: 77,
+        process: 4321,
+        range: PageRange::from_pages(0x7_0000_0000, 2)?,
+    })
+}
+
 /// Runs a step whose jobs `begin` creates. What `begin` returns is dropped after the wait.
 fn step<R>(
     copies: &mut CopyContext,
     driver: &Driver,
     begin: impl FnOnce(&mut CopyBatch<'_>) -> Result<R>,
 ) -> Result<PageSet> {
-    let mut batch = copies.begin(driver).ok_or(EBUSY)?;
+    let mut batch = copies.begin(driver, place()?).ok_or(EBUSY)?;
     let begun = begin(&mut batch);
     let filled = batch.wait();
     begun?;
@@ -178,6 +187,25 @@ fn counter() -> Result<Arc<Atomic<usize>>> {
 #[kunit_tests(rust_hmm_copy_contexts)]
 mod suite {
     use super::*;
+
+    #[test]
+    fn late_jobs_are_reported_with_their_place() -> Result {
+        let place = place()?;
+        let end = place.range.end();
+        assert_eq!(end, 0x7_0000_0000 + 2 * PAGE_SIZE);
+        let device = c"device 77: 3 copy jobs of process 4321, addresses 0x700000000 to 0x70000";
+        let advice = c"not completed for 11 s: the driver must complete or drop each CopyJob";
+        let lines = || logged_lines(device, advice);
+        let before = lines();
+        report_late(3, place, COPY_LATE_NS - 1);
+        assert_eq!(lines(), before);
+        // Only one message in five seconds, of any step.
+        for _ in 0..100 {
+            report_late(3, place, 11_000_000_000);
+        }
+        assert_eq!(lines(), before + 1);
+        Ok(())
+    }
 
     /// The interrupt comes at different times: before the wait, while the task holds the lock of
     /// the wait queue, and while it sleeps. The state is freed as soon as the wait has ended.

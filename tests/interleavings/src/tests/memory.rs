@@ -11,7 +11,8 @@ use crate::{
     kernel::{
         identity::MemoryId,
         lock_classes, //
-    }, //
+    },
+    mm::addr::PageRange, //
 };
 use kernel::{
     model::{
@@ -42,7 +43,8 @@ use super::{
     copy::{
         Cancel,
         CopyContext,
-        CopyEndpoint, //
+        CopyEndpoint,
+        CopyPlace, //
     },
     lru::{
         BlockUsage,
@@ -188,7 +190,12 @@ fn run_copies<const JOBS: usize, const STEPS: usize>() {
 fn step<const JOBS: usize>(copies: &mut CopyContext, threads: &mut Vec<Thread<()>>) {
     let memory: Arc<[Memory; JOBS]> =
         Arc::new([(); JOBS].map(|()| Memory::new(0)), GFP_KERNEL).unwrap();
-    let mut batch = copies.begin(&NoDriver).unwrap();
+    let place = CopyPlace {
+        device: 0,
+        process: 0,
+        range: PageRange::from_pages(0, 1).unwrap(),
+    };
+    let mut batch = copies.begin(&NoDriver, place).unwrap();
     batch.reserve(JOBS);
     for index in 0..JOBS {
         let job = unsafe { batch.job(index, 1, None, CopyEndpoint::Device(index)) };

@@ -6,6 +6,7 @@
 #include <kunit/test-bug.h>
 #include <kunit/test.h>
 #include <linux/anon_inodes.h>
+#include <linux/device.h>
 #include <linux/err.h>
 #include <linux/fs.h>
 #include <linux/hmm.h>
@@ -126,6 +127,12 @@ struct file *rust_hmm_kunit_open_misc(unsigned int minor)
 	 * open.
 	 */
 	return ret ? ERR_PTR(ret) : file;
+}
+
+/* Makes @dev a device whose DMA is not coherent, if the architecture has such devices. */
+void rust_hmm_kunit_set_incoherent(struct device *dev)
+{
+	dev_clear_dma_coherent(dev);
 }
 
 /* Number of lines of the kernel log that contain both texts. */

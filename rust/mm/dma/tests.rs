@@ -4,6 +4,8 @@
 
 use super::*;
 use crate::kernel::kthread::Thread;
+#[cfg(CONFIG_ARM64)]
+use crate::kernel::limit::logged_lines;
 use core::mem::ManuallyDrop;
 use kernel::{
     page::Page,
@@ -96,6 +98,28 @@ mod suite {
             }
             assert_eq!(device.live(), 0);
         }
+        Ok(())
+    }
+
+    // On x86-64 all devices are coherent.
+    #[cfg(CONFIG_ARM64)]
+    #[test]
+    fn incoherent_devices_are_refused() -> Result {
+        let device = DmaDevice::software(c"hmm-kunit-incoherent")?;
+        let lines = || {
+            logged_lines(
+                c"hmm-kunit-incoherent: rust_hmm: refused: the device is not DMA-coherent",
+                c"so it would not see CPU writes",
+            )
+        };
+        let before = lines();
+        // SAFETY: The device is registered, nothing is mapped for it, and it is refused before the
+        // call takes a reference.
+        let adopted = unsafe {
+            bindings::rust_hmm_kunit_set_incoherent(device.as_raw());
+            bindings::rust_hmm_dma_adopt(device.as_raw(), 64)
+        };
+        assert_eq!((adopted, lines()), (EOPNOTSUPP, before + 1));
         Ok(())
     }
 

@@ -57,11 +57,12 @@ EXPORT_SYMBOL_GPL(rust_hmm_pci_function_put);
  * Claims @bar of a bound function: enables its memory decoding, and requests the region for
  * exclusive use.
  */
-int rust_hmm_pci_claim(struct pci_dev *pdev, int bar, u64 *start, u64 *size)
+int rust_hmm_pci_claim(struct pci_dev *pdev, unsigned int bar, u64 *start,
+		       u64 *size)
 {
 	int err;
 
-	if (bar < 0 || bar >= PCI_STD_NUM_BARS)
+	if (bar >= PCI_STD_NUM_BARS)
 		return -EINVAL;
 	if (!(pci_resource_flags(pdev, bar) & IORESOURCE_MEM) ||
 	    !pci_resource_len(pdev, bar))
@@ -80,7 +81,7 @@ int rust_hmm_pci_claim(struct pci_dev *pdev, int bar, u64 *start, u64 *size)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pci_claim);
 
-void rust_hmm_pci_unclaim(struct pci_dev *pdev, int bar)
+void rust_hmm_pci_unclaim(struct pci_dev *pdev, unsigned int bar)
 {
 	pci_release_region(pdev, bar);
 	pci_disable_device(pdev);

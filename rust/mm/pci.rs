@@ -88,7 +88,7 @@ pub use interrupt::{
 #[pin_data(PinnedDrop)]
 pub struct PciMemory {
     raw: NonNull<bindings::pci_dev>,
-    bar: i32,
+    bar: u32,
     start: u64,
     size: u64,
     released: AtomicFlag,
@@ -119,7 +119,6 @@ impl PciMemory {
     ///
     /// May sleep.
     pub fn claim(device: &pci::Device<Core<'_>>, function: u32, bar: u32) -> Result<Arc<Self>> {
-        let bar = i32::try_from(bar).map_err(|_| EINVAL)?;
         let this = NonNull::from(device).cast::<bindings::pci_dev>();
         let mut error = 0;
         // SAFETY: The device is bound, because its `probe` runs.
@@ -424,5 +423,22 @@ impl Drop for PeerMapping {
         self.memory.remove_user(&self.mapped);
         let this: Arc<dyn DmaUser> = self.mapped.clone();
         self.mapped.device.remove(&this);
+    }
+}
+
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+#[kunit_tests(rust_hmm_pci_memory)]
+mod tests {
+    use super::*;
+    use core::ptr::null_mut;
+
+    #[test]
+    fn numbers_that_are_not_bars_are_refused() {
+        for bar in [6, i32::MAX.unsigned_abs(), 1 << 31, u32::MAX] {
+            // SAFETY: The number is checked before any pointer is used.
+            let claimed =
+                unsafe { bindings::rust_hmm_pci_claim(null_mut(), bar, null_mut(), null_mut()) };
+            assert_eq!(claimed, EINVAL.to_errno());
+        }
     }
 }

@@ -226,13 +226,15 @@ impl ReentryGuard {
     #[inline(never)]
     #[track_caller]
     pub(crate) fn enter_to_wait() -> Result<Self> {
-        let within = Self::enter_here();
-        let is_outermost = within.place.is_none_or(|place| peek_u32(&place.depth) == 1);
+        // Checked first: an interrupt may have occurred while the task was changing its place.
+        //
         // SAFETY: No preconditions.
-        if is_outermost && unsafe { bindings::rust_hmm_may_sleep() } {
-            return Ok(within);
+        if unsafe { bindings::rust_hmm_may_sleep() } {
+            let within = Self::enter_here();
+            if within.place.is_none_or(|place| peek_u32(&place.depth) == 1) {
+                return Ok(within);
+            }
         }
-        drop(within);
         report(Location::caller());
         Err(deadlock())
     }

@@ -117,6 +117,24 @@ impl<T: Shrink> Shrinker<T> {
     }
 }
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+impl<T: Shrink> Shrinker<T> {
+    /// Calls the shrinker as reclaim does. Returns the results of both callbacks.
+    pub(crate) fn reclaim(&self, objects: usize) -> (usize, usize) {
+        let raw = self._registered.raw.as_ptr();
+        let mut control = bindings::shrink_control {
+            nr_to_scan: objects,
+            ..pin_init::zeroed()
+        };
+        // SAFETY: The shrinker is registered by the type invariant of `RegisteredShrinker`, and is
+        // of this type. `control` is valid.
+        unsafe {
+            let count = RegisteredShrinker::<T>::count(raw, &mut control);
+            (count, RegisteredShrinker::<T>::scan(raw, &mut control))
+        }
+    }
+}
+
 impl<T: Shrink> RegisteredShrinker<T> {
     fn new(name: &'static CStr, data: Arc<T>) -> Result<Self> {
         // SAFETY: The name is static.

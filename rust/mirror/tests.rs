@@ -74,6 +74,7 @@ mod entries;
 mod exclusive;
 mod file;
 mod host_lock;
+mod interrupt;
 mod joined;
 mod killed;
 mod messages;

@@ -8,6 +8,7 @@ use super::{
         Gate,
         OpenNode, //
     },
+    interrupt::in_interrupt,
     nosy::{
         nosy,
         Cargo,
@@ -263,6 +264,30 @@ mod suite {
             dropped_in(From::Freed, there_and_unmapped),
             Ok(COUNTED_OBJECTS)
         );
+        Ok(())
+    }
+
+    #[test]
+    fn objects_dropped_in_table_writes_are_freed() -> Result {
+        for from in [From::Written, From::Publish] {
+            let discard = |mirror: &Arc<Mirror<Nosy>>, range| mirror.discard(range);
+            assert_eq!(dropped_in(from, discard), Ok(COUNTED_OBJECTS));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn objects_dropped_in_interrupts_are_freed() -> Result {
+        // There, handlers of drivers run in threads, and the boxes of the objects must not be freed
+        // in a hard interrupt.
+        if cfg!(CONFIG_PREEMPT_RT) {
+            return Ok(());
+        }
+        map(1)?;
+        let ends = Ends::new()?;
+        let mut all = Some(cargo(&ends)?);
+        in_interrupt(move || drop(all.take()))?;
+        assert_eq!(ends.finish(), Some(COUNTED_OBJECTS));
         Ok(())
     }
 

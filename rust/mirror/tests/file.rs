@@ -67,6 +67,14 @@ impl Gate {
         KBox::pin_init(node, GFP_KERNEL)
     }
 
+    /// Registers a node on the stack, and removes it. Allocates nothing if that is refused, so that
+    /// it can be called in an interrupt.
+    pub(super) fn try_node(self: &Arc<Self>) -> Result {
+        let node = Node::new(c"hmm_kunit", &FILE_OPS, &BUILT_IN, self.clone());
+        pin_init::stack_try_pin_init!(let node = node);
+        node.map(|_| ())
+    }
+
     /// Makes the next open drop `cargo`.
     pub(super) fn load(&self, cargo: Cargo) {
         *self.cargo.lock() = Some(cargo);

@@ -2,7 +2,14 @@
 
 //! A device whose callbacks call the API, and drop objects that a test passes to them.
 
-use super::*;
+use super::{
+    dropped::{
+        Counted,
+        Ends, //
+    },
+    file::Gate,
+    *, //
+};
 use crate::{
     attributes::AttributeUpdate,
     connection::Connection,
@@ -19,7 +26,13 @@ use crate::{
         },
         reentry, //
     },
-    mm::device_pages::DeviceRange,
+    mm::{
+        device_pages::DeviceRange,
+        table_memory::{
+            TableMemory,
+            TableWrites, //
+        }, //
+    },
     policy::NoMigration, //
 };
 use kernel::sync::{
@@ -45,9 +58,11 @@ pub(super) enum From {
     FlushSleeps,
     FlushWalker,
     Event,
+    Written,
+    Publish,
 }
 
-pub(super) const CALLBACK_COUNT: usize = From::Event as usize + 1;
+pub(super) const CALLBACK_COUNT: usize = From::Publish as usize + 1;
 
 /// Mirror and range for the calls, or `None` while callbacks make no calls.
 pub(super) type Target = Option<(Arc<Mirror<Nosy>>, PageRange)>;
@@ -69,6 +84,8 @@ pub(super) struct Probe {
     pub(super) entered: [Atomic<u32>; CALLBACK_COUNT],
     pub(super) walkers: Arc<Walkers<u32>>,
     fence: Fence,
+    /// Behaviour of the device node that calls try to create.
+    gate: Arc<Gate>,
     /// Set during [`Probe::ask`], whose calls may cause events. Their callbacks must make no calls.
     asking: AtomicFlag,
     /// If present, the next copy sets it, and does not complete until it is cancelled.
@@ -79,7 +96,7 @@ pub(super) struct Probe {
 }
 
 /// Number of calls of [`call_all`].
-pub(super) const CALL_COUNT: u32 = 22;
+pub(super) const CALL_COUNT: u32 = 23;
 
 /// Calls all functions that may sleep. Returns the number of calls, and the number of calls that
 /// returned `EDEADLK`.
@@ -120,6 +137,7 @@ pub(super) fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
         mirror.device().0.probe.fence.synchronize(None),
         memory.offline_pages(none).map(|_| ()),
         memory.online_pages(none),
+        mirror.device().0.probe.gate.try_node(),
         // The last call, because it unplugs the memory if it is not refused.
         memory.unplug().map(|_| ()),
     ];
@@ -248,9 +266,23 @@ impl MemoryOps for NosyMemory {
     }
 }
 
+/// Callbacks after writes to the table of a hardware walker.
+struct NosyWrites(Arc<Probe>);
+
+impl TableWrites for NosyWrites {
+    fn written(&self, _address: u64, _bytes: usize) {
+        self.0.ask(From::Written);
+    }
+
+    fn publish(&self) {
+        self.0.ask(From::Publish);
+    }
+}
+
 #[pin_data]
 pub(super) struct Card {
     pub(super) probe: Arc<Probe>,
+    writes: Arc<NosyWrites>,
     #[pin]
     pub(super) memory: Memory<NosyMemory>,
 }
@@ -269,6 +301,10 @@ impl Device for Nosy {
 
     fn walkers(&self) -> Option<Arc<Walkers<u32>>> {
         Some(self.0.probe.walkers.clone())
+    }
+
+    fn table_memory(&self) -> TableMemory {
+        TableMemory::plain().with_writes(self.0.writes.clone())
     }
 
     fn flush_sleeps(&self) -> bool {
@@ -310,6 +346,7 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
             walkers: Walkers::new(2, |_| Ok(0))?,
             // The fence has completed, so that a call which is not refused returns immediately.
             fence: DriverFence::new(FenceType::NONE)?.fence(),
+            gate: Gate::new(Counted::new(&Ends::new()?))?,
             asking: AtomicFlag::new(false),
             stop <- kernel::new_mutex!(None),
             kept <- kernel::new_mutex!(None),
@@ -319,6 +356,7 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
     let card = Arc::pin_init(
         try_pin_init!(Card {
             memory <- Memory::new(NosyMemory(probe.clone()), MemoryKind::Private, PMD_PAGES),
+            writes: Arc::new(NosyWrites(probe.clone()), GFP_KERNEL)?,
             probe,
         }? Error),
         GFP_KERNEL,

@@ -11,16 +11,38 @@ use super::{
         Gate,
         OpenNode, //
     },
+    interrupt::in_interrupt,
     nosy::*,
     *, //
 };
 use crate::{
     kernel::{
         cancel::CancelToken,
-        reentry, //
+        reentry,
+        shrinker::{
+            Shrink,
+            Shrinker, //
+        }, //
     },
     mm::vma::MmapGuard, //
 };
+
+/// A shrinker whose callbacks call the API.
+struct Caller {
+    mirror: Arc<Mirror<Nosy>>,
+    range: PageRange,
+}
+
+impl Shrink for Caller {
+    /// Returns the number of refused calls.
+    fn count(&self) -> usize {
+        call_all(&self.mirror, self.range).1 as usize
+    }
+
+    fn scan(&self, _objects: usize) -> usize {
+        self.count()
+    }
+}
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_reentry)]
@@ -186,6 +208,42 @@ mod suite {
         unmap(range)?;
         assert!(armed.0.was_refused(From::Freed));
         Ok(())
+    }
+
+    #[test]
+    fn calls_from_a_shrinker_are_refused() -> Result {
+        let (mirror, range) = nosy(1)?;
+        let caller = Caller {
+            mirror: mirror.clone(),
+            range,
+        };
+        let shrinker = Shrinker::new(c"hmm-reentry", Arc::new(caller, GFP_KERNEL)?)?;
+        let all = CALL_COUNT as usize;
+        assert_eq!(shrinker.reclaim(1), (all, all));
+        drop(shrinker);
+        mirror.fault(range, Access::Read)
+    }
+
+    #[test]
+    fn calls_from_table_writes_are_refused() -> Result {
+        let (mirror, range) = nosy(2)?;
+        let armed = ArmedProbe::new(&mirror, range);
+        mirror.fault(range, Access::Write)?;
+        assert!(armed.0.was_refused(From::Written));
+        mirror.discard(range)?;
+        assert!(armed.0.was_refused(From::Publish));
+        Ok(())
+    }
+
+    // The context of `IrqHandler::handle_irq`.
+    #[test]
+    fn calls_from_an_interrupt_are_refused() -> Result {
+        let (mirror, range) = nosy(1)?;
+        mirror.fault(range, Access::Read)?;
+        let caller = mirror.clone();
+        let refused = in_interrupt(move || call_all(&caller, range))?;
+        assert_eq!(refused, (CALL_COUNT, CALL_COUNT));
+        mirror.fault(range, Access::Read)
     }
 
     #[test]

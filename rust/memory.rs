@@ -240,7 +240,8 @@ impl<M: MemoryOps> Memory<M> {
     /// # Errors
     ///
     /// - `ENOMEM`
-    /// - `EINVAL` if the limit or the start is invalid, see [`DevicePages::new`].
+    /// - `EINVAL` if the limit or the start is invalid, see
+    ///   [`OwnedDevicePages::new`](crate::mm::device_pages::OwnedDevicePages::new).
     ///
     /// # Context
     ///

@@ -47,6 +47,7 @@ mod chunks;
 mod cpu_fault;
 mod growth;
 mod hints;
+mod owned;
 mod owner;
 mod region;
 mod rmap;
@@ -67,6 +68,7 @@ use hints::{
     HintClass,
     Hints, //
 };
+pub use owned::OwnedDevicePages;
 pub use owner::Owner;
 pub use rmap::MmapLocks;
 
@@ -164,36 +166,20 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
     }
 }
 
-/// Memory of one device.
+/// Memory of one device. A driver owns it as [`OwnedDevicePages`].
 ///
 /// Dropping it waits until all pages are free, so the caller must migrate or evict them first.
-///
-/// # Context
-///
-/// The drop may sleep.
 ///
 /// # Examples
 ///
 /// ```
-/// # use kernel::prelude::*;
-/// use rust_hmm::mm::device_pages::CpuFault;
 /// use rust_hmm::mm::device_pages::DevicePageOps;
 /// use rust_hmm::mm::device_pages::DevicePages;
-/// use rust_hmm::mm::device_pages::FaultError;
-/// use rust_hmm::mm::device_pages::MemoryKind;
 ///
-/// struct Vram;
-///
-/// impl DevicePageOps for Vram {
-///     // This device cannot copy: the contents are lost, and the process gets SIGBUS.
-///     fn migrate_to_ram(_: &DevicePages<Self>, _: CpuFault<'_>) -> Result<(), FaultError> {
-///         Err(FaultError::Lost)
-///     }
+/// /// Returns the number of pages that can still be allocated or added.
+/// fn room<T: DevicePageOps>(pages: &DevicePages<T>) -> usize {
+///     pages.limit().saturating_sub(pages.used())
 /// }
-///
-/// let pages = KBox::pin_init(DevicePages::new(MemoryKind::Private, 4096, Vram), GFP_KERNEL)?;
-/// assert_eq!((pages.limit(), pages.used()), (4096, 0));
-/// # Ok::<(), Error>(())
 /// ```
 ///
 /// # Invariants
@@ -235,34 +221,16 @@ unsafe impl<T: DevicePageOps> Send for DevicePages<T> {}
 unsafe impl<T: DevicePageOps> Sync for DevicePages<T> {}
 
 impl<T: DevicePageOps> DevicePages<T> {
-    /// Creates memory of at most `max_pages` pages. Their numbers are below `max_pages`. No pages
-    /// are added yet, see [`Self::add_chunks`].
+    /// Creates memory of at most `max_pages` pages; see [`OwnedDevicePages::of_owner`].
     ///
     /// # Errors
     ///
-    /// - `ENOMEM`: no memory is available.
-    /// - `EINVAL`: the start of coherent memory is not a multiple of [`PMD_SIZE`], or `max_pages`
-    ///   is larger than [`MAX_PAGES`].
+    /// - Those of [`OwnedDevicePages::of_owner`].
     ///
     /// # Context
     ///
     /// May sleep.
-    pub fn new(kind: MemoryKind, max_pages: usize, data: T) -> impl PinInit<Self, Error> {
-        Self::of_owner(None, kind, max_pages, data)
-    }
-
-    /// As [`Self::new`], with an owner that several memories can share. For `None` the memory gets
-    /// an owner of its own.
-    ///
-    /// # Errors
-    ///
-    /// - The errors of [`Self::new`].
-    /// - `EINVAL`: the memories of the owner would have more than [`MAX_PAGES`] in total.
-    ///
-    /// # Context
-    ///
-    /// May sleep.
-    pub fn of_owner(
+    pub(crate) fn of_owner(
         owner: Option<Arc<Owner>>,
         kind: MemoryKind,
         max_pages: usize,
@@ -413,7 +381,6 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// other pages of the chunk are in use. Context: any.
     #[inline]
     fn pages_released(&self, chunk: &Chunk<T>, index: usize, order: u32, is_used: bool) {
-        self.used.fetch_sub(1 << order, Relaxed);
         if !is_used {
             self.hints.set(HintClass::Idle, chunk.index);
         }
@@ -423,6 +390,8 @@ impl<T: DevicePageOps> DevicePages<T> {
             count: 1 << order,
         };
         T::pages_released(self, range);
+        // Last: until then, a drop of the memory must not wait for the current task.
+        self.used.fetch_sub(1 << order, Relaxed);
     }
 
     /// Prevents the removal of the chunk of device page `number` while the returned object exists.

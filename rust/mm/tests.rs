@@ -42,12 +42,12 @@ impl DevicePageOps for NoFaults {
     }
 }
 
-fn device(kind: MemoryKind) -> Result<Pin<KBox<DevicePages<NoFaults>>>> {
+fn device(kind: MemoryKind) -> Result<OwnedDevicePages<NoFaults>> {
     device_of(kind, PMD_PAGES)
 }
 
-fn device_of(kind: MemoryKind, pages: usize) -> Result<Pin<KBox<DevicePages<NoFaults>>>> {
-    KBox::pin_init(DevicePages::new(kind, pages, NoFaults), GFP_KERNEL)
+fn device_of(kind: MemoryKind, pages: usize) -> Result<OwnedDevicePages<NoFaults>> {
+    OwnedDevicePages::new(kind, pages, NoFaults)
 }
 
 /// Start of 512 MiB that the VM runner reserves on x86-64. On other machines the region does not

@@ -27,17 +27,15 @@ use kernel::{
 /// ```
 /// # use kernel::prelude::*;
 /// use rust_hmm::mm::device_pages::DevicePageOps;
-/// use rust_hmm::mm::device_pages::DevicePages;
 /// use rust_hmm::mm::device_pages::MemoryKind;
+/// use rust_hmm::mm::device_pages::OwnedDevicePages;
 /// use rust_hmm::mm::device_pages::Owner;
 ///
 /// /// Creates two memories of a device. Their pages have different device page numbers.
-/// fn tiles<T: DevicePageOps>(ops: [T; 2]) -> Result<[Pin<KBox<DevicePages<T>>>; 2]> {
+/// fn tiles<T: DevicePageOps>(ops: [T; 2]) -> Result<[OwnedDevicePages<T>; 2]> {
 ///     let owner = Owner::new()?;
-///     let tile = |ops| {
-///         let memory = DevicePages::of_owner(Some(owner.clone()), MemoryKind::Private, 512, ops);
-///         KBox::pin_init(memory, GFP_KERNEL)
-///     };
+///     let tile =
+///         |ops| OwnedDevicePages::of_owner(Some(owner.clone()), MemoryKind::Private, 512, ops);
 ///     let [first, second] = ops;
 ///     Ok([tile(first)?, tile(second)?])
 /// }

@@ -42,11 +42,8 @@ impl DevicePageOps for NoFaults {
 mod suite {
     use super::*;
 
-    fn device(pages: usize) -> Result<Pin<KBox<DevicePages<NoFaults>>>> {
-        KBox::pin_init(
-            DevicePages::new(MemoryKind::Private, pages, NoFaults),
-            GFP_KERNEL,
-        )
+    fn device(pages: usize) -> Result<OwnedDevicePages<NoFaults>> {
+        OwnedDevicePages::new(MemoryKind::Private, pages, NoFaults)
     }
 
     fn order_of(pfn: usize) -> u32 {
@@ -315,7 +312,7 @@ mod suite {
     #[test]
     fn growing_beside_a_shrinker_succeeds() -> Result {
         const REMOVALS: usize = 50;
-        let pages = DevicePages::new(MemoryKind::Private, CHUNK_PAGES, NoFaults);
+        let pages = DevicePages::of_owner(None, MemoryKind::Private, CHUNK_PAGES, NoFaults);
         let device = Arc::pin_init(pages, GFP_KERNEL)?;
         let removed = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
         let theirs = device.clone();
@@ -396,7 +393,8 @@ mod suite {
         }
 
         let freed = Arc::new(Atomic::new(usize::MAX), GFP_KERNEL)?;
-        let pages = DevicePages::new(MemoryKind::Private, PMD_PAGES, Records(freed.clone()));
+        let records = Records(freed.clone());
+        let pages = DevicePages::of_owner(None, MemoryKind::Private, PMD_PAGES, records);
         let device = KBox::pin_init(pages, GFP_KERNEL)?;
         device.add_chunks(PMD_PAGES)?;
         let page = device.alloc_at(7, 0).ok_or(ENOMEM)?;

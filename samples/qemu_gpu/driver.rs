@@ -190,6 +190,10 @@ kernel::module_pci_driver! {
             default: 0,
             description: "Page tables are in coherent memory that the engine reads by DMA, instead of a part of device memory",
         },
+        drop_in_callbacks: u64 {
+            default: 0,
+            description: "For tests: the handler drops the interrupt, and a copy drops a mapping of device memory; the engine stops",
+        },
         skip_flush: u64 {
             default: 0,
             description: "For tests: this many flushes do not wait for accesses under way, so that these go to addresses that are unmapped",

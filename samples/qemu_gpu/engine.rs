@@ -29,7 +29,8 @@ use kernel::{
                 Relaxed,
                 Release, //
             },
-            Atomic, //
+            Atomic,
+            AtomicFlag, //
         },
         Arc,
         Completion,
@@ -160,6 +161,14 @@ pub(crate) struct Engine {
     peers: Mutex<KVec<PeerMemory>>,
     delay: Delta,
     skip: Atomic<u64>,
+    /// For tests: the interrupt, which its own handler drops. Locked like `last`.
+    #[pin]
+    own_interrupt: SpinLock<Option<Interrupt<Self>>>,
+    /// Whether the handler has dropped the interrupt. No transfer is started then.
+    is_deaf: AtomicFlag,
+    /// For tests: a mapping that the next copy callback drops.
+    #[pin]
+    spare_peer: Mutex<Option<PeerMemory>>,
 }
 
 impl IrqHandler for Engine {
@@ -170,6 +179,11 @@ impl IrqHandler for Engine {
         let copy = self.last.try_lock().and_then(|mut last| last.take());
         if let Some(copy) = copy {
             copy.complete(Ok(()));
+        }
+        let own = self.own_interrupt.try_lock().and_then(|mut own| own.take());
+        if own.is_some() {
+            self.is_deaf.store(true, Relaxed);
+            drop(own);
         }
         self.finished.fetch_add(1, Release);
         self.completion.complete();
@@ -196,7 +210,8 @@ struct EngineRegisters {
     /// that is read.
     staging: DmaBuffer,
     tables: Option<Arc<BarTables>>,
-    _interrupt: Interrupt<Engine>,
+    /// `None` if the handler drops it.
+    _interrupt: Option<Interrupt<Engine>>,
 }
 
 /// Handle of the engine's thread. Dropping it stops the thread and fails the pending work.
@@ -242,15 +257,23 @@ impl Engine {
                 peers <- kernel::new_mutex!(KVec::new(), "qemu_gpu::peers"),
                 delay: Delta::from_millis(i64::try_from(delay.min(10_000))?),
                 skip: Atomic::new(crate::number(crate::module_parameters::skip_flush.value())),
+                own_interrupt <- kernel::new_spinlock!(None, "qemu_gpu::own_interrupt"),
+                is_deaf: AtomicFlag::new(false),
+                spare_peer <- kernel::new_mutex!(None, "qemu_gpu::spare_peer"),
                 dma,
             }? Error),
             GFP_KERNEL,
         )?;
+        let mut interrupt = Some(Interrupt::new(pdev, c"qemu_gpu", engine.clone())?);
+        if crate::number(crate::module_parameters::drop_in_callbacks.value()) != 0 {
+            *engine.spare_peer.lock() = Some(PeerMemory::map(memory, &engine.dma)?);
+            *engine.own_interrupt.lock() = interrupt.take();
+        }
         let hardware = EngineRegisters {
             vram: PeerMemory::map(memory, &engine.dma)?,
             staging: DmaBuffer::new(&engine.dma, 3)?,
             tables,
-            _interrupt: Interrupt::new(pdev, c"qemu_gpu", engine.clone())?,
+            _interrupt: interrupt,
             engine: engine.clone(),
         };
         let running = EngineThread {
@@ -273,6 +296,8 @@ impl Engine {
     /// Queues a job. `to` is the destination memory if it belongs to another GPU. Must not
     /// allocate: if the queue is full the job fails.
     pub(crate) fn copy(&self, job: CopyJob, to: Option<Arc<PciMemory>>) {
+        let spare = self.spare_peer.lock().take();
+        drop(spare);
         let mut work = self.work.lock();
         if work.stop {
             return;
@@ -349,6 +374,8 @@ impl EngineRegisters {
             }
         }
         engine.peers.lock().clear();
+        let own = engine.own_interrupt.lock().take();
+        drop(own);
         let (copies, accesses) = {
             let mut work = engine.work.lock();
             (
@@ -368,6 +395,9 @@ impl EngineRegisters {
     /// Starts a transfer. `EINVAL` if an address exceeds the 32 bits that the device supports;
     /// `ENODEV`.
     fn begin(&self, from: u64, to: u64, direction: u32) -> Result<u64> {
+        if self.engine.is_deaf.load(Relaxed) {
+            return Err(ENODEV);
+        }
         let registers = self.engine.registers.try_access().ok_or(ENODEV)?;
         let before = self.engine.finished.load(Acquire);
         registers.write32(u32::try_from(from)?, SOURCE);

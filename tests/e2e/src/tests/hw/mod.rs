@@ -76,6 +76,8 @@ pub const TESTS: &[Test] = &[
     Test::new("hw", "probe_fails_with_a_narrow_dma_mask", narrow).only_hw(),
     Test::new("hw", "unbind_works_in_any_order", unbound::memory_first).only_hw(),
     Test::new("hw", "unbind_without_driver_teardown_unmaps_all", unbound::forgotten).only_hw(),
+    Test::new("hw", "objects_dropped_in_callbacks_are_freed", unbound::dropped_in_callbacks)
+        .only_hw(),
     Test::new("hw", "unplug_during_migrations_keeps_contents", unplug).only_hw(),
     // Tests of a machine that bounces DMA, which tests/run/hw starts.
     Test::new("swiotlb", "gpu_behind_an_iommu_works", bounced::translated).only_hw(),

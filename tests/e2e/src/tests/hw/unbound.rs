@@ -166,3 +166,30 @@ pub fn forgotten(ctx: &Ctx) -> Outcome {
     device_sees(&device, &map, 22, "of the GPU that is back")?;
     Ok(())
 }
+
+/// Returns the number of interrupts that the driver has registered.
+fn interrupts() -> Result<usize, Stop> {
+    let all = fs::read_to_string("/proc/interrupts").what("list the interrupts")?;
+    Ok(all.lines().filter(|line| line.ends_with("qemu_gpu")).count())
+}
+
+/// The driver drops an interrupt in its own handler, and the mapping of a BAR in a copy callback.
+/// Neither waits for itself. The kernel reports a mapping that is left when the driver is unbound.
+pub fn dropped_in_callbacks(ctx: &Ctx) -> Outcome {
+    module::unload("qemu_gpu").what("unload qemu_gpu")?;
+    load_driver(ctx, "drop_in_callbacks=1")?;
+    let before = interrupts()?;
+    let device = ctx.open()?;
+    let map = Mapping::anon(1)?;
+    map.fill(27);
+    // The first transfer causes the interrupt. The copy fails, because the engine stops.
+    let moved = try_migrate(&device, &map).map(|_| ());
+    check_eq!(moved, Err(Errno::ENOENT), "a migration by an engine that stops");
+    until("freed", || interrupts().is_ok_and(|now| now + 1 == before))?;
+    cpu_sees(&map, 27, "of a page that did not migrate")?;
+    check!(device.read(map.addr(), &mut [0; PAGE_SIZE]).is_err(), "a stopped engine reads");
+    device.close()?;
+    module::unload("qemu_gpu").what("unload it again")?;
+    check_eq!(interrupts()?, 0, "interrupts of an unloaded driver");
+    load_driver(ctx, "")
+}

@@ -575,7 +575,7 @@ impl<M: MemoryOps> Memory<M> {
 impl<M: MemoryOps> Drop for MemoryParts<M> {
     fn drop(&mut self) {
         connection_cache::invalidate();
-        self.evict_until_empty();
+        self.evict_until_empty(evict::STAY_REPORT_ROUNDS);
         // Waits for the work items that hold references to the pages: the last reference must be
         // dropped here.
         self.pages.data().splits.close();

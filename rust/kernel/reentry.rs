@@ -381,6 +381,27 @@ mod tests {
     }
 
     #[test]
+    fn task_without_a_place_is_not_refused() {
+        let name = TaskId::current();
+        let others = || {
+            name.places(TABLE_SLOTS)
+                .filter(|place| place.task.load(Relaxed) == usize::MAX)
+        };
+        for place in name.places(TABLE_SLOTS) {
+            let _taken = place.task.cmpxchg(0, usize::MAX, Relaxed);
+        }
+        let within = ReentryGuard::enter();
+        let result = (is_within(), may_wait());
+        drop(within);
+        for place in others() {
+            place.task.store(0, Relaxed);
+        }
+        assert_eq!(result, (false, Ok(())));
+        let _within = ReentryGuard::enter();
+        assert!(is_within());
+    }
+
+    #[test]
     fn leaked_guard_does_not_affect_the_next_task() {
         let name = TaskId::current();
         core::mem::forget(ReentryGuard::enter());

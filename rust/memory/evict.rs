@@ -75,6 +75,10 @@ use kernel::{
 /// had a temporary reference is evicted in a later pass.
 const EVICT_MAX_PASSES: usize = 50;
 
+/// Number of rounds of an eviction that must empty the memory after which it raises an alarm: about
+/// 10 seconds.
+pub(super) const STAY_REPORT_ROUNDS: usize = 100;
+
 /// Time between two passes.
 const EVICT_PASS_INTERVAL: Delta = Delta::from_millis(2);
 
@@ -366,22 +370,74 @@ impl<M: MemoryOps> MemoryParts<M> {
     }
 
     /// Evicts until no page is in use, because the memory cannot be freed before. Raises an alarm
-    /// every 100 rounds. Called by the drop.
+    /// every `report` rounds. Called by the drop.
     ///
     /// The drop cannot fail, and its caller frees the device's resources next. So a fatal signal
     /// does not end it. The signal ends waits for mmap locks, which are then tried ten times a
     /// second, until their holders release them. Meanwhile the task sleeps.
-    pub(super) fn evict_until_empty(&self) {
-        let mut rounds = 0u32;
+    pub(super) fn evict_until_empty(&self, report: usize) {
+        let mut rounds = 0usize;
         while self.pages.used() != 0 {
             if self.evict(MmapLocks::All, false).is_err() {
                 fsleep(Delta::from_millis(100));
             }
             rounds += 1;
-            if rounds % 100 == 0 {
+            if rounds.checked_rem(report) == Some(0) {
                 let used = self.pages.used();
                 crate::alarm!(PagesStayInUse, "{used} device pages after {rounds} tries");
             }
         }
+    }
+}
+
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+#[kunit_tests(rust_hmm_evict)]
+mod tests {
+    use super::*;
+    use crate::{
+        alarm::{
+            Alarm,
+            ExpectedAlarm, //
+        },
+        kernel::kthread::Thread,
+        memory::{
+            CopyJob,
+            Memory, //
+        },
+        mm::device_pages::MemoryKind, //
+    };
+    use kernel::sync::Arc;
+
+    /// A driver that cannot copy.
+    struct NoCopies;
+
+    impl MemoryOps for NoCopies {
+        fn copy(&self, job: CopyJob) {
+            job.complete(Err(EINVAL));
+        }
+    }
+
+    #[test]
+    fn page_in_use_raises_an_alarm() -> Result {
+        let memory = Memory::new(NoCopies, MemoryKind::Private, PMD_PAGES);
+        let memory = Arc::pin_init(memory, GFP_KERNEL)?;
+        memory.add_chunks(1)?;
+        // A page that no process maps cannot be evicted.
+        let page = memory.pages().alloc(0).ok_or(ENOMEM)?;
+        let expected = ExpectedAlarm::new(Alarm::PagesStayInUse);
+        let theirs = memory.clone();
+        let thread = Thread::spawn(c"hmm-test", move || theirs.parts.evict_until_empty(1))?;
+        for _ in 0..5000 {
+            if expected.raised() != 0 {
+                break;
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        assert_ne!(expected.raised(), 0);
+        // It returns as soon as the page is free.
+        drop(page);
+        drop(thread);
+        assert_eq!(memory.usage().0, 0);
+        Ok(())
     }
 }

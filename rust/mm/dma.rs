@@ -258,6 +258,11 @@ impl DmaDevice {
     ///
     /// May sleep.
     pub(crate) fn close(&self) -> usize {
+        self.close_in_time(CLOSE_REPORT_POLLS)
+    }
+
+    /// As [`Self::close`]. Raises an alarm if calls are in progress after `polls` polls.
+    fn close_in_time(&self, polls: usize) -> usize {
         // Full barrier before `calls` is loaded: see `begin`.
         if self.closed.xchg(true, Full) {
             return 0;
@@ -268,7 +273,7 @@ impl DmaDevice {
             if self.calls.load(Acquire) == 0 {
                 break;
             }
-            if look == CLOSE_REPORT_POLLS {
+            if look == polls {
                 crate::alarm!(
                     DeviceInUse,
                     "calls that use an unbound device do not return: a copy was not completed"

@@ -137,6 +137,18 @@ mod tests {
     use crate::kernel::rcu_slot::Retired;
 
     #[test]
+    fn numbers_beyond_the_last_segment_are_refused() -> Result {
+        let directory = ChunkDirectory::<u32>::new();
+        assert_eq!(directory.extend_to(usize::MAX / 2), Err(ENOMEM));
+        for from in [usize::MAX / 2, usize::MAX] {
+            let added = directory.add(from, KBox::new(7, GFP_KERNEL)?);
+            assert_eq!(added, Err(ENOMEM));
+        }
+        assert_eq!(directory.add(0, KBox::new(7, GFP_KERNEL)?), Ok(0));
+        Ok(())
+    }
+
+    #[test]
     fn segments_double_in_size() {
         let numbers = [64, 127, 128, 255, 256];
         assert_eq!(

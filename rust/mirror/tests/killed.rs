@@ -9,9 +9,17 @@ use super::*;
 #[kunit_tests(rust_hmm_killed)]
 mod suite {
     use super::*;
-    use crate::kernel::{
-        completion::TimedCompletion,
-        kthread::Thread, //
+    use crate::{
+        kernel::{
+            completion::TimedCompletion,
+            kthread::Thread, //
+        },
+        mirror::in_flight::InFlightNode,
+        space::{
+            Destination,
+            EventMatch,
+            MigrationDesc, //
+        }, //
     };
     use kernel::{
         mm::Mm,
@@ -124,6 +132,98 @@ mod suite {
         copies.store(0, Relaxed);
         drop(mirror);
         unmap(range)
+    }
+
+    #[test]
+    fn calls_by_a_killed_task_do_not_wait_for_the_mmap_lock() -> Result {
+        let (range, _shared, mirror) = attached(2)?;
+        let other = super::mirror(&shared()?)?;
+        store(range.start(), 1)?;
+        mirror.fault(range, Access::Read)?;
+        let writer = Writer::new(None)?;
+        let killed = Killed::new();
+        let calls = [
+            mirror.fault(range, Access::Write),
+            mirror.snapshot(range, |_| ()),
+            mirror.migrate(range).to_device().map(|_| ()),
+            mirror.pull(range, &other).map(|_| ()),
+        ];
+        assert_eq!(calls, [Err(EINTR); 4]);
+        drop(killed);
+        drop(writer);
+        mirror.fault(range, Access::Write)?;
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 2);
+        assert_eq!(load(range.start())?, 1);
+        Ok(())
+    }
+
+    /// Marks the pages of `range` as in migration until this is dropped.
+    struct Marked<'m> {
+        mirror: &'m Mirror<TestDevice>,
+        range: PageRange,
+    }
+
+    impl<'m> Marked<'m> {
+        fn new(mirror: &'m Mirror<TestDevice>, range: PageRange) -> Result<Self> {
+            let request = MigrationDesc {
+                name: MigrationId::of(mirror),
+                identity: EventMatch::Name,
+                range,
+                faultless: true,
+                destination: Destination::Any,
+            };
+            let node = InFlightNode::new()?;
+            mirror.inner().lock().transactions.begin(request, node)?;
+            Ok(Self { mirror, range })
+        }
+    }
+
+    impl Drop for Marked<'_> {
+        fn drop(&mut self) {
+            let name = MigrationId::of(self.mirror);
+            let inner = self.mirror.inner();
+            inner.lock().transactions.end(name, self.range.start());
+        }
+    }
+
+    #[test]
+    fn fault_by_a_killed_task_does_not_wait_for_a_migration() -> Result {
+        let (range, _shared, mirror) = attached(2)?;
+        store(range.start(), 1)?;
+        mirror.fault(range, Access::Read)?;
+        let marked = Marked::new(&mirror, range)?;
+        let killed = Killed::new();
+        assert_eq!(mirror.fault(range, Access::Write), Err(EINTR));
+        drop(killed);
+        drop(marked);
+        mirror.fault(range, Access::Write)
+    }
+
+    #[test]
+    fn fault_ends_although_migrations_do_not() -> Result {
+        let (range, shared, mirror) = attached(2)?;
+        store(range.start(), 1)?;
+        mirror.fault(range, Access::Read)?;
+        let mirror = Arc::new(mirror, GFP_KERNEL)?;
+        let marked = Marked::new(&mirror, range)?;
+        // Each wait ends early, as if one migration followed the other.
+        let ended = Arc::new(Atomic::new(false), GFP_KERNEL)?;
+        let stop = ended.clone();
+        let theirs = mirror.clone();
+        let thread = Thread::spawn(c"hmm-test", move || {
+            while !stop.load(Relaxed) {
+                theirs.inner().ended.notify_all();
+                fsleep(Delta::from_micros(20));
+            }
+        })?;
+        let result = mirror.fault(range, Access::Write);
+        ended.store(true, Relaxed);
+        drop(thread);
+        assert_eq!(result, Err(EBUSY));
+        drop(marked);
+        mirror.fault(range, Access::Write)?;
+        drop(shared);
+        Ok(())
     }
 
     #[test]

@@ -3,9 +3,19 @@
 //! KUnit tests: mappings of software devices that are closed.
 
 use super::*;
-use crate::kernel::kthread::Thread;
 #[cfg(CONFIG_ARM64)]
 use crate::kernel::limit::logged_lines;
+use crate::{
+    alarm::{
+        Alarm,
+        ExpectedAlarm, //
+    },
+    kernel::kthread::Thread,
+    mm::addr::{
+        PageRange,
+        PMD_SIZE, //
+    }, //
+};
 use core::mem::ManuallyDrop;
 use kernel::{
     page::Page,
@@ -120,6 +130,84 @@ mod suite {
             bindings::rust_hmm_dma_adopt(device.as_raw(), 64)
         };
         assert_eq!((adopted, lines()), (EOPNOTSUPP, before + 1));
+        Ok(())
+    }
+
+    #[test]
+    fn device_in_use_at_its_close_raises_an_alarm() -> Result {
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        let call = device.begin()?;
+        let expected = ExpectedAlarm::new(Alarm::DeviceInUse);
+        let theirs = device.clone();
+        let thread = Thread::spawn(c"hmm-test", move || {
+            theirs.close_in_time(3);
+        })?;
+        for _ in 0..5000 {
+            if expected.raised() != 0 {
+                break;
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        assert_eq!(expected.raised(), 1);
+        // It is closed as soon as the call ends.
+        drop(call);
+        drop(thread);
+        assert_eq!(device.begin().err(), Some(ENODEV));
+        assert_eq!(expected.raised(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn page_mapped_after_close_raises_an_alarm() -> Result {
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        // A mapping that has no owner.
+        device.count_mapped(1);
+        let expected = ExpectedAlarm::new(Alarm::PagesStayMapped);
+        device.close();
+        assert_eq!(expected.raised(), 1);
+        device.count_unmapped(1);
+        Ok(())
+    }
+
+    #[test]
+    fn closed_device_refuses_users_and_mappings() -> Result {
+        struct Nothing;
+
+        impl DmaUser for Nothing {
+            fn close(&self) -> usize {
+                0
+            }
+        }
+
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        device.close();
+        assert_eq!(device.add(Arc::new(Nothing, GFP_KERNEL)?), Err(ENODEV));
+        assert_eq!(DmaBuffer::new(&device, 1).err(), Some(ENODEV));
+        let page = Page::alloc_page(GFP_KERNEL)?;
+        // SAFETY: The page is allocated.
+        let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };
+        // SAFETY: The page outlives the run, and nothing accesses it.
+        let run = unsafe { DmaRun::new(&device, pfn, 1, DmaDirection::Both) };
+        assert_eq!(run.err(), Some(ENODEV));
+        assert_eq!((device.live(), device.mapped()), (0, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn page_mapped_when_its_table_is_freed_raises_an_alarm() -> Result {
+        let page = Page::alloc_page(GFP_KERNEL)?;
+        // SAFETY: The page is allocated.
+        let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        let windows = OwnedWindows(DmaWindows::new(&device)?);
+        let range = PageRange::from_pages(PMD_SIZE, 1)?;
+        windows.0.prepare(range)?;
+        windows.0.cursor().map(range.start(), pfn)?;
+        assert_eq!(device.live(), 1);
+        let expected = ExpectedAlarm::new(Alarm::PagesStayMapped);
+        drop(windows);
+        // The page is unmapped nevertheless.
+        assert_eq!((expected.raised(), device.live()), (1, 0));
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use super::*;
 #[kunit_tests(rust_hmm_pgtable)]
 mod tests {
     use super::*;
+    use kernel::sync::atomic::ordering::Relaxed;
 
     #[test]
     fn scan_visits_each_page_once() -> Result {
@@ -293,6 +294,24 @@ mod tests {
         drop(table.batch());
         assert_eq!(Alarm::FlushLost.count(), before);
         Ok(())
+    }
+
+    #[test]
+    fn full_pool_does_not_grow() -> Result {
+        const FULL: usize = usize::MAX / 2;
+        let table = Table::<Radix4>::new()?;
+        let pool = &table.pool;
+        pool.make_root()?;
+        pool.grow(true)?;
+        let pages = pool.pages.load(Relaxed);
+        let count = pool.count.xchg(FULL, Relaxed);
+        let top = pool.top.xchg(FULL, Relaxed);
+        let grown = [pool.grow(true), pool.grow(false)];
+        pool.count.store(count, Relaxed);
+        pool.top.store(top, Relaxed);
+        assert_eq!(grown, [Err(ENOMEM); 2]);
+        assert_eq!(pool.pages.load(Relaxed), pages);
+        pool.grow(true)
     }
 
     #[test]

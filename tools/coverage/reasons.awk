@@ -3,10 +3,10 @@
 # awk -f lines.awk -f reasons.awk REASONS UNREACHED: adds to each part the reason for which it is
 # not executed, or "-".
 # REASONS has lines @KEY<tab>REASON, and FILE<tab>N/M<tab>KEY<tab>LINE for all parts of a line (see
-# lines.awk). "@KEY ?" is a reason that does not hold in each run.
-# Variables: top, the directory of the sources; unused, a file for lines of REASONS with
-# unconditional reasons whose parts were executed; wanted, a file for lines to add to REASONS,
-# without KEY.
+# lines.awk). "@KEY ?" is a reason for parts that a run may execute by chance.
+# Variables: top, the directory of the sources; unused, a file for lines of REASONS whose parts were
+# executed; chance, the same for parts that may be executed by chance; wanted, a file for lines to
+# add to REASONS, without KEY.
 BEGIN { FS = OFS = "\t" }
 
 NR == FNR && /^@/ {
@@ -44,7 +44,11 @@ NR == FNR {
 END {
 	for (i = 1; unused && i <= n; i++) {
 		split(whole[i], field)
-		if (!((field[1], field[2], field[4]) in used) && !sometimes[field[3]])
+		if ((field[1], field[2], field[4]) in used)
+			continue
+		if (!sometimes[field[3]])
 			print whole[i] >unused
+		else if (chance)
+			print whole[i] >chance
 	}
 }

@@ -73,6 +73,7 @@ mod dropped;
 mod entries;
 mod exclusive;
 mod file;
+mod gone;
 mod host_lock;
 mod interrupt;
 mod joined;

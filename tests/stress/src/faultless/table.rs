@@ -20,7 +20,7 @@ const READERS: [&str; 10] = [
     "moved MiB/s",
 ];
 
-const ROWS: [&str; 13] = [
+const ROWS: [&str; 15] = [
     "row",
     "trips",
     "moved",
@@ -34,6 +34,8 @@ const ROWS: [&str; 13] = [
     "mean us",
     "longest us",
     "call us",
+    "step us",
+    "longest step",
 ];
 
 /// Renders the rows of faultless and ordinary migration.
@@ -72,6 +74,8 @@ pub fn rows(rows: &[rows::Row], rst: bool) -> String {
             (row.waited_us / (row.read_stalls + row.write_stalls).max(1)).to_string(),
             row.longest_wait_us.to_string(),
             row.longest_call_us.to_string(),
+            row.mean_step_us.to_string(),
+            row.longest_step_us.to_string(),
         ]
     };
     render(ROWS, 1, rows.iter().map(cells).collect(), rst)

@@ -86,15 +86,24 @@ pub fn beside(size: &Size, name: &'static str) -> Result<Row> {
     })
 }
 
-/// All pages migrate, many blocks in each call. A write may wait for its own block, but not for the
-/// whole call.
+/// All pages migrate, first with many blocks in each call, then with one block in each, which
+/// measures the duration of a step. A write may wait for the step of its own block and for the one
+/// that overlaps, but not for the whole call.
 pub fn moving(size: &Size, name: &'static str) -> Result<Row> {
     let device = size.open()?;
     let map = counted(&device, MANY, MANY * HUGE_PAGES)?;
     let besides = Besides { writes_wait: true, ..Besides::default() };
     let row = Row { name, besides, ..Row::default() };
     count(size, &device, &map, map.pages(), row, |done| {
-        done.migrate(&device, &map, 0..map.pages(), Way::ToDevice)?;
-        done.migrate(&device, &map, 0..map.pages(), Way::ToSystem)
+        // Twice as many steps, so that the longest one is not shorter than those of the call by
+        // chance.
+        for pages in [map.pages(), HUGE_PAGES, HUGE_PAGES] {
+            for way in [Way::ToDevice, Way::ToSystem] {
+                for first in (0..map.pages()).step_by(pages) {
+                    done.migrate(&device, &map, first..first + pages, way)?;
+                }
+            }
+        }
+        Ok(())
     })
 }

@@ -61,7 +61,7 @@ Test
   kunit            KUnit suites of the modules
   e2e              own end-to-end tests, on debian and test (FILTER="mirror. thp.split")
   lifecycle        1,000 loads, kills, OOM, suspend, CPU hotplug (long)
-  faultless        engines that read and write during migrations (FORMAT=)
+  faultless        engines that read and write during migrations (FORMAT=, TABLES=)
   fuzz             hostile calls on the device nodes (CALLS=, SEED=)
   torture          random operations, compared with a model (SEED= OPS= DEVICES= PROCS= THREADS=
                    VRAM= SECONDS= REPLAY=FILE HW=1); torture-long: for hours, all kernels (PLAN=)
@@ -153,10 +153,10 @@ test-qemu-gpu:
 	tools/build --kernel debug --series $(SERIES)
 	tests/run/hw --all --series $(SERIES)
 
-# FORMAT=radix4|lpae|gfx9
+# FORMAT=radix4|lpae|lpae-one-size|gfx9 TABLES=plain|coherent|vram
 faultless:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tests/run/faultless --kernel $(run_kernel) --series $(SERIES) $(if $(FORMAT),--format $(FORMAT)) --full
+	tests/run/faultless --kernel $(run_kernel) --series $(SERIES) $(if $(FORMAT),--format $(FORMAT)) $(if $(TABLES),--tables $(TABLES)) --full
 
 # CALLS= SEED=
 fuzz:

@@ -24,6 +24,7 @@ use crate::{
         Settings, //
     },
     streams::Streams,
+    tables::Tables,
     vram::Vram, //
 };
 use kernel::{
@@ -84,6 +85,7 @@ pub(crate) struct MockDevice {
     pub(crate) worker_pool: WorkerPool,
     /// Devices that can access locked memory.
     pub(crate) agents: Agents,
+    tables: Tables,
     /// TLBs of the engines, and monitors of their accesses.
     walkers: Arc<Walkers<Walker>>,
     open_files: Atomic<usize>,
@@ -117,6 +119,7 @@ impl MockDevice {
         tiles: KVec<Arc<Memory<Vram>>>,
         fixed: &Fixed,
         agents: Agents,
+        tables: Tables,
     ) -> Result<Arc<Self>> {
         let Tile {
             memory,
@@ -139,6 +142,7 @@ impl MockDevice {
                 streams,
                 worker_pool: WorkerPool::new(POOL_THREADS)?,
                 agents,
+                tables,
                 walkers,
                 open_files: Atomic::new(0),
                 last_tag: Atomic::new(0),
@@ -364,7 +368,7 @@ impl Device for View {
     fn table_memory(&self) -> TableMemory {
         let memory = match self.device.fixed.format {
             Selected::Tree => TableMemory::none(),
-            _ => TableMemory::plain(),
+            _ => self.device.tables.memory(),
         };
         memory.with_device_pages_at(VRAM)
     }

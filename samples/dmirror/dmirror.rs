@@ -11,7 +11,7 @@
 //!
 //! Driver:
 //! - `device`: a device; `settings`: its parameters.
-//! - `access`: memory access of engines; `format`: page table formats.
+//! - `access`: memory access of engines; `format`: page table formats; `tables`: their memory.
 //! - `vram`: device memory; `page_allocator`: its page allocator; `dma`: bus addresses of copies.
 //! - `faults`: threads that serve the fault buffer.
 //!
@@ -56,6 +56,7 @@ mod queue_ioctls;
 mod queues;
 mod settings;
 mod streams;
+mod tables;
 mod transfer;
 #[path = "../common/uapi.rs"]
 mod uapi;
@@ -68,6 +69,11 @@ use device::{
     Tile, //
 };
 use file::MirrorFile;
+#[cfg(CONFIG_PCI)]
+use kernel::{
+    driver::Registration,
+    pci, //
+};
 use kernel::{
     prelude::*,
     sync::Arc, //
@@ -86,6 +92,12 @@ use rust_hmm::{
     }, //
 };
 use settings::Fixed;
+#[cfg(CONFIG_PCI)]
+use tables::BarDriver;
+use tables::{
+    Place,
+    Tables, //
+};
 
 module! {
     type: Dmirror,
@@ -134,6 +146,10 @@ module! {
             default: 0,
             description: "Page tables of engines: 0 as x86-64, 1 Arm LPAE, 2 AMD generation 9, 3 none: they use the library's, 4 Arm LPAE with break-before-make",
         },
+        tables: u64 {
+            default: 0,
+            description: "Memory of page tables: 0 pages of the kernel, 1 coherent DMA memory, 2 device memory: the BAR of QEMU's ivshmem-plain",
+        },
         own_alloc: u64 {
             default: 0,
             description: "1: the device chooses its pages itself",
@@ -171,9 +187,19 @@ module! {
 
 pub(crate) static FILE_OPS: FileOps<MirrorFile> = FileOps::new();
 
-/// The loaded module: its nodes.
-struct Dmirror {
-    _nodes: KVec<Pin<KBox<Node<MirrorFile>>>>,
+/// The devices.
+type Nodes = KVec<Pin<KBox<Node<MirrorFile>>>>;
+
+/// The loaded module.
+enum Dmirror {
+    Nodes {
+        _nodes: Nodes,
+    },
+    /// The devices exist while a function is bound.
+    #[cfg(CONFIG_PCI)]
+    Driver {
+        _driver: Pin<KBox<Registration<pci::Adapter<BarDriver>>>>,
+    },
 }
 
 /// Returns the value of a module parameter: Linux 7.2 returns a reference, 7.3 a copy.
@@ -181,83 +207,108 @@ fn number(value: impl Borrow<u64>) -> u64 {
     *value.borrow()
 }
 
+/// The fixed parameters of devices.
+fn fixed() -> Result<Fixed> {
+    Fixed::new(
+        number(module_parameters::engines.value()),
+        number(module_parameters::tlb_entries.value()),
+        number(module_parameters::copy_threads.value()),
+        number(module_parameters::copy_delay_us.value()),
+        number(module_parameters::copy_fail.value()),
+    )?
+    .with_format(
+        number(module_parameters::format.value()),
+        number(module_parameters::tables.value()),
+    )?
+    .with_policy(
+        number(module_parameters::policy.value()),
+        number(module_parameters::own_alloc.value()),
+        [
+            number(module_parameters::prefetch_threshold.value()),
+            number(module_parameters::prefetch_ahead.value()),
+            number(module_parameters::thrash_count.value()),
+            number(module_parameters::thrash_lapse_ms.value()),
+            number(module_parameters::thrash_pin_ms.value()),
+            number(module_parameters::thrash_delay_ms.value()),
+        ],
+    )
+}
+
+/// Creates the devices. Their page tables are where `tables` says.
+fn nodes(module: &'static ThisModule, tables: impl Fn(&Arc<DmaDevice>) -> Tables) -> Result<Nodes> {
+    let fixed = fixed()?;
+    let vram = number(module_parameters::vram_mib.value());
+    let spm = [
+        number(module_parameters::spm_addr_dev0.value()),
+        number(module_parameters::spm_addr_dev1.value()),
+    ];
+    let private = (c"hmm_dmirror0", c"hmm_dmirror1");
+    // As in test_hmm, the first coherent device has the second address.
+    let coherent = [(c"hmm_dmirror2", spm[1]), (c"hmm_dmirror3", spm[0])];
+
+    let mut agents = KVec::new();
+    for name in [private.0, private.1, coherent[0].0, coherent[1].0] {
+        agents.push(DmaDevice::software(name)?, GFP_KERNEL)?;
+    }
+    let all = Arc::new(agents, GFP_KERNEL)?;
+    let mut nodes = KVec::new();
+    let mut add = |name: &'static CStr, tile: Tile, others: &[&Tile]| -> Result {
+        let mut tiles = KVec::new();
+        for other in others {
+            tiles.push(other.memory.clone(), GFP_KERNEL)?;
+        }
+        let agents = Agents {
+            all: all.clone(),
+            index: nodes.len(),
+        };
+        let tables = tables(&agents.own()?);
+        let device = MockDevice::new(tile, tiles, &fixed, agents, tables)?;
+        let node = KBox::pin_init(Node::new(name, &FILE_OPS, module, device), GFP_KERNEL)?;
+        nodes.push(node, GFP_KERNEL)?;
+        Ok(())
+    };
+    let tiles = number(module_parameters::tiles.value());
+    if !(1..=2).contains(&tiles) {
+        pr_err!("a parameter is out of range\n");
+        return Err(EINVAL);
+    }
+    // Add two devices, or two tiles of one device.
+    let mut add_pair = |names: [&'static CStr; 2], kinds: [MemoryKind; 2], mib: u64| -> Result {
+        let owner = match tiles {
+            1 => None,
+            _ => Some(Owner::new()?),
+        };
+        let one = Tile::new(owner.as_ref(), kinds[0], mib, &fixed)?;
+        let two = Tile::new(owner.as_ref(), kinds[1], mib, &fixed)?;
+        if owner.is_none() {
+            add(names[0], one, &[])?;
+            return add(names[1], two, &[]);
+        }
+        add(names[0], one.clone(), &[&two])?;
+        add(names[1], two, &[&one])
+    };
+    add_pair([private.0, private.1], [MemoryKind::Private; 2], vram)?;
+    if spm[0] != 0 && spm[1] != 0 {
+        let kinds = coherent.map(|(_, start)| MemoryKind::Coherent { start });
+        add_pair(coherent.map(|(name, _)| name), kinds, 256)?;
+    }
+    Ok(nodes)
+}
+
 impl kernel::Module for Dmirror {
     fn init(module: &'static ThisModule) -> Result<Self> {
-        let vram = number(module_parameters::vram_mib.value());
-        let spm = [
-            number(module_parameters::spm_addr_dev0.value()),
-            number(module_parameters::spm_addr_dev1.value()),
-        ];
-        let fixed = Fixed::new(
-            number(module_parameters::engines.value()),
-            number(module_parameters::tlb_entries.value()),
-            number(module_parameters::copy_threads.value()),
-            number(module_parameters::copy_delay_us.value()),
-            number(module_parameters::copy_fail.value()),
-        )?
-        .with_format(number(module_parameters::format.value()))?
-        .with_policy(
-            number(module_parameters::policy.value()),
-            number(module_parameters::own_alloc.value()),
-            [
-                number(module_parameters::prefetch_threshold.value()),
-                number(module_parameters::prefetch_ahead.value()),
-                number(module_parameters::thrash_count.value()),
-                number(module_parameters::thrash_lapse_ms.value()),
-                number(module_parameters::thrash_pin_ms.value()),
-                number(module_parameters::thrash_delay_ms.value()),
-            ],
-        )?;
-        let private = (c"hmm_dmirror0", c"hmm_dmirror1");
-        // As in test_hmm, the first coherent device has the second address.
-        let coherent = [(c"hmm_dmirror2", spm[1]), (c"hmm_dmirror3", spm[0])];
-
-        let mut agents = KVec::new();
-        for name in [private.0, private.1, coherent[0].0, coherent[1].0] {
-            agents.push(DmaDevice::software(name)?, GFP_KERNEL)?;
+        let place = fixed()?.tables;
+        #[cfg(CONFIG_PCI)]
+        if place == Place::Vram {
+            let driver = Registration::new(<Self as kernel::ModuleMetadata>::NAME, module);
+            return Ok(Self::Driver {
+                _driver: KBox::pin_init(driver, GFP_KERNEL)?,
+            });
         }
-        let all = Arc::new(agents, GFP_KERNEL)?;
-        let mut nodes = KVec::new();
-        let mut add = |name: &'static CStr, tile: Tile, others: &[&Tile]| -> Result {
-            let mut tiles = KVec::new();
-            for other in others {
-                tiles.push(other.memory.clone(), GFP_KERNEL)?;
-            }
-            let agents = Agents {
-                all: all.clone(),
-                index: nodes.len(),
-            };
-            let device = MockDevice::new(tile, tiles, &fixed, agents)?;
-            let node = KBox::pin_init(Node::new(name, &FILE_OPS, module, device), GFP_KERNEL)?;
-            nodes.push(node, GFP_KERNEL)?;
-            Ok(())
-        };
-        let tiles = number(module_parameters::tiles.value());
-        if !(1..=2).contains(&tiles) {
-            pr_err!("a parameter is out of range\n");
-            return Err(EINVAL);
-        }
-        // Add two devices, or two tiles of one device.
-        let mut add_pair =
-            |names: [&'static CStr; 2], kinds: [MemoryKind; 2], mib: u64| -> Result {
-                let owner = match tiles {
-                    1 => None,
-                    _ => Some(Owner::new()?),
-                };
-                let one = Tile::new(owner.as_ref(), kinds[0], mib, &fixed)?;
-                let two = Tile::new(owner.as_ref(), kinds[1], mib, &fixed)?;
-                if owner.is_none() {
-                    add(names[0], one, &[])?;
-                    return add(names[1], two, &[]);
-                }
-                add(names[0], one.clone(), &[&two])?;
-                add(names[1], two, &[&one])
-            };
-        add_pair([private.0, private.1], [MemoryKind::Private; 2], vram)?;
-        if spm[0] != 0 && spm[1] != 0 {
-            let kinds = coherent.map(|(_, start)| MemoryKind::Coherent { start });
-            add_pair(coherent.map(|(name, _)| name), kinds, 256)?;
-        }
-        Ok(Self { _nodes: nodes })
+        let nodes = nodes(module, |agent| match place {
+            Place::Coherent => Tables::Coherent(agent.clone()),
+            Place::Plain | Place::Vram => Tables::Plain,
+        })?;
+        Ok(Self::Nodes { _nodes: nodes })
     }
 }

@@ -10,7 +10,8 @@ use crate::{
         Registers,
         REGISTER_COUNT, //
     },
-    placement::POLICIES, //
+    placement::POLICIES,
+    tables::Place, //
 };
 use kernel::{
     prelude::*,
@@ -39,8 +40,9 @@ pub(crate) struct Fixed {
     pub(crate) copy_fail: u64,
     /// Initial policy of a file, `DMIRROR_POLICY_*`.
     pub(crate) policy: u32,
-    /// Format of the page tables.
+    /// Format of the page tables, and their memory.
     pub(crate) format: Selected,
+    pub(crate) tables: Place,
     /// The device suggests the page for each allocation.
     pub(crate) own_alloc: bool,
     /// Parameters of the default policy.
@@ -79,17 +81,24 @@ impl Fixed {
             copy_fail,
             policy: 0,
             format: Selected::Radix4,
+            tables: Place::Plain,
             own_alloc: false,
             parameters: Parameters::DEFAULT,
         })
     }
 
-    /// Sets the page table format. `EINVAL`.
-    pub(crate) fn with_format(self, format: u64) -> Result<Self> {
-        let format = Selected::new(format).inspect_err(|_| {
+    /// Sets the page table format, and the memory of page tables. `EINVAL`, and `ENODEV` in a
+    /// kernel without PCI.
+    pub(crate) fn with_format(self, format: u64, tables: u64) -> Result<Self> {
+        let numbers = Selected::new(format).and_then(|format| Ok((format, Place::new(tables)?)));
+        let (format, tables) = numbers.inspect_err(|_| {
             pr_err!("a parameter is out of range\n");
         })?;
-        Ok(Self { format, ..self })
+        Ok(Self {
+            format,
+            tables,
+            ..self
+        })
     }
 
     /// Sets the parameters of placement. `numbers` are the threshold, the number of blocks ahead,

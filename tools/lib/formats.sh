@@ -3,11 +3,11 @@
 #
 # Page-table formats that the mock GPU can walk, by the names that --format accepts.
 
-# format_modules NAME: sets the options of tools/vm/run that load the mock with page tables of this
-# format.
+# format_modules NAME [PLACE]: sets the options of tools/vm/run that load the mock with page tables
+# of this format, in memory of that kind.
 # shellcheck disable=SC2034 # of who sources this
 format_modules() {
-	local number
+	local number place
 	case $1 in
 	radix4) number=0 ;;
 	lpae) number=1 ;;
@@ -16,5 +16,13 @@ format_modules() {
 	lpae-one-size) number=4 ;;
 	*) die "unknown format $1: radix4, lpae, lpae-one-size, gfx9, or tree for none" ;;
 	esac
-	with_format=(--module rust_hmm --module "rust_dmirror format=$number")
+	with_format=()
+	case ${2:-plain} in
+	plain) place=0 ;;
+	coherent) place=1 ;;
+	# The BAR is that of an ivshmem-plain.
+	vram) place=2 with_format+=(--hw qemu-gpu) ;;
+	*) die "unknown place of page tables $2: plain, coherent or vram" ;;
+	esac
+	with_format+=(--module rust_hmm --module "rust_dmirror format=$number tables=$place")
 }

@@ -335,7 +335,7 @@ fn bad_parameters(ctx: &Ctx) -> Outcome {
     load(ctx, "")?;
     unload(ctx)?;
     load_one(ctx, "rust_hmm", "").what("load rust_hmm")?;
-    for params in ["vram_mib=many", "vram_mib=-1", "spm_addr_dev0=x", "format=5"] {
+    for params in ["vram_mib=many", "vram_mib=-1", "spm_addr_dev0=x", "format=5", "tables=3"] {
         let loaded = load_one(ctx, "rust_dmirror", params);
         check!(loaded.is_err(), "rust_dmirror took {params}");
         check!(!module::is_loaded("rust_dmirror"), "rust_dmirror stays after {params}");

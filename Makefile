@@ -153,9 +153,10 @@ test-qemu-gpu:
 	tools/build --kernel debug --series $(SERIES)
 	tests/run/hw --all --series $(SERIES)
 
-# FORMAT=radix4|lpae|lpae-one-size|gfx9 TABLES=plain|coherent|vram
+# FORMAT=radix4|radix5|lpae|lpae-one-size|gfx9 TABLES=plain|coherent|vram
 faultless:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
+	$(if $(filter radix5,$(FORMAT)),tools/build --kernel $(run_kernel) --series $(SERIES) HMM_MOCK_FORMAT=$(FORMAT))
 	tests/run/faultless --kernel $(run_kernel) --series $(SERIES) $(if $(FORMAT),--format $(FORMAT)) $(if $(TABLES),--tables $(TABLES)) --full
 
 # CALLS= SEED=

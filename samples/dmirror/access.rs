@@ -6,7 +6,10 @@
 use crate::{
     client::Client,
     device::View,
-    format::VRAM,
+    format::{
+        Chosen,
+        VRAM, //
+    },
     hardware::{
         bus::{
             Action,
@@ -55,7 +58,8 @@ use rust_hmm::{
     mm::{
         addr::PageRange,
         device_pages::DeviceRange, //
-    }, //
+    },
+    pgtable::Format, //
 };
 
 /// Maximum number of page table walks of one access. A concurrent table change may invalidate the
@@ -151,9 +155,9 @@ impl Lane for MirrorLane<'_> {
     }
 
     fn table_word(&self, address: u64) -> Result<u64, Miss> {
-        let root = self.client.context().root().ok_or(Miss::Bus(address))?;
+        let (format, root) = self.client.context().table().ok_or(Miss::Bus(address))?;
         let mut seen = self.seen.get();
-        let addr = seen.read(root, address).ok_or(Miss::Bus(address))?;
+        let addr = seen.read(format, root, address).ok_or(Miss::Bus(address))?;
         self.seen.set(seen);
         let word = self.section.table_word(addr, address);
         word.map_err(|why| match why {
@@ -225,7 +229,7 @@ impl MirrorLane<'_> {
         action: &mut Action<'_>,
     ) -> Result<Result<(), TranslateError>> {
         let found = TableTranslation {
-            address: place.address >> DEVICE_PAGE_SHIFT << DEVICE_PAGE_SHIFT,
+            address: place.address >> Chosen::PAGE_SHIFT << Chosen::PAGE_SHIFT,
             writable: place.writable,
         };
         if action.writes() {

@@ -144,7 +144,7 @@ module! {
         },
         format: u64 {
             default: 0,
-            description: "Page tables of engines: 0 as x86-64, 1 Arm LPAE, 2 AMD generation 9, 3 none: they use the library's, 4 Arm LPAE with break-before-make",
+            description: "Page tables of engines: 0 as x86-64, 1 Arm LPAE, 2 AMD generation 9, 3 none: they use the library's, 4 Arm LPAE with break-before-make; if built for it: 5 as x86-64 with five levels, 6 Arm LPAE with pages of 16 KiB",
         },
         tables: u64 {
             default: 0,

@@ -9,7 +9,7 @@
 //!
 //! - `engine`: schedules commands; `command`: their operations; `status`: their completion.
 //! - `mmu`: translates and performs an access; `tlb`: cached translations; `walk`: page table
-//!   walker for three formats.
+//!   walker for five formats.
 //! - `bus`: actions and the interface to memory; `monitor`: virtual addresses of accesses.
 //! - `port`: the address space of a command; `fault`: the fault buffer.
 //! - `counters`: performance counters.

@@ -46,9 +46,9 @@ impl Context {
         }
     }
 
-    /// Bus address of the root.
-    pub(crate) fn root(&self) -> Option<u64> {
-        self.table.map(|(_, root)| root)
+    /// Format of the table, and bus address of its root.
+    pub(crate) fn table(&self) -> Option<(Format, u64)> {
+        self.table
     }
 }
 

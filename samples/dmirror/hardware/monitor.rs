@@ -5,9 +5,9 @@
 //!
 //! The driver may not trust the table of a device, so that it compares each access with the tree of
 //! the library, for which it needs the virtual address. A walk shows it: the index of each word
-//! that the engine reads, beginning with the root, is 9 bits of the address. For accesses by the
-//! TLB, the monitor remembers which virtual page was translated to which bus address. A lookup may
-//! fail, but it never returns a page whose translation was another one, or was flushed.
+//! that the engine reads, beginning with the root, is 9 or 11 bits of the address. For accesses by
+//! the TLB, the monitor remembers which virtual page was translated to which bus address. A lookup
+//! may fail, but it never returns a page whose translation was another one, or was flushed.
 
 use super::{
     tlb::{
@@ -15,6 +15,7 @@ use super::{
         Tlb, //
     },
     walk::{
+        Format,
         Translation,
         DEVICE_PAGE_SHIFT, //
     }, //
@@ -24,15 +25,6 @@ use rust_hmm::{
     kernel::hash::hash_64,
     mm::addr::PageRange, //
 };
-
-/// Bytes of a table.
-const TABLE_BYTES: u64 = 4096;
-
-/// Bits of an index in a table.
-const INDEX_BITS: u32 = 9;
-
-/// Bits of an address that a root translates.
-const ROOT_BITS: u32 = 48;
 
 /// The reads of an engine during one access.
 #[derive(Clone, Copy)]
@@ -50,20 +42,21 @@ impl Seen {
         bits: u32::MAX,
     };
 
-    /// The engine reads the word at `address` of a table, on a walk from `root`. Returns an address
-    /// that the word translates; `None` if a walk does not read it.
-    pub(crate) fn read(&mut self, root: u64, address: u64) -> Option<usize> {
-        if address & !(TABLE_BYTES - 1) == root {
+    /// The engine reads the word at `address` of a table of `format`, on a walk from `root`.
+    /// Returns an address that the word translates; `None` if a walk does not read it.
+    pub(crate) fn read(&mut self, format: Format, root: u64, address: u64) -> Option<usize> {
+        let within = (1 << format.table_bits()) - 1;
+        if address & !within == root {
             *self = Self {
                 addr: 0,
-                bits: ROOT_BITS,
+                bits: format.root_bits(),
             };
         }
-        if self.bits > ROOT_BITS || self.bits <= DEVICE_PAGE_SHIFT {
+        if self.bits > format.root_bits() || self.bits <= format.table_bits() {
             return None;
         }
-        self.bits -= INDEX_BITS;
-        let index = (address & (TABLE_BYTES - 1)) / 8;
+        self.bits -= format.index_bits();
+        let index = (address & within) / 8;
         self.addr |= usize::try_from(index).ok()? << self.bits;
         Some(self.addr)
     }
@@ -79,7 +72,8 @@ impl Seen {
     /// Returns the virtual address of an access to bus address `address`, if the engine has
     /// translated it in this access.
     pub(crate) fn address_of(&self, address: u64) -> Option<usize> {
-        if self.bits >= ROOT_BITS {
+        // Nothing was read. After each read a part of the address is known.
+        if self.bits >= usize::BITS {
             return None;
         }
         let within = (1 << self.bits) - 1;

@@ -53,7 +53,13 @@ pub(crate) const ALL: &[Property] = &[
     Property {
         name: "hardware_decodes_as_the_manuals_specify",
         cases: 1,
-        variants: &[("radix4", radix4), ("lpae", lpae), ("gfx9", gfx9)],
+        variants: &[
+            ("radix4", radix4),
+            ("radix5", radix5),
+            ("lpae", lpae),
+            ("lpae16k", lpae16k),
+            ("gfx9", gfx9),
+        ],
     },
     Property { name: "hardware_tlb_drops_flushed_entries", cases: 2000, variants: &[("tlb", tlb)] },
     Property {
@@ -105,6 +111,53 @@ fn radix4(trial: &Trial<'_>) {
         assert_eq!(walk(Some(0x8003), 0), Err(Miss::Bus(0x8028)));
         // Nothing is present beyond 48 bits.
         let beyond = Format::Radix4.walk(&tables(3, None, 0x9003), 0x1000, ADDR | 1 << 48);
+        assert_eq!(beyond, Err(Miss::NotPresent));
+    });
+}
+
+/// [`tables`], below a root at 0x5000.
+fn five_levels(leaf: u64) -> Memory {
+    let mut memory = tables(3, None, leaf);
+    memory.0.insert(0x5030, 0x1003);
+    memory
+}
+
+/// The address of the page of [`five_levels`].
+const ADDR_OF_5: u64 = 6 << 48 | ADDR;
+
+fn radix5(trial: &Trial<'_>) {
+    trial.run(Just(()), 1..2, |_| {
+        let walk = |addr| Format::Radix5.walk(&five_levels(0x9003), 0x5000, addr);
+        assert_eq!(walk(ADDR_OF_5), found(0x9000, 0, true));
+        assert_eq!(walk(ADDR), Err(Miss::Bus(0x5000)));
+        assert_eq!(walk(ADDR_OF_5 | 1 << 57), Err(Miss::NotPresent));
+    });
+}
+
+/// Two levels of tables of 16 KiB that lead to a table at 0xc000 or, if there is a block, end at
+/// 0x8000. `ADDR_OF_16K` has the indices 1, 2 and 3, beginning with the root at 0x4000.
+const ADDR_OF_16K: u64 = 1 << 36 | 2 << 25 | 3 << 14;
+
+fn tables_of_16k(block: Option<u64>, leaf: u64) -> Memory {
+    let all = [(0x4008, 0x8003), (0x8010, block.unwrap_or(0xc003)), (0xc018, leaf)];
+    Memory(HashMap::from(all))
+}
+
+fn lpae16k(trial: &Trial<'_>) {
+    trial.run(Just(()), 1..2, |_| {
+        let walk = |block, leaf| {
+            let memory = tables_of_16k(block, leaf);
+            Format::Lpae16k.walk(&memory, 0x4000, ADDR_OF_16K | 0x1000)
+        };
+        let page = 1 << 10 | 1 << 6;
+        assert_eq!(walk(None, 0x2_0003 | page), found(0x2_1000, 2, true));
+        assert_eq!(walk(None, 0x2_0083 | page), found(0x2_1000, 2, false));
+        assert_eq!(walk(None, 0x2_0003 | page | 1 << 52), found(0x2_1000, 9, true));
+        // A page of 4 KiB.
+        assert_eq!(walk(None, 0x2_1003 | page), Err(Miss::Malformed(0x2_1003 | page)));
+        assert_eq!(walk(Some(0x600_0001 | page), 0), found(0x600_d000, 13, true));
+        assert_eq!(walk(Some(0x602_0001 | page), 0), Err(Miss::Malformed(0x602_0001 | page)));
+        let beyond = Format::Lpae16k.walk(&tables_of_16k(None, 0), 0x4000, 1 << 47);
         assert_eq!(beyond, Err(Miss::NotPresent));
     });
 }
@@ -248,30 +301,41 @@ fn monitor(trial: &Trial<'_>) {
 
 /// The monitor knows the virtual address of an access after a walk of any format.
 fn walks(trial: &Trial<'_>) {
-    struct Watched<'m>(&'m Memory, Cell<Seen>);
+    struct Watched<'m> {
+        memory: &'m Memory,
+        format: Format,
+        root: u64,
+        addr: u64,
+        seen: Cell<Seen>,
+    }
     impl Bus for Watched<'_> {
         fn read(&self, address: u64) -> Result<u64, Miss> {
-            let mut seen = self.1.get();
-            let first = seen.read(0x1000, address).expect("a walk from the root");
-            self.1.set(seen);
-            assert_eq!(first & !(ADDR as usize), 0, "{first:#x}");
-            self.0.read(address)
+            let mut seen = self.seen.get();
+            let first = seen.read(self.format, self.root, address).expect("a walk from the root");
+            self.seen.set(seen);
+            assert_eq!(first & !(self.addr as usize), 0, "{first:#x}");
+            self.memory.read(address)
         }
     }
     trial.run(Just(()), 1..2, |_| {
         let page = 1 << 10 | 1 << 6;
-        for (format, memory) in [
-            (Format::Radix4, tables(3, None, 0x9003)),
-            (Format::Radix4, tables(3, Some(0x60_0081), 0)),
-            (Format::Lpae, tables(3, None, 0x9003 | page | 1 << 52)),
-            (Format::Gfx9, tables(1, Some(0x60_0061 | 9 << 7 | 1 << 54), 0)),
+        let of_16k = tables_of_16k(None, 0x2_0003 | page);
+        for (format, root, addr, memory) in [
+            (Format::Radix4, 0x1000, ADDR, tables(3, None, 0x9003)),
+            (Format::Radix4, 0x1000, ADDR, tables(3, Some(0x60_0081), 0)),
+            (Format::Radix5, 0x5000, ADDR_OF_5, five_levels(0x9003)),
+            (Format::Lpae, 0x1000, ADDR, tables(3, None, 0x9003 | page | 1 << 52)),
+            (Format::Lpae16k, 0x4000, ADDR_OF_16K, of_16k),
+            (Format::Gfx9, 0x1000, ADDR, tables(1, Some(0x60_0061 | 9 << 7 | 1 << 54), 0)),
         ] {
-            let bus = Watched(&memory, Cell::new(Seen::NOTHING));
-            assert_eq!(bus.1.get().address_of(0x9000), None);
-            let found = format.walk(&bus, 0x1000, ADDR).unwrap();
-            assert_eq!(bus.1.get().address_of(found.address | 0x18), Some(ADDR as usize | 0x18));
+            let seen = Cell::new(Seen::NOTHING);
+            let bus = Watched { memory: &memory, format, root, addr, seen };
+            assert_eq!(bus.seen.get().address_of(0x9000), None);
+            let found = format.walk(&bus, root, addr).unwrap();
+            let access = bus.seen.get().address_of(found.address | 0x18);
+            assert_eq!(access, Some(addr as usize | 0x18));
             // A read that no walk makes, and a walk that begins elsewhere.
-            assert_eq!(Seen::NOTHING.read(0x1000, 0x2000), None);
+            assert_eq!(Seen::NOTHING.read(format, root, root + 0x4000), None);
         }
     });
 }
@@ -391,7 +455,7 @@ impl Lane for Machine {
 
     fn table_word(&self, address: u64) -> Result<u64, Miss> {
         let mut seen = self.seen.get();
-        seen.read(UPPER[0], address).expect("a walk from the root");
+        seen.read(Format::Radix4, UPPER[0], address).expect("a walk from the root");
         self.seen.set(seen);
         let table = address & !0xfff;
         let linked = matches!(self.tree, Block::Table { at, .. } if at == table);

@@ -68,6 +68,8 @@ impl Decode for Lpae {
 
 /// Arm ARM, D8.3, with a granule of 16 KiB.
 impl Decode for Lpae16k {
+    const HARDWARE: Option<walk::Format> = Some(walk::Format::Lpae16k);
+
     fn decode(level: u32, word: u64) -> Decoded {
         match (word & 3, level) {
             (0 | 2, _) => Decoded::Empty,
@@ -122,6 +124,7 @@ impl Decode for Gfx9 {
 impl<const LEVELS: u32> Decode for Radix<LEVELS> {
     const HARDWARE: Option<walk::Format> = match LEVELS {
         4 => Some(walk::Format::Radix4),
+        5 => Some(walk::Format::Radix5),
         _ => None,
     };
 

@@ -254,11 +254,12 @@ impl<F: Decode> Beside<F> {
     /// The walker of the mock GPU, which was written apart, finds the same.
     fn check_hardware(&self, page: usize, found: Option<Leaf>) {
         let Some(hardware) = F::HARDWARE else { return };
-        let result = hardware.walk(&self.device, self.device.root, (page as u64) << 12);
+        let addr = (page as u64) << F::PAGE_SHIFT;
+        let result = hardware.walk(&self.device, self.device.root, addr);
         let same = found.map_or(Err(walk::Miss::NotPresent), |leaf| {
             Ok(walk::Translation {
-                address: (leaf.number as u64) << 12,
-                order: leaf.order,
+                address: (leaf.number as u64) << F::PAGE_SHIFT,
+                order: leaf.order + F::PAGE_SHIFT - walk::DEVICE_PAGE_SHIFT,
                 writable: leaf.writable,
             })
         });

@@ -495,33 +495,66 @@ static enum rust_hmm_pages kind_of_pmd(struct vm_area_struct *vma, pmd_t pmd,
 }
 
 /*
- * Returns the number of PTEs from @ptep on, at most @count, that map consecutive
- * private pages of one chunk with the same rights, each a folio of its own. The first
- * PTE maps such a page, or a coherent one, for which the result is 1.
+ * Returns the number of PTEs, at most @count, that map consecutive private pages of
+ * one chunk with the same rights, each a folio of its own: @ptep, and the PTEs that
+ * follow it in the direction of @step, which is 1 or -1. @ptep maps such a page, or
+ * another one of device memory, for which the result is 1.
  *
  * Pages that a migration has moved to a device are often consecutive. Each of them
- * costs a third of kind_of_pte().
+ * costs a seventh of kind_of_pte().
  */
-static unsigned long small_private_run(pte_t *ptep, unsigned long count)
+static unsigned long private_run(pte_t *ptep, unsigned long count, long step)
 {
-	softleaf_t first = softleaf_from_pte(ptep_get(ptep));
+	pte_t pte = ptep_get(ptep);
+	softleaf_t first = softleaf_from_pte(pte);
 	struct dev_pagemap *pgmap;
 	struct page *page;
 	unsigned long i;
+	pteval_t delta;
 
 	if (!softleaf_is_device_private(first))
 		return 1;
 	page = pfn_to_page(softleaf_to_pfn(first));
 	pgmap = page_pgmap(page);
+	/*
+	 * The frame number is the lowest field of an entry, so that those of consecutive
+	 * pages differ by 1, and their PTEs by what this 1 becomes in a PTE.
+	 */
+	delta = pte_val(swp_entry_to_pte(swp_entry(0, 1))) -
+		pte_val(swp_entry_to_pte(swp_entry(0, 0)));
 	for (i = 1; i < count; i++) {
-		/* The value has the type, which includes the rights, and the frame number. */
-		if (softleaf_from_pte(ptep_get(ptep + i)).val != first.val + i)
+		ptep += step;
+		/* ZONE_DEVICE depends on SPARSEMEM_VMEMMAP: the pages are an array. */
+		page += step;
+		pte = __pte(pte_val(pte) + step * delta);
+		if (!pte_same(ptep_get(ptep), pte))
 			break;
-		page = pfn_to_page(softleaf_to_pfn(first) + i);
 		if (PageCompound(page) || ((struct folio *)page)->pgmap != pgmap)
 			break;
 	}
 	return i;
+}
+
+/*
+ * Returns the number of PTEs, at most @count, that map pages of the device memory
+ * @tile: @ptep, and the PTEs that follow it in the direction of @step.
+ */
+static unsigned long device_run(struct vm_area_struct *vma, pte_t *ptep,
+				unsigned long count, long step,
+				const void *tile)
+{
+	unsigned long found = 0, run;
+	bool large = false;
+
+	while (found < count) {
+		if (kind_of_pte(vma, ptep_get(ptep), tile, &large) !=
+		    RUST_HMM_PAGES_DEVICE)
+			break;
+		run = private_run(ptep, count - found, step);
+		found += run;
+		ptep += run * step;
+	}
+	return found;
 }
 
 /* As rust_hmm_vma_alike(), without the check for KSM. */
@@ -562,7 +595,7 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 	*kind = kind_of_pte(vma, ptep_get(ptep), tile, &large);
 	i = 1;
 	if (*kind == RUST_HMM_PAGES_DEVICE && !large)
-		i = small_private_run(ptep, count);
+		i = private_run(ptep, count, 1);
 	/* The first page of another kind affects @large, too. */
 	for (; i < count; i++)
 		if (kind_of_pte(vma, ptep_get(ptep + i), tile, &large) != *kind)
@@ -574,6 +607,49 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 	spin_unlock(above);
 	return i;
 }
+
+/*
+ * Finds the pages around @addr, from @start to before @end, that are in the device
+ * memory @tile, and sets @start and @end to them. Returns false if the page at @addr
+ * is not. Only the pages that it finds are classified, and one at each end.
+ *
+ * @start to @end must be in one PTE table. The caller holds the mmap lock or the VMA
+ * lock. Page table locks are dropped before the return, so that pages may change.
+ */
+bool rust_hmm_vma_device_run(struct vm_area_struct *vma, unsigned long addr,
+			     const void *tile, unsigned long *start,
+			     unsigned long *end)
+{
+	pmd_t *pmdp = find_pmd(vma->vm_mm, addr), pmd;
+	unsigned long behind, before = 0;
+	bool large = false, found;
+	spinlock_t *above, *lock;
+	pte_t *ptep;
+
+	if (!pmdp)
+		return false;
+	above = pmd_lock(vma->vm_mm, pmdp);
+	pmd = *pmdp;
+	if (!pmd_present(pmd) || pmd_leaf(pmd) || pmd_bad(pmd)) {
+		found = (!pmd_present(pmd) || pmd_leaf(pmd)) &&
+			kind_of_pmd(vma, pmd, tile, &large) ==
+				RUST_HMM_PAGES_DEVICE;
+		spin_unlock(above);
+		return found;
+	}
+	ptep = lock_entry_below(vma->vm_mm, pmdp, addr, above, &lock);
+	behind = device_run(vma, ptep, (*end - addr) >> PAGE_SHIFT, 1, tile);
+	if (behind)
+		before = device_run(vma, ptep - 1, (addr - *start) >> PAGE_SHIFT,
+				    -1, tile);
+	if (lock != above)
+		spin_unlock(lock);
+	spin_unlock(above);
+	*start = addr - (before << PAGE_SHIFT);
+	*end = addr + (behind << PAGE_SHIFT);
+	return behind;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_device_run);
 
 /*
  * Returns whether pages of @vma can be anonymous, so that they can migrate. Shared

@@ -27,10 +27,7 @@ use crate::{
     debug::timing::Stopwatch,
     kernel::{
         completion::TimedCompletion,
-        identity::{
-            MemoryId,
-            MigrationId, //
-        }, //
+        identity::MigrationId, //
     },
     mm::{
         addr::{
@@ -52,7 +49,6 @@ use crate::{
             Isolated,
             MigrateEntry,
             Moved,
-            PageClass,
             Source, //
         },
         page_set::PageSet,
@@ -153,25 +149,6 @@ fn put_off(fault: &CpuFault<'_>, completion: Arc<TimedCompletion>) -> Result<usi
     }
 }
 
-/// Returns the contiguous pages of `range` around `addr` that are in device memory `tile`. Only
-/// these are migrated. The device PTEs of other pages stay, and so do the marks of a concurrent
-/// migration that moves them to the device.
-fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, tile: MemoryId) -> Option<PageRange> {
-    let mut rest = Some(range);
-    let mut run: Option<PageRange> = None;
-    while let Some(left) = rest {
-        let (kind, part) = vma.uniform_prefix(left, tile).ok()?;
-        rest = left.from_address(part.end());
-        run = match (kind, run) {
-            (PageClass::Device, None) => Some(part),
-            (PageClass::Device, Some(run)) => Some(run.union(&part)),
-            (_, Some(run)) if run.index_of(addr).is_some() => return Some(run),
-            _ => None,
-        };
-    }
-    run.filter(|run| run.index_of(addr).is_some())
-}
-
 /// Operations of the migration of a CPU fault, and its results.
 struct FaultMigration<'a, M: MemoryOps> {
     _departure: StepGuard<'a>,
@@ -269,7 +246,10 @@ fn attempt<M: MemoryOps>(
         start.saturating_add(window).min(vma.end()),
     )
     .map_err(|_| FaultError::Lost)?;
-    let range = device_run(vma, range, fault.address(), pages.tile()).unwrap_or(range);
+    // The device PTEs of other pages stay, and so do the marks of a concurrent migration that moves
+    // them to the device.
+    let run = vma.device_run(range, fault.address(), pages.tile());
+    let range = run.unwrap_or(range);
     let target = range.index_of(fault.address()).ok_or(FaultError::Lost)?;
 
     // Before the mirrors join, and thus before the first page is isolated.

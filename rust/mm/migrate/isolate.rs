@@ -212,6 +212,40 @@ impl<'a> Vma<'a> {
         Ok((kind, range, pages))
     }
 
+    /// Returns the contiguous pages of `range` around `addr` that are in device memory `tile`.
+    /// Returns `None` if the page at `addr` is not, or if `range` is not in the VMA and one block.
+    ///
+    /// # Context
+    ///
+    /// The mmap lock is held, as the lifetime ensures. Does not sleep.
+    pub(crate) fn device_run(
+        &self,
+        range: PageRange,
+        addr: usize,
+        tile: MemoryId,
+    ) -> Option<PageRange> {
+        let is_inside = range.pmd_pieces().nth(1).is_none()
+            && range.start() >= self.start()
+            && range.end() <= self.end();
+        if !is_inside || range.index_of(addr).is_none() {
+            return None;
+        }
+        let mut start = range.start();
+        let mut end = range.end();
+        // SAFETY: The VMA is valid and contains the range, which has `addr`, and which one page
+        // table covers. The mmap lock is held.
+        let is_found = unsafe {
+            bindings::rust_hmm_vma_device_run(
+                self.as_ptr(),
+                addr,
+                tile.as_ptr(),
+                &mut start,
+                &mut end,
+            )
+        };
+        PageRange::new(start, end).ok().filter(|_| is_found)
+    }
+
     fn classify(
         &self,
         range: PageRange,

@@ -48,6 +48,7 @@ use crate::{
         },
         migrate::{
             Isolated,
+            MigrateEntry,
             Source, //
         }, //
     }, //
@@ -103,37 +104,91 @@ impl<M: MemoryOps> MemoryState<M> {
         isolated: &Isolated<'_, R>,
         batch: &mut CopyBatch<'_>,
     ) -> usize {
-        let mut count = 0;
         let _within = ReentryGuard::enter();
         // Pages move between system memory and this device. Pages that the CPU can address are
         // named by page frame number, all others by device page number.
         let private = matches!(pages.kind(), MemoryKind::Private);
         let cpu_sources = isolated.has_cpu_sources();
-        let to_device = private && cpu_sources;
+        let mut find_source = pages.pfn_lookup();
+        let device_source = |pfn| find_source(pfn).map(CopyEndpoint::Device);
+        let cpu_source = |pfn| Some(CopyEndpoint::Cpu(pfn));
         let mut find = pages.pfn_lookup();
-        let mut device = |pfn| find(pfn).map(CopyEndpoint::Device);
-        let mut find_other = other.map(DevicePages::pfn_lookup);
+        let mut device = |entry: &MigrateEntry| find(entry.destination).map(CopyEndpoint::Device);
+        let cpu = |entry: &MigrateEntry| {
+            let is_cpu = isolated.is_addressable(entry);
+            is_cpu.then_some(CopyEndpoint::Cpu(entry.destination))
+        };
+        let copies = Copies {
+            driver: &self.driver,
+            other: other.map(|other| &other.data().driver),
+            isolated,
+            batch,
+        };
+        // A loop for each direction, so that its pages do not select theirs one by one.
+        //
+        // SAFETY: The requirements are those of this function.
+        let count = unsafe {
+            if let Some(other) = other {
+                let mut find_other = other.pfn_lookup();
+                let mut other = |pfn| find_other(pfn).map(CopyEndpoint::Device);
+                let destination =
+                    |entry: &MigrateEntry| cpu(entry).or_else(|| other(entry.destination));
+                if cpu_sources {
+                    copies.hand_out(cpu_source, destination)
+                } else {
+                    copies.hand_out(device_source, destination)
+                }
+            } else if !cpu_sources {
+                copies.hand_out(device_source, |entry| cpu(entry).or_else(|| device(entry)))
+            } else if private {
+                copies.hand_out(cpu_source, |entry| device(entry).or_else(|| cpu(entry)))
+            } else {
+                copies.hand_out(cpu_source, |entry| cpu(entry).or_else(|| device(entry)))
+            }
+        };
+        self.driver.ring_doorbell();
+        count
+    }
+}
+
+/// Copies of a migration that are to be handed out.
+struct Copies<'m, 'a, 'b, M, R> {
+    driver: &'m M,
+    /// Driver of the destinations, if they are in the memory of another device.
+    other: Option<&'m M>,
+    isolated: &'m Isolated<'a, R>,
+    batch: &'m mut CopyBatch<'b>,
+}
+
+impl<M: MemoryOps, R> Copies<'_, '_, '_, M, R> {
+    /// Hands out the copies of all entries that have a destination. Returns their number. `source`
+    /// finds the source with a page frame number, `destination` the destination of an entry.
+    ///
+    /// # Safety
+    ///
+    /// As for [`MemoryState::hand_out_all`].
+    #[inline(always)]
+    unsafe fn hand_out(
+        self,
+        mut source: impl FnMut(usize) -> Option<CopyEndpoint>,
+        mut destination: impl FnMut(&MigrateEntry) -> Option<CopyEndpoint>,
+    ) -> usize {
+        let Self {
+            driver,
+            other,
+            isolated,
+            batch,
+        } = self;
+        let mut count = 0;
         batch.reserve(isolated.capacity());
         let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
         for entry in with_destination {
             count += 1;
             let source = match entry.source {
                 Source::Hole => Some(None),
-                Source::Page(pfn) if cpu_sources => Some(Some(CopyEndpoint::Cpu(pfn))),
-                Source::Page(pfn) => device(pfn).map(Some),
+                Source::Page(pfn) => source(pfn).map(Some),
             };
-            let cpu = || {
-                let is_cpu = isolated.is_addressable(&entry);
-                is_cpu.then_some(CopyEndpoint::Cpu(entry.destination))
-            };
-            let destination = if let Some(find) = &mut find_other {
-                cpu().or_else(|| find(entry.destination).map(CopyEndpoint::Device))
-            } else if to_device {
-                device(entry.destination).or_else(cpu)
-            } else {
-                cpu().or_else(|| device(entry.destination))
-            };
-            let (Some(source), Some(destination)) = (source, destination) else {
+            let (Some(source), Some(destination)) = (source, destination(&entry)) else {
                 // Memory of another device, which neither the CPU nor this driver can access.
                 // Without a job, the entry counts as not copied.
                 continue;
@@ -144,17 +199,16 @@ impl<M: MemoryOps> MemoryState<M> {
                 match other {
                     Some(other) => {
                         let job = batch.job(entry.index, entry.pages, source, destination);
-                        self.driver.copy_to(&other.data().driver, job);
+                        driver.copy_to(other, job);
                     }
                     None => {
                         let index = entry.index;
                         let pages = entry.pages;
-                        batch.hand_out(&self.driver, index, pages, source, destination);
+                        batch.hand_out(driver, index, pages, source, destination);
                     }
                 }
             }
         }
-        self.driver.ring_doorbell();
         count
     }
 }

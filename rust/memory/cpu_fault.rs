@@ -208,8 +208,8 @@ impl<'p, M: MemoryOps> MigrationOps<Readers<'p>> for FaultMigration<'_, M> {
         // The entry is a hole if the page was freed after the fault had begun. Then no data is
         // lost.
         let faulting = isolated
-            .entries()
-            .find(|entry| self.is_needed(entry) && entry.source != Source::Hole);
+            .entry_with(self.target)
+            .filter(|entry| entry.source != Source::Hole);
         // The page was isolated and got a destination, which was removed because the copy failed.
         let failed = faulting.is_some_and(|entry| entry.destination == 0);
         self.lost = failed && !self.no_memory && !self.no_huge;

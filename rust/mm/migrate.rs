@@ -342,6 +342,11 @@ impl<'a, R> Isolated<'a, R> {
         self.pages.0.entry_from(index)
     }
 
+    /// Returns the entry of which page `index` of the range is a part.
+    pub(crate) fn entry_with(&self, index: usize) -> Option<MigrateEntry> {
+        self.pages.0.entry_with(index)
+    }
+
     /// Allocates system memory in bulk as destinations of the small pages for whose index `select`
     /// returns true, except holes. As in [`LockedFolio::alloc_system`] the folios are marked dirty.
     ///

@@ -207,12 +207,46 @@ impl MigrateState<'_> {
         }
     }
 
+    /// Returns the elements that may have entries: of the sources, and of the destinations.
+    // Slices, because the iterator of two slices has one bound.
+    #[inline]
+    fn elements(&self) -> (&[usize], &[usize]) {
+        let places = self.places();
+        let Batch { src, dst, .. } = &*self.batch;
+        let src = src.get(..places).unwrap_or_default();
+        let dst = dst.get(..places).unwrap_or_default();
+        (src, dst)
+    }
+
     #[inline]
     pub(super) fn entries(&self) -> impl Iterator<Item = MigrateEntry> + '_ {
-        let both = self.batch.src.iter().zip(&self.batch.dst);
-        both.take(self.places())
+        let (src, dst) = self.elements();
+        src.iter()
+            .zip(dst)
             .enumerate()
             .filter_map(|(index, (src, dst))| Self::entry_of(index, *src, *dst))
+    }
+
+    /// Returns the entry of which page `index` of the range is a part.
+    #[inline]
+    pub(super) fn entry_with(&self, index: usize) -> Option<MigrateEntry> {
+        // A huge entry begins with the range.
+        let huge = || self.entry(0).filter(|entry| entry.pages > index);
+        self.entry(index).or_else(huge)
+    }
+
+    /// Returns the number of pages of entries that have a destination.
+    pub(super) fn filled_pages(&self) -> usize {
+        let (src, dst) = self.elements();
+        let has_both = |(src, dst): &(&usize, &usize)| {
+            *src & MIGRATE_PFN_MIGRATE != 0 && *dst >> MIGRATE_PFN_SHIFT != 0
+        };
+        let count = src.iter().zip(dst).filter(has_both).count();
+        match src.first() {
+            // The only entry, see `places`.
+            Some(src) if src & MIGRATE_PFN_COMPOUND != 0 => count * PMD_PAGES,
+            _ => count,
+        }
     }
 
     /// Marks the small pages without a destination for whose index `select` returns true. Returns
@@ -223,8 +257,12 @@ impl MigrateState<'_> {
         let mut left = false;
         let places = self.places();
         let Batch { src, dst, .. } = &mut *self.batch;
-        let both = src.iter().zip(dst.iter_mut()).take(places);
-        for (index, (src, dst)) in both.enumerate() {
+        let src = src.get(..places).unwrap_or_default();
+        let dst = dst.get_mut(..places).unwrap_or_default();
+        for index in 0..places {
+            let (Some(src), Some(dst)) = (src.get(index), dst.get_mut(index)) else {
+                break;
+            };
             let is_page = src & (MIGRATE_PFN_MIGRATE | MIGRATE_PFN_VALID)
                 == MIGRATE_PFN_MIGRATE | MIGRATE_PFN_VALID;
             if !is_page || *dst != 0 {

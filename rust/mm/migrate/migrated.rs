@@ -35,7 +35,7 @@ impl Moved<'_> {
 
     /// Returns the number of pages that moved.
     pub(crate) fn pages(&self) -> usize {
-        self.entries().map(|entry| entry.pages).sum()
+        self.0.filled_pages()
     }
 
     /// Returns whether the CPU can address the destination of `entry`.
@@ -62,9 +62,7 @@ impl Moved<'_> {
     /// The mmap lock is held and the pages are locked, as the lifetime ensures. Does not sleep.
     #[inline]
     pub fn at(&self, index: usize) -> Option<MigrateEntry> {
-        // A huge entry begins with the range.
-        let huge = || self.0.entry(0).filter(|entry| entry.pages > index);
-        let entry = self.0.entry(index).or_else(huge)?;
+        let entry = self.0.entry_with(index)?;
         (entry.destination != 0).then_some(entry)
     }
 }

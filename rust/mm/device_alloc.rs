@@ -366,12 +366,11 @@ impl FreeMap {
     /// Frees the pages of `mask` in word `at`.
     #[inline]
     fn give_back_bits(&self, at: usize, mask: u64) {
-        let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
-        if let (Some(word), Some(out), Some(hidden)) = words {
+        if let (Some(word), Some(out)) = (self.words.get(at), self.out.get(at)) {
             let gone = peek_u64(out) & mask;
             if gone == 0 {
                 set(word, mask);
-            } else {
+            } else if let Some(hidden) = self.hidden.get(at) {
                 self.give_back_out((word, out, hidden), mask, gone);
             }
         }

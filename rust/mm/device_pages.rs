@@ -377,21 +377,19 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.max_pages
     }
 
-    /// Called after the folio of `order` at `index` of `chunk` was freed. `is_used` is whether
+    /// Called after the folio with the pages `range` of `chunk` was freed. `is_used` is whether
     /// other pages of the chunk are in use. Context: any.
-    #[inline]
-    fn pages_released(&self, chunk: &Chunk<T>, index: usize, order: u32, is_used: bool) {
+    // Always inlined, so that the number of pages is a compile-time constant.
+    #[inline(always)]
+    fn pages_released(&self, chunk: &Chunk<T>, range: DeviceRange, is_used: bool) {
         if !is_used {
             self.hints.set(HintClass::Idle, chunk.index);
         }
-        self.note_room(chunk, Some(index));
-        let range = DeviceRange {
-            first: chunk.index * CHUNK_PAGES + index,
-            count: 1 << order,
-        };
+        self.note_room(chunk, Some(range.first % CHUNK_PAGES));
+        let count = range.count;
         T::pages_released(self, range);
         // Last: until then, a drop of the memory must not wait for the current task.
-        self.used.fetch_sub(1 << order, Relaxed);
+        self.used.fetch_sub(count, Relaxed);
     }
 
     /// Prevents the removal of the chunk of device page `number` while the returned object exists.

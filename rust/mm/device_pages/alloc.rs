@@ -246,7 +246,11 @@ impl<T: DevicePageOps> Drop for Row<'_, T> {
     fn drop(&mut self) {
         for index in self.next..self.end {
             let is_used = self.chunk.free.release(index, 1);
-            self.owner.pages_released(self.chunk, index, 0, is_used);
+            let range = DeviceRange {
+                first: self.chunk.index * CHUNK_PAGES + index,
+                count: 1,
+            };
+            self.owner.pages_released(self.chunk, range, is_used);
         }
     }
 }

@@ -351,17 +351,25 @@ impl<T: DevicePageOps> Chunk<T> {
         let index = pfn.wrapping_sub(peek_usize(&chunk.base));
         // SAFETY: The owner outlives its chunks, by the type invariant.
         let pages = unsafe { &*chunk.back };
-        T::freed(
-            pages,
-            DeviceRange {
-                first: chunk.index * CHUNK_PAGES + index,
-                count: 1 << order,
-            },
-        );
+        match order {
+            // The most frequent case, in which the order is a compile-time constant.
+            0 => chunk.freed(pages, index, 0),
+            order => chunk.freed(pages, index, order),
+        }
+    }
+
+    /// Releases the folio of `order` at `index`, whose last reference was dropped. Context: any.
+    #[inline(always)]
+    fn freed(&self, pages: &DevicePages<T>, index: usize, order: u32) {
+        let range = DeviceRange {
+            first: self.index * CHUNK_PAGES + index,
+            count: 1 << order,
+        };
+        T::freed(pages, range);
         // From here on, the pages can be allocated concurrently. The core holds a reference of
         // `pgmap`, which keeps the owner alive until this function returns.
-        let is_used = chunk.free.release(index, 1 << order);
-        pages.pages_released(chunk, index, order, is_used);
+        let is_used = self.free.release(index, range.count);
+        pages.pages_released(self, range, is_used);
     }
 
     /// # Safety

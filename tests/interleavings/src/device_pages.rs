@@ -56,8 +56,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     pub(super) fn pages_released(
         &self,
         _piece: &super::chunk::Chunk<T>,
-        _index: usize,
-        _order: u32,
+        _range: DeviceRange,
         _is_used: bool,
     ) {
     }

@@ -185,8 +185,8 @@ impl DevicePte {
     /// Any.
     #[inline]
     pub const fn is_outdated_by(self, now: Self) -> bool {
-        let lost = self.0 & !now.0;
-        self.is_valid() && ((self.0 ^ now.0) & !Self::WRITE != 0 || lost & Self::WRITE != 0)
+        // Any change but the gain of the right to write.
+        self.is_valid() && (self.0 ^ now.0) & !(now.0 & Self::WRITE) != 0
     }
 
     /// Returns the raw bits, for a format that stores them unchanged.

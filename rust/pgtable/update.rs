@@ -111,34 +111,37 @@ where
         let mut first = usize::MAX;
         let mut last = 0;
         for cell in cells {
-            let end = start | (size - 1);
-            if let (Slot::Leaf(raw), Some(span)) =
-                (tree::decode(tree::load(cell)), range_of(start, end))
-            {
-                let old = dma.seen(start, raw);
-                let mut new = old;
-                (self.f)(span, &mut new);
-                if new != old {
-                    // A page that cannot be mapped has its entry removed, so that the device
-                    // faults.
-                    let new = dma.replace(span, raw, old, new).unwrap_or(DevicePte::NONE);
-                    let word = if new.is_valid() {
-                        tree::leaf(new)
-                    } else {
-                        // OVERFLOW: A table has at most 2048 slots.
-                        removed = removed.wrapping_add(1);
-                        tree::EMPTY
-                    };
-                    tree::store(cell, word);
-                    // The cells are visited in order of ascending addresses.
-                    if raw.is_outdated_by(new) {
-                        first = first.min(start);
-                        last = end;
-                        outdated = outdated.wrapping_add(1);
-                    }
-                }
-            }
+            let at = start;
+            // Wraps behind the last page of the address space, which no range contains.
             start = start.wrapping_add(size);
+            let Slot::Leaf(raw) = tree::decode(tree::load(cell)) else {
+                continue;
+            };
+            let Ok(span) = PageRange::new(at, start) else {
+                continue;
+            };
+            let old = dma.seen(at, raw);
+            let mut new = old;
+            (self.f)(span, &mut new);
+            if new == old {
+                continue;
+            }
+            // A page that cannot be mapped has its entry removed, so that the device faults.
+            let new = dma.replace(span, raw, old, new).unwrap_or(DevicePte::NONE);
+            let word = if new.is_valid() {
+                tree::leaf(new)
+            } else {
+                // OVERFLOW: A table has at most 2048 slots.
+                removed = removed.wrapping_add(1);
+                tree::EMPTY
+            };
+            tree::store(cell, word);
+            // The cells are visited in order of ascending addresses.
+            if raw.is_outdated_by(new) {
+                first = first.min(at);
+                last = span.end() - 1;
+                outdated = outdated.wrapping_add(1);
+            }
         }
         let pages = size >> PAGE_SHIFT;
         if outdated != 0 {

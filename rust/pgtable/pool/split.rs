@@ -74,8 +74,10 @@ impl<F: Format> Pool<F> {
         let below = self.page(&guard, child)?;
         let step = 1usize << order::<F>(level - 1);
         let slots = slots::<F>(level - 1);
-        for (index, cell) in below.cells.iter().take(slots).enumerate() {
-            tree::store(cell, tree::leaf(huge.plus(index * step)));
+        let mut next = huge;
+        for cell in below.cells.iter().take(slots) {
+            tree::store(cell, tree::leaf(next));
+            next = next.plus(step);
         }
         // CAST: At most 2048.
         below.set_used(slots as u32);

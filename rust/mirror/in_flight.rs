@@ -158,6 +158,18 @@ impl InFlightMigration {
             && (self.request.faultless || (entry.is_device() && !self.takes_device_pages()))
     }
 
+    /// Returns whether the migration's own event leaves all entries of `range` unchanged, whatever
+    /// they are. They need not be visited then.
+    ///
+    /// A huge leaf that could not be split may extend beyond the range. It stays, too, and the
+    /// commit removes it.
+    #[inline]
+    pub(crate) fn keeps_all(&self, range: PageRange) -> bool {
+        self.request.faultless
+            && !matches!(self.request.destination, Destination::Coherent(_))
+            && self.owns_all(range)
+    }
+
     /// Returns whether the migration allocates a page of coherent memory for an entry that maps the
     /// zero page. A hole has no migration entry that stops CPUs. Therefore a CPU can write to the
     /// new page before the device is notified.

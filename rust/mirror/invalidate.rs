@@ -500,6 +500,9 @@ impl<D: Device> MirrorShared<D> {
                     Self::retire(&mut dirty, pages, entry);
                 });
             }
+            if own.is_some_and(|own| own.keeps_all(event.range)) {
+                return 0;
+            }
             let mut changed = 0;
             let split = |span| own.is_some_and(|own| own.divides(span));
             table.for_each_split(event.range, batch, split, |span, entry| {

@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     kernel::identity::{
         EventOwner,
+        MemoryId,
         PgmapOwner, //
     },
     mm::{
@@ -33,6 +34,46 @@ mod suite {
             faultless: true,
             destination: Destination::Any,
         }
+    }
+
+    #[test]
+    fn own_event_keeps_a_range_with_all_marks_as_a_whole() -> Result {
+        let name = 0u8;
+        let name = MigrationId::of(&name);
+        let range = PageRange::from_pages(PMD_SIZE, 64)?;
+        let part = PageRange::from_pages(PMD_SIZE + 8 * PAGE_SIZE, 16)?;
+        let behind = PageRange::from_pages(range.end() - PAGE_SIZE, 2)?;
+        let keeps = |request: MigrationDesc, span| -> Result<bool> {
+            let mut running = InFlightMigrations::new();
+            running.begin(request, InFlightNode::new()?)?;
+            Ok(running
+                .get(name, PMD_SIZE)
+                .is_some_and(|own| own.keeps_all(span)))
+        };
+        let faultless = request_of(name, range);
+        assert!(keeps(faultless, range)? && keeps(faultless, part)?);
+        assert!(!keeps(faultless, behind)?);
+        let ordinary = MigrationDesc {
+            faultless: false,
+            ..faultless
+        };
+        assert!(!keeps(ordinary, part)?);
+        // The migration may fill a hole for which the device maps the zero page.
+        let memory = 0u8;
+        let coherent = MigrationDesc {
+            destination: Destination::Coherent(MemoryId::of(&memory)),
+            ..faultless
+        };
+        assert!(!keeps(coherent, part)?);
+
+        let mut running = InFlightMigrations::new();
+        running.begin(faultless, InFlightNode::new()?)?;
+        running.unmark(PageRange::from_pages(part.start(), 1)?);
+        let own = running.get(name, PMD_SIZE).ok_or(EINVAL)?;
+        assert!(!own.keeps_all(part) && !own.keeps_all(range));
+        let rest = PageRange::new(part.start() + PAGE_SIZE, part.end())?;
+        assert!(own.keeps_all(rest));
+        Ok(())
     }
 
     #[test]

@@ -197,7 +197,10 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
                 }
                 // A huge leaf that begins before the range, and was not split, stays read-only.
                 if let Some(first) = range.index_of(span.start()) {
-                    writable.add(first..first + span.pages());
+                    match span.pages() {
+                        1 => writable.insert(first),
+                        pages => writable.add(first..first + pages),
+                    }
                 }
                 if !keep_write {
                     MirrorShared::<D>::retire(&mut dirty, span.pages(), *entry);

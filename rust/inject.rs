@@ -17,7 +17,8 @@ use crate::kernel::{
         DebugFile,
         FileContents, //
     },
-    names::named, //
+    names::named,
+    word::peek_usize, //
 };
 use core::str::FromStr;
 use kernel::{
@@ -141,7 +142,7 @@ pub(crate) fn fails(point: FailPoint) -> bool {
 /// Returns whether any point is set. Context: any.
 #[inline]
 pub(crate) fn is_injecting() -> bool {
-    IS_BUILT && ARMED_POINTS.load(Relaxed) != 0
+    IS_BUILT && peek_usize(&ARMED_POINTS) != 0
 }
 
 /// Recomputes the number of points that are set.

@@ -143,6 +143,7 @@ bool rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 	struct page *pages[BULK];
 	unsigned int next = 0, got = 0;
 	bool more = true, all = true;
+	struct folio *folio;
 	unsigned long i;
 
 #ifdef CONFIG_NUMA
@@ -166,11 +167,13 @@ bool rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 			continue;
 		}
 		/*
-		 * No other task has a reference, so that the page lock is free.
+		 * A folio of one page. No other task has a reference, so that its
+		 * lock is free.
 		 */
-		__SetPageLocked(pages[next]);
-		SetPageDirty(pages[next]);
-		dst[i] = migrate_pfn(page_to_pfn(pages[next++]));
+		folio = (struct folio *)pages[next++];
+		__folio_set_locked(folio);
+		folio_set_dirty(folio);
+		dst[i] = migrate_pfn(folio_pfn(folio));
 	}
 	return all;
 }

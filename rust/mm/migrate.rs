@@ -477,11 +477,11 @@ impl<'a, R: MigrationReader> Isolated<'a, R> {
     /// # Context
     ///
     /// May sleep. Calls notifiers: no lock that a notifier takes may be held.
-    pub fn migrate(self) -> Migrated<'a, R> {
-        let mut inner = self.pages.into_inner();
-        inner.abandon_unfilled();
-        inner.pages();
-        Migrated::new(inner, self.readers)
+    pub fn migrate(mut self) -> Migrated<'a, R> {
+        // Before the state is moved, so that it is moved once.
+        self.pages.0.abandon_unfilled();
+        self.pages.0.pages();
+        Migrated::new(self.pages.into_inner(), self.readers)
     }
 }
 

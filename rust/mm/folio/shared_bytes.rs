@@ -76,6 +76,7 @@ impl SharedBytes {
         self.len == 0
     }
 
+    #[inline]
     pub(in crate::mm) fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
         if offset.checked_add(len).ok_or(EINVAL)? > self.len {
             return Err(EINVAL);
@@ -143,6 +144,7 @@ impl SharedBytes {
     /// # Context
     ///
     /// Any but NMI. Does not sleep.
+    #[inline]
     pub fn load(&self, offset: usize, pages: &CpuPages<'_>) -> Result {
         let dst = self.pointer(offset, pages.bytes())?;
         // SAFETY: `pointer` has checked the length, and the frames are alive by the invariant of
@@ -160,6 +162,7 @@ impl SharedBytes {
     /// # Context
     ///
     /// Any but NMI. Does not sleep.
+    #[inline]
     pub fn store(&self, offset: usize, pages: &CpuPagesMut<'_>) -> Result {
         let src = self.pointer(offset, pages.bytes())?;
         // SAFETY: `pointer` has checked the length, and the frames are alive and writable by the

@@ -91,7 +91,14 @@ impl Store {
 
     /// Returns the block that has the byte at `offset`, and its offset there. Allocates the block
     /// if necessary.
+    #[inline]
     pub(crate) fn find_or_make(&self, offset: usize) -> Result<(&SharedBytes, usize)> {
+        // Most blocks exist.
+        self.find(offset).or_else(|_| self.make(offset))
+    }
+
+    #[inline(never)]
+    fn make(&self, offset: usize) -> Result<(&SharedBytes, usize)> {
         let block = offset / PMD_SIZE;
         let group = self.groups.get(block / GROUP_BLOCKS).ok_or(EINVAL)?;
         let blocks = made(group, || places(GROUP_BLOCKS))?;

@@ -82,10 +82,14 @@ impl<'c> Window<'c> {
         Self { copy, peer }
     }
 
-    /// Decodes the address of other device memory. `EFAULT` if it is not in its window.
-    fn peer(&self, address: u64) -> Result<(&Store, usize)> {
+    /// Returns the block of other device memory for a bus address, and the offset there. `EFAULT`
+    /// if the address is not in the window of that memory.
+    // Not inlined, because most copies do not need it.
+    #[inline(never)]
+    fn peer(&self, address: u64) -> Result<(&SharedBytes, usize)> {
         let offset = address.checked_sub(PEER).ok_or(EFAULT)?;
-        Ok((self.peer.ok_or(EFAULT)?, usize::try_from(offset)?))
+        let store = self.peer.ok_or(EFAULT)?;
+        store.find_or_make(usize::try_from(offset)?)
     }
 }
 
@@ -107,8 +111,7 @@ impl CopyBus for Window<'_> {
                 from.store(at, pages)
             }
             _ => {
-                let (store, offset) = self.peer(to)?;
-                let (block, place) = store.find_or_make(offset)?;
+                let (block, place) = self.peer(to)?;
                 block.copy_from(place, from, at, bytes)
             }
         }
@@ -122,8 +125,7 @@ impl CopyBus for Window<'_> {
                 destination.copy_from(source)
             }
             _ => {
-                let (store, offset) = self.peer(to)?;
-                let (block, at) = store.find_or_make(offset)?;
+                let (block, at) = self.peer(to)?;
                 self.read(from, block, at, bytes)
             }
         }
@@ -136,8 +138,7 @@ impl CopyBus for Window<'_> {
                 Ok(())
             }
             _ => {
-                let (store, offset) = self.peer(to)?;
-                let (block, at) = store.find_or_make(offset)?;
+                let (block, at) = self.peer(to)?;
                 block.clear(at, bytes)
             }
         }

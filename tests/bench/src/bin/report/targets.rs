@@ -10,7 +10,8 @@ use std::fmt;
 #[derive(Clone, Copy)]
 struct Goal {
     most: f64,
-    /// Bound of a row that misses its goal: the measured fraction, and 2 %.
+    /// Bound of a row that misses its goal, or reaches it by less than its figures vary: the
+    /// measured fraction, and 2 %.
     reached: Option<f64>,
 }
 
@@ -24,7 +25,7 @@ const fn goal(most: f64) -> Option<Goal> {
     Some(Goal { most, reached: None })
 }
 
-const fn missed(most: f64, reached: f64) -> Option<Goal> {
+const fn near(most: f64, reached: f64) -> Option<Goal> {
     Some(Goal { most, reached: Some(reached * 1.02) })
 }
 
@@ -62,26 +63,26 @@ pub const GOALS_MIB: usize = 32;
 /// Goals for [`GOALS_MIB`]. Those of `test` are for peers that copy by words, as ours does. The
 /// book says what keeps a row above its goal.
 const TARGETS: &[Target] = &[
-    target(READ, goal(0.33), missed(0.35, 0.386)),
+    target(READ, goal(0.33), near(0.35, 0.386)),
     beyond("of it, faulting", READ, REREAD, None, goal(0.80)),
     target(REREAD, goal(0.33), goal(0.35)),
-    target("device read of one mapped page", missed(0.20, 0.203), goal(0.40)),
+    target("device read of one mapped page", near(0.20, 0.203), goal(0.40)),
     target("CPU first touch", None, None),
-    target("device write fault, unpopulated", goal(0.62), missed(0.65, 0.742)),
-    target(TO_DEVICE, missed(0.60, 0.629), missed(0.50, 0.655)),
+    target("device write fault, unpopulated", goal(0.62), near(0.65, 0.742)),
+    target(TO_DEVICE, near(0.60, 0.619), near(0.50, 0.655)),
     target("RAM to device, THP, with read-back", goal(0.40), goal(0.45)),
     target("prefetch of resident memory, with read-back", None, None),
     target("prefetch of resident memory", None, None),
-    target("device to RAM, CPU touch, sequential", missed(0.38, 0.399), goal(0.85)),
-    target("device to RAM, CPU touch, random", missed(0.42, 0.459), missed(0.85, 0.911)),
-    target("device to RAM by request", missed(0.74, 0.749), goal(0.85)),
+    target("device to RAM, CPU touch, sequential", near(0.38, 0.379), goal(0.85)),
+    target("device to RAM, CPU touch, random", near(0.42, 0.419), near(0.85, 0.911)),
+    target("device to RAM by request", goal(0.74), goal(0.85)),
     target("device to RAM, THP, CPU touch", goal(0.33), goal(0.95)),
-    target("close of a device full of pages", missed(0.52, 0.526), goal(0.70)),
+    target("close of a device full of pages", goal(0.52), goal(0.70)),
     beyond(
         "munmap, beyond an unmirrored one",
         "munmap, mirrored",
         "munmap, not mirrored",
-        missed(0.054, 0.058),
+        near(0.054, 0.058),
         goal(0.80),
     ),
     beyond(
@@ -290,7 +291,7 @@ mod tests {
     #[test]
     fn bound_of_a_missed_goal_is_above_it() {
         assert_eq!(goal(0.5).map(Goal::bound), Some(0.5));
-        assert_eq!(missed(0.5, 0.6).map(Goal::bound), Some(0.6 * 1.02));
+        assert_eq!(near(0.5, 0.6).map(Goal::bound), Some(0.6 * 1.02));
         let ours = size(&[(REREAD, 40.0)]);
         let exceeds = |peer| judge(&ours, &[&size(&[(REREAD, peer)])], None, "test")[0].exceeds();
         assert!(!exceeds(200.0) && exceeds(100.0));

@@ -26,6 +26,7 @@
 //! - `word` has inlined atomic accesses, `zeroed` has arrays of words.
 //! - `limit` has the rate limit of log messages.
 //! - `names` has enumerations whose variants have names.
+//! - `test_timer` has a timer of KUnit tests.
 
 pub mod cancel;
 pub mod completion;
@@ -53,5 +54,7 @@ pub mod shrinker;
 #[cfg(CONFIG_RUST_HMM_QUEUE)]
 pub mod sync_file;
 pub(crate) mod task_work;
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+pub(crate) mod test_timer;
 pub(crate) mod word;
 pub(crate) mod zeroed;

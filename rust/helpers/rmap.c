@@ -517,8 +517,8 @@ static unsigned long private_run(pte_t *ptep, unsigned long count, long step)
 	page = pfn_to_page(softleaf_to_pfn(first));
 	pgmap = page_pgmap(page);
 	/*
-	 * The frame number is the lowest field of an entry, so that those of consecutive
-	 * pages differ by 1, and their PTEs by what this 1 becomes in a PTE.
+	 * The frame number is the lowest field of an entry, so that the entries of
+	 * consecutive pages differ by 1. @delta is the same difference of their PTEs.
 	 */
 	delta = pte_val(swp_entry_to_pte(swp_entry(0, 1))) -
 		pte_val(swp_entry_to_pte(swp_entry(0, 0)));

@@ -151,7 +151,7 @@ impl<M: MemoryOps> MemoryState<M> {
     }
 }
 
-/// Copies of a migration that are to be handed out.
+/// Copies of a migration, before the driver gets their jobs.
 struct Copies<'m, 'a, 'b, M, R> {
     driver: &'m M,
     /// Driver of the destinations, if they are in the memory of another device.

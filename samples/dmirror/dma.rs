@@ -69,7 +69,7 @@ pub(crate) fn describe(copy: &CopyDesc<'_>, memory: u64) -> Descriptor {
     }
 }
 
-/// The windows of a copy: what the hardware can reach during it.
+/// The windows of a copy, which are all addresses that the hardware can access during it.
 pub(crate) struct Window<'c> {
     copy: &'c CopyDesc<'c>,
     /// Memory of the other device, at [`PEER`].

@@ -194,7 +194,7 @@ impl Settings {
         self.keep_write.load(Relaxed) != 0
     }
 
-    /// How this device is connected to others, `DMIRROR_CONNECTION_*`.
+    /// Returns the connection of this device to others, `DMIRROR_CONNECTION_*`.
     pub(crate) fn connection(&self) -> u64 {
         self.connection.load(Relaxed)
     }

@@ -286,7 +286,7 @@ impl Engine {
     /// Maps `memory` of another GPU for this engine. Returns whether the engine can access it.
     pub(crate) fn reaches(&self, memory: &Arc<PciMemory>) -> bool {
         let mut peers = self.peers.lock();
-        // Memory whose GPU was unbound has no address any more.
+        // The memory of a GPU that was unbound has no address.
         peers.retain(|peer| peer.address(DeviceAddress::START, PAGE_BYTES).is_some());
         if peers.iter().any(|peer| peer.is_of(memory)) {
             return true;

@@ -12,7 +12,8 @@ use crate::{
     kernel::{
         deferred,
         kthread::Thread,
-        limit::logged_lines, //
+        limit::logged_lines,
+        test_timer::TestTimer, //
     },
     mm::dma::{
         totals,
@@ -21,21 +22,12 @@ use crate::{
 };
 use kernel::{
     ffi,
-    impl_has_hr_timer,
     page::Page,
     sync::Arc,
     time::{
         delay::fsleep,
-        hrtimer::{
-            HrTimer,
-            HrTimerCallback,
-            HrTimerCallbackContext,
-            HrTimerPointer,
-            HrTimerRestart,
-            RelativePinnedHardMode, //
-        },
-        Delta,
-        Monotonic, //
+        hrtimer::HrTimerPointer,
+        Delta, //
     }, //
 };
 
@@ -76,50 +68,17 @@ impl Held {
     }
 }
 
-/// Jobs that the interrupt handler of a timer ends, in reverse order.
-#[pin_data]
-struct Interrupt {
-    #[pin]
-    timer: HrTimer<Self>,
-    jobs: KVec<Held>,
-    /// Number of jobs that were ended in hard interrupt context.
-    ended: Arc<Atomic<usize>>,
-}
-
-impl Interrupt {
-    fn new(jobs: KVec<Held>, ended: &Arc<Atomic<usize>>) -> Result<Pin<KBox<Self>>> {
-        let ended = ended.clone();
-        KBox::pin_init(
-            pin_init!(Self {
-                timer <- HrTimer::new(),
-                jobs,
-                ended,
-            }),
-            GFP_KERNEL,
-        )
-    }
-}
-
-impl HrTimerCallback for Interrupt {
-    type Pointer<'a> = Pin<KBox<Self>>;
-
-    fn run(this: Pin<&mut Self>, _context: HrTimerCallbackContext<'_, Self>) -> HrTimerRestart {
-        let this = this.project();
-        // SAFETY: The helper has no preconditions.
-        let is_interrupt = unsafe { bindings::rust_hmm_kunit_in_hardirq() };
+/// Returns a timer whose interrupt handler ends `jobs`, in reverse order, and adds those that it
+/// ended in hard interrupt context to `ended`.
+fn interrupt(mut jobs: KVec<Held>, ended: &Arc<Atomic<usize>>) -> Result<Pin<KBox<TestTimer>>> {
+    let ended = ended.clone();
+    TestTimer::new(move |is_interrupt| {
         // The elements are popped, because freeing the vector is left to the owner of the timer.
-        while let Some(job) = this.jobs.pop() {
-            this.ended.fetch_add(usize::from(is_interrupt), Relaxed);
+        while let Some(job) = jobs.pop() {
+            ended.fetch_add(usize::from(is_interrupt), Relaxed);
             job.end();
         }
-        HrTimerRestart::NoRestart
-    }
-}
-
-impl_has_hr_timer! {
-    impl HasHrTimer<Self> for Interrupt {
-        mode: RelativePinnedHardMode<Monotonic>, field: self.timer
-    }
+    })
 }
 
 /// A section in which interrupts are disabled on this CPU.
@@ -222,7 +181,7 @@ mod suite {
             let mut timer = None;
             let filled = step(&mut copies, &driver, |batch| {
                 let jobs = jobs(batch, 0..count)?;
-                timer = Some(Interrupt::new(jobs, &ended)?.start(after));
+                timer = Some(interrupt(jobs, &ended)?.start(after));
                 Ok(())
             })?;
             drop(copies);
@@ -250,7 +209,7 @@ mod suite {
                 let one = jobs(batch, 0..1)?;
                 let others = jobs(batch, 1..JOBS)?;
                 let after = if is_first { SOON } else { LATE };
-                let timer = Interrupt::new(one, &ended)?.start(after);
+                let timer = interrupt(one, &ended)?.start(after);
                 let thread = spawn(move || {
                     fsleep(if is_first { LATE } else { SOON });
                     for job in others {
@@ -306,7 +265,7 @@ mod suite {
             let mut held = jobs(batch, 0..1)?;
             held.push(Held::Dropped(job(batch, 1)), GFP_KERNEL)?;
             held.push(Held::Plain(job(batch, 2)), GFP_KERNEL)?;
-            Ok(Interrupt::new(held, &ended)?.start(Delta::from_micros(50)))
+            Ok(interrupt(held, &ended)?.start(Delta::from_micros(50)))
         })?;
         assert!(!armed.is_left());
         assert!(filled.has(0) && !filled.has(1) && !filled.has(2));
@@ -333,7 +292,7 @@ mod suite {
                 let mut held = KVec::new();
                 held.push(Held::Mapped(DmaCopy::new(job, &device)?), GFP_KERNEL)?;
                 drop(device);
-                Ok(Interrupt::new(held, &ended)?.start(Delta::from_micros(100)))
+                Ok(interrupt(held, &ended)?.start(Delta::from_micros(100)))
             })?;
             assert!(filled.has(0));
             deferred::flush();

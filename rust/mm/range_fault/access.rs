@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a range fault requires of the pages that it collects.
+//! Requirements of a range fault for the pages that it collects.
 
 use crate::bindings;
 

@@ -251,8 +251,8 @@ fn kernel_bytes() -> Result<u64, Stop> {
     Ok(kib.iter().sum::<u64>() << 10)
 }
 
-/// What the library and the kernel allocate for a chunk, besides its `struct page`s, is at most
-/// 1/256 of its size. The memory is declared with 16 TiB, of which the tables are included.
+/// The library and the kernel allocate at most 1/256 of the size of a chunk for it, without its
+/// `struct page`s. The memory is declared with 16 TiB, and the tables for these are counted.
 fn bookkeeping_of_16_tib_is_small(ctx: &Ctx) -> Outcome {
     const CHUNKS: usize = 32;
     const BYTES: usize = CHUNKS * (256 << 20);

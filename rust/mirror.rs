@@ -57,6 +57,7 @@ mod outcome;
 mod parts;
 mod present;
 mod retry;
+mod shared;
 mod snapshot;
 mod software_mmu;
 mod table_guard;
@@ -82,15 +83,15 @@ pub(crate) use attributes::AttributesAt;
 pub(crate) use commit::CommitResult;
 pub use device::Device;
 pub(crate) use install::FaultRequest;
-pub(crate) use invalidate::{
-    MirrorShared,
-    MirrorState, //
-};
 pub use outcome::{
     Outcome,
     PageOutcome, //
 };
 pub(crate) use present::InstallFilter;
+pub(crate) use shared::{
+    MirrorShared,
+    MirrorState, //
+};
 pub use snapshot::{
     PageLocation,
     Snapshot, //

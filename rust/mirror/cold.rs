@@ -9,11 +9,9 @@
 
 use super::{
     in_flight::InFlightMigrations,
-    invalidate::{
-        MirrorShared,
-        MirrorState, //
-    },
-    Device, //
+    Device,
+    MirrorShared,
+    MirrorState, //
 };
 use crate::{
     debug::stats::Counter,

@@ -7,6 +7,7 @@ use crate::mm::{
     addr::PageRange,
     table_memory::TableUnit, //
 };
+use core::ops::Range;
 use kernel::page::PAGE_SHIFT;
 
 /// Type of an entry in the device's format: `u32` or `u64`. Entries are written as a whole.
@@ -16,7 +17,10 @@ pub trait Word: sealed::Sealed + Copy + Send + Sync + 'static {
 }
 
 mod sealed {
-    use super::TableUnit;
+    use super::{
+        Range,
+        TableUnit, //
+    };
 
     /// Implemented for integers that the library can write as a whole.
     pub trait Sealed: Sized {
@@ -26,17 +30,29 @@ mod sealed {
         ///
         /// The table lock may be held. Must not sleep.
         fn write(self, unit: &TableUnit<'_>, slot: usize);
+
+        /// Empties the entries `slots` of a table.
+        ///
+        /// # Context
+        ///
+        /// As [`Self::write`].
+        fn clear(unit: &TableUnit<'_>, slots: Range<usize>);
     }
 }
 
 pub(super) use sealed::Sealed as Write;
 
 macro_rules! impl_word {
-    ($type:ty, $write:ident) => {
+    ($type:ty, $write:ident, $clear:ident) => {
         impl sealed::Sealed for $type {
             #[inline]
             fn write(self, unit: &TableUnit<'_>, slot: usize) {
                 unit.$write(slot, self);
+            }
+
+            #[inline]
+            fn clear(unit: &TableUnit<'_>, slots: Range<usize>) {
+                unit.$clear(slots);
             }
         }
 
@@ -46,8 +62,8 @@ macro_rules! impl_word {
     };
 }
 
-impl_word!(u32, write_u32);
-impl_word!(u64, write_u64);
+impl_word!(u32, write_u32, clear_u32);
+impl_word!(u64, write_u64, clear_u64);
 
 /// The format of a device page table: its geometry, and how an entry is encoded. A table of level 0
 /// holds device pages of `1 << PAGE_SHIFT` bytes; an entry of level `n` covers `1 << (n * BITS)` of

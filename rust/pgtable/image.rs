@@ -27,7 +27,6 @@ use super::{
         span_of,
         unit,
         Format,
-        Word,
         Write, //
     },
     pool::Pool,
@@ -168,9 +167,7 @@ impl<F: Format> Images<F> {
     /// Empties that of page `index`, which is in `memory`, and which no device walks.
     pub(super) fn clear(&self, memory: &TableMemory, guard: &Guard, index: usize) {
         if let Some(unit) = self.unit(guard, index) {
-            for slot in 0..fan::<F>() {
-                F::Word::EMPTY.write(&unit, slot);
-            }
+            F::Word::clear(&unit, 0..fan::<F>());
             written::<F>(memory, &unit, 0..fan::<F>());
         }
         for form in self.forms(index) {
@@ -205,6 +202,35 @@ impl<F: Format> Pool<F> {
     ) {
         if self.has_images() && !changed.is_empty() {
             self.publish_image(index, level, addr, changed, batch);
+        }
+    }
+
+    /// As [`Self::publish`], for a table of level 0 in which no entry is left.
+    #[inline]
+    pub(super) fn publish_empty(
+        &self,
+        index: u32,
+        addr: usize,
+        changed: Range<usize>,
+        batch: &mut FlushBatch<F>,
+    ) {
+        if self.has_images() && !changed.is_empty() {
+            self.publish_empty_image(index, addr, changed, batch);
+        }
+    }
+
+    // As `publish_image`.
+    #[inline(never)]
+    fn publish_empty_image(
+        &self,
+        index: u32,
+        addr: usize,
+        changed: Range<usize>,
+        batch: &mut FlushBatch<F>,
+    ) {
+        let guard = rcu::read_lock();
+        if let Some(publisher) = self.publisher(&guard, index, 0, addr, changed) {
+            publisher.publish_empty(batch);
         }
     }
 

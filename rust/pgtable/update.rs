@@ -385,7 +385,12 @@ impl<F: Format, V: Visitor<F>> Update<'_, F, V> {
         let dma = &mut self.dma;
         let used = page.used() - self.visitor.leaves(0, cells, start, changes, dma);
         page.set_used(used);
-        self.pool.publish(index, 0, first, from..to, self.batch);
+        if used == 0 {
+            self.pool
+                .publish_empty(index, first, from..to, self.batch);
+        } else {
+            self.pool.publish(index, 0, first, from..to, self.batch);
+        }
         used == 0
     }
 }

@@ -26,6 +26,7 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
+    ops::Range,
     ptr::NonNull, //
 };
 use kernel::{
@@ -330,6 +331,33 @@ macro_rules! accesses {
 impl TableUnit<'_> {
     accesses!(u32, write_u32, store_u32, rust_hmm_bar_write32);
     accesses!(u64, write_u64, store_u64, rust_hmm_bar_write64);
+
+    /// Writes 0 to the entries `slots`, one after the other. Context: any.
+    pub(crate) fn clear_u32(&self, slots: Range<usize>) {
+        for slot in slots {
+            self.write_u32(slot, 0);
+        }
+    }
+
+    /// Writes 0 to the entries `slots`, whole words in any order. Does nothing if they extend
+    /// beyond the end. Context: any.
+    pub(crate) fn clear_u64(&self, slots: Range<usize>) {
+        if self.in_bar {
+            for slot in slots {
+                self.write_u64(slot, 0);
+            }
+            return;
+        }
+        if slots.is_empty() || slots.end > self.bytes / size_of::<u64>() {
+            return;
+        }
+        let bytes = slots.len() * size_of::<u64>();
+        // SAFETY: Within the memory, by the type invariant and the check.
+        let first = unsafe { self.memory.as_ptr().cast::<u64>().add(slots.start) };
+        // SAFETY: These are `bytes` bytes of the memory. The function writes whole words, with
+        // which a device may race by the type invariant.
+        unsafe { bindings::rust_hmm_clear_bytes(first.cast(), bytes) };
+    }
 
     /// Reads the word `slot` with acquire ordering, for software that emulates a device. Returns 0
     /// if `slot` is beyond the end. Context: any.

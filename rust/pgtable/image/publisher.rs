@@ -175,6 +175,15 @@ impl<F: Format> Publisher<'_, F> {
         }
     }
 
+    /// As [`Self::publish`], if no entry of the table is left.
+    pub(in crate::pgtable) fn publish_empty(&self, batch: &mut FlushBatch<F>) {
+        if F::break_before_make() || run_below::<F>(self.level, slot_bits::<F>(self.level)) != 0 {
+            return self.publish(batch);
+        }
+        F::Word::clear(&self.unit, self.entries(self.changed.clone()));
+        self.written(self.changed.clone());
+    }
+
     /// Writes entries that are a run of `1 << run`, or with 0 none.
     fn write_group(&self, slots: Range<usize>, run: u32, batch: &mut FlushBatch<F>) {
         if F::break_before_make() {

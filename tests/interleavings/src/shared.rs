@@ -101,6 +101,7 @@ pub(crate) mod zeroed {
 pub(crate) mod table_memory {
     use core::{
         cell::RefCell,
+        ops::Range,
         sync::atomic::{
             AtomicU64,
             Ordering, //
@@ -239,6 +240,14 @@ pub(crate) mod table_memory {
         pub(crate) fn write_u64(&self, slot: usize, value: u64) {
             LOG.with_borrow_mut(|log| log.push((self.address, slot, value)));
             self.words[slot].store(value, Release);
+        }
+
+        pub(crate) fn clear_u32(&self, slots: Range<usize>) {
+            self.clear_u64(slots);
+        }
+
+        pub(crate) fn clear_u64(&self, slots: Range<usize>) {
+            slots.for_each(|slot| self.write_u64(slot, 0));
         }
 
         pub(crate) fn read_u64(&self, slot: usize) -> u64 {

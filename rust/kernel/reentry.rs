@@ -205,15 +205,14 @@ impl ReentryGuard {
     /// Enters the current task in the table. Context: any but interrupts.
     #[inline(never)]
     pub(crate) fn enter() -> Self {
-        Self::enter_here()
+        Self::at(TaskId::current().enter())
     }
 
-    /// The body of [`Self::enter`], inlined in the functions of this module, which are called for
-    /// each access. Other callers share one copy of it.
+    /// Returns the guard of a task that has entered `place`.
     #[inline(always)]
-    fn enter_here() -> Self {
+    fn at(place: Option<&'static TaskSlot>) -> Self {
         Self {
-            place: TaskId::current().enter(),
+            place,
             _nts: NotThreadSafe,
         }
     }
@@ -230,7 +229,12 @@ impl ReentryGuard {
         //
         // SAFETY: No preconditions.
         if unsafe { bindings::rust_hmm_may_sleep() } {
-            let within = Self::enter_here();
+            let task = TaskId::current();
+            // A task that had no place is in no callback.
+            if let Some(place) = task.enter_first() {
+                return Ok(Self::at(Some(place)));
+            }
+            let within = Self::at(task.enter_noted());
             if within.place.is_none_or(|place| peek_u32(&place.depth) == 1) {
                 return Ok(within);
             }

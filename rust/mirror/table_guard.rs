@@ -168,7 +168,8 @@ impl<D: Device> MirrorShared<D> {
 
 impl<D: Device> TableGuard<'_, D> {
     /// Returns the entry for the page at `addr`.
-    #[inline]
+    // Always inlined, because a driver may copy page by page.
+    #[inline(always)]
     fn entry(&self, addr: usize) -> DevicePte {
         self.guard.table.get_near(addr)
     }

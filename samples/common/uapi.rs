@@ -3,10 +3,7 @@
 //! Numbers and structures of the user interface: the kernel's `lib/test_hmm_uapi.h`, and
 //! `samples/dmirror/dmirror_uapi.h`.
 
-use crate::structure::{
-    range,
-    zeroed, //
-};
+use crate::structure::range;
 use core::mem::offset_of;
 use kernel::{
     ffi::c_int,
@@ -91,15 +88,14 @@ pub(crate) struct Command {
 impl Command {
     /// Copies the argument from user space. `EFAULT`: bad pointer. `EINVAL`: bad range.
     pub(crate) fn read(user: usize) -> Result<Self> {
-        let mut raw = zeroed::<RawCommand>();
-        let inputs = raw.as_mut_bytes().get_mut(..INPUT_BYTES).ok_or(EINVAL)?;
-        UserSlice::new(UserPtr::from_addr(user), inputs.len())
+        let inputs: [u64; 3] = UserSlice::new(UserPtr::from_addr(user), INPUT_BYTES)
             .reader()
-            .read_slice(inputs)?;
+            .read()?;
+        let [addr, ptr, npages] = inputs;
         Ok(Self {
-            range: range(raw.addr, raw.npages)?,
-            ptr: usize::try_from(raw.ptr)?,
-            npages: raw.npages,
+            range: range(addr, npages)?,
+            ptr: usize::try_from(ptr)?,
+            npages,
             cpages: 0,
             faults: 0,
         })
@@ -107,17 +103,12 @@ impl Command {
 
     /// Copies the results to user space. Called on success only.
     pub(crate) fn write(&self, user: usize) -> Result {
-        let mut raw = RawCommand {
-            cpages: self.cpages,
-            faults: self.faults,
-            ..zeroed()
-        };
-        let outputs = raw.as_mut_bytes().get_mut(INPUT_BYTES..).ok_or(EINVAL)?;
+        let outputs = [self.cpages, self.faults];
         // The addition does not wrap: the inputs were read from there.
         let to = UserPtr::from_addr(user.wrapping_add(INPUT_BYTES));
-        UserSlice::new(to, outputs.len())
+        UserSlice::new(to, size_of_val(&outputs))
             .writer()
-            .write_slice(outputs)
+            .write(&outputs)
     }
 }
 

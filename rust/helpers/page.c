@@ -57,11 +57,13 @@ static __always_inline void mark_dirty(struct folio *folio)
 {
 	unsigned long flags = READ_ONCE(folio->flags.f);
 
-	/* A folio without PG_swapcache is not in the swap cache. */
-	if (unlikely(flags & BIT(PG_swapcache)) || !folio_test_anon(folio))
+	if (!folio_test_anon(folio))
 		folio_mark_dirty(folio);
-	else if (!(flags & BIT(PG_dirty)))
+	/* A folio without PG_swapcache is not in the swap cache. */
+	else if (!(flags & (BIT(PG_swapcache) | BIT(PG_dirty))))
 		folio_set_dirty(folio);
+	else if (flags & BIT(PG_swapcache))
+		folio_mark_dirty(folio);
 }
 
 /* Marks the folios of @npages consecutive page frames dirty. */
@@ -83,9 +85,15 @@ void rust_hmm_mark_all_dirty(const unsigned long *pfns, unsigned long count)
 {
 	const unsigned long *end = pfns + count;
 
-	do
-		mark_dirty(mapped_page_folio(pfn_to_page(*pfns)));
-	while (++pfns < end);
+	do {
+		struct page *page = pfn_to_page(*pfns);
+
+		/* Most pages are a folio: a test costs less than page_folio(). */
+		if (likely(!data_race(PageTail(page))))
+			mark_dirty((struct folio *)page);
+		else
+			mark_dirty(mapped_page_folio(page));
+	} while (++pfns < end);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mark_all_dirty);
 

@@ -15,8 +15,10 @@ use kernel::prelude::*;
 /// Output addresses have 48 bits. Leaves are pages, the entries of the Contiguous bit in the last
 /// level, and blocks of the level above.
 ///
-/// [`Self::MAIR`] has the attributes that entries refer to. System memory is write-back cacheable
-/// and inner shareable; device memory is not cacheable. All entries may be accessed without
+/// [`Self::MAIR`] has the attributes that entries refer to. All memory is write-back cacheable and
+/// inner shareable, the device's own as well: a change of these attributes requires
+/// break-before-make ("Using break-before-make when updating translation table entries"), and a
+/// page that migrates gets its other address by one write. All entries may be accessed without
 /// privilege (AP\[1\]), have the access flag, are not global, and forbid execution.
 ///
 /// A granule cannot map pages that are smaller, so it cannot mirror a process whose pages are.
@@ -24,8 +26,9 @@ use kernel::prelude::*;
 /// Entries are replaced without break-before-make even if their size changes, which the
 /// architecture permits with FEAT_BBM level 2. For an MMU without it use
 /// [`BreakBeforeMake`](crate::pgtable::BreakBeforeMake). When a page migrates, its entry gets
-/// another address and possibly other attributes, and is read-only until the flush has completed.
-/// Until then an MMU may use the old or the new page; the library frees the old page afterwards.
+/// another address, and is read-only until the flush has completed. This needs no
+/// break-before-make, because both pages have the same contents. Until then an MMU may use the old
+/// or the new page; the library frees the old page afterwards.
 ///
 /// # Examples
 ///
@@ -65,13 +68,11 @@ impl<const GRANULE_SHIFT: u32> LpaeGranule<GRANULE_SHIFT> {
     const BLOCK: u64 = 0b01;
 
     const ATTR_INDEX_SHIFT: u32 = 2;
-    const NOT_CACHEABLE: u64 = 0 << Self::ATTR_INDEX_SHIFT;
     const CACHEABLE: u64 = 1 << Self::ATTR_INDEX_SHIFT;
 
     /// AP\[1\]: access without privilege. AP\[2\]: no writes.
     const UNPRIVILEGED: u64 = 1 << 6;
     const READ_ONLY: u64 = 1 << 7;
-    const OUTER_SHAREABLE: u64 = 2 << 8;
     const INNER_SHAREABLE: u64 = 3 << 8;
     const ACCESSED: u64 = 1 << 10;
     const NOT_GLOBAL: u64 = 1 << 11;
@@ -122,11 +123,7 @@ impl<const GRANULE_SHIFT: u32> Format for LpaeGranule<GRANULE_SHIFT> {
         } else {
             Self::PAGE
         };
-        let memory = if entry.is_device() {
-            Self::NOT_CACHEABLE | Self::OUTER_SHAREABLE
-        } else {
-            Self::CACHEABLE | Self::INNER_SHAREABLE
-        };
+        let memory = Self::CACHEABLE | Self::INNER_SHAREABLE;
         let rights = if entry.may_be_dirty() {
             Self::UNPRIVILEGED
         } else {
@@ -163,9 +160,8 @@ mod tests {
         );
         let block = (writable & !0b11) | 0b01 | 0x20_0000;
         assert_eq!(Lpae::leaf(9, DevicePte::system(512, true)), block);
-        // Attribute 0, SH 10.
-        let device = (writable & !(0b111 << 2 | 0b11 << 8)) | 0b10 << 8 | 0x1000;
-        assert_eq!(Lpae::leaf(0, DevicePte::device(1, true)), device);
+        // Device memory has the same attributes.
+        assert_eq!(Lpae::leaf(0, DevicePte::device(1, true)), writable | 0x1000);
         let last = DevicePte::system((1 << 36) - 1, true);
         assert!(Lpae::can_hold(last) && !Lpae::can_hold(last.plus(1)));
         assert!(Lpae::can_link((1 << 48) - 4096) && !Lpae::can_link(1 << 48));

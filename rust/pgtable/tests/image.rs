@@ -32,8 +32,8 @@ pub(super) struct Found {
     /// Address of the page.
     address: u64,
     writable: bool,
-    /// Whether the page is in the memory of the device.
-    device: bool,
+    /// Whether the page is in the memory of the device, if the entry says so.
+    device: Option<bool>,
     /// Log2 of the number of pages that a TLB may hold in one entry.
     order: u32,
 }
@@ -148,6 +148,10 @@ impl<F: Format<Word = u64>> HardwareWalker<'_, F> {
                     if descriptor >> 10 & 1 == 0 || descriptor >> 6 & 1 == 0 {
                         return Err(EIO);
                     }
+                    // AttrIndx and SH, which require break-before-make to change.
+                    if descriptor >> 2 & 0b111 != 1 || descriptor >> 8 & 0b11 != 0b11 {
+                        return Err(EIO);
+                    }
                     // The Contiguous bit: 16 entries; or 128 pages, or 32 blocks.
                     let run = match (descriptor >> 52 & 1, granule, level) {
                         (0, ..) => 0,
@@ -164,8 +168,7 @@ impl<F: Format<Word = u64>> HardwareWalker<'_, F> {
                     return Ok(Some(Found {
                         address: output | offset,
                         writable: descriptor >> 7 & 1 == 0,
-                        // AttrIndx: 1 is write-back cacheable.
-                        device: descriptor >> 2 & 0b111 != 1,
+                        device: None,
                         order: low - granule + run,
                     }));
                 }
@@ -204,7 +207,7 @@ impl Walked for Gfx9 {
             return Ok(Some(Found {
                 address: address | (addr as u64 & ((1 << low) - 1) & !0xfff),
                 writable: word >> 6 & 1 != 0,
-                device: word >> 1 & 1 == 0,
+                device: Some(word >> 1 & 1 == 0),
                 order: fragment,
             }));
         }
@@ -227,7 +230,7 @@ impl<const LEVELS: u32> Walked for Radix<LEVELS> {
                 return Ok(Some(Found {
                     address: address | (addr as u64 & ((1 << low) - 1) & !0xfff),
                     writable: word >> 1 & 1 != 0,
-                    device: word >> 9 & 1 != 0,
+                    device: Some(word >> 9 & 1 != 0),
                     order: low - 12,
                 }));
             }
@@ -305,7 +308,7 @@ fn agrees(entry: DevicePte, part: usize, found: Option<Found>) -> bool {
     entry.is_valid()
         && found.address == base + ((entry.number() << PAGE_SHIFT) + (part << 12)) as u64
         && found.writable == entry.may_be_dirty()
-        && found.device == entry.is_device()
+        && found.device.is_none_or(|device| device == entry.is_device())
 }
 
 /// Returns whether a walker finds each entry of the model, by the address of one of its device

@@ -21,7 +21,8 @@ pub(super) struct Leaf {
     /// Its address in pages.
     pub(super) number: usize,
     pub(super) writable: bool,
-    pub(super) device: bool,
+    /// Whether it is in the device's memory, if the entry says so.
+    pub(super) device: Option<bool>,
     /// Log2 of the pages that the device may keep as one.
     pub(super) order: u32,
 }
@@ -53,11 +54,13 @@ impl Decode for Lpae {
             (1, 1) | (3, 0) => {
                 // AF, AP[1], nG, PXN and UXN; reserved bits.
                 assert!(bit(word, 10) && bit(word, 6) && bit(word, 11));
+                // AttrIndx and SH, which require break-before-make to change.
+                assert!(word >> 2 & 7 == 1 && word >> 8 & 3 == 3);
                 assert!(bit(word, 53) && bit(word, 54) && word >> 55 == 0 && !bit(word, 51));
                 Decoded::Leaf(Leaf {
                     number: number(word),
                     writable: !bit(word, 7),
-                    device: word >> 2 & 7 == 0,
+                    device: None,
                     order: if bit(word, 52) { 4 } else { 9 * level },
                 })
             }
@@ -80,6 +83,8 @@ impl Decode for Lpae16k {
             (1, 1) | (3, 0) => {
                 // AF, AP[1], nG, PXN and UXN; reserved bits.
                 assert!(bit(word, 10) && bit(word, 6) && bit(word, 11));
+                // AttrIndx and SH, which require break-before-make to change.
+                assert!(word >> 2 & 7 == 1 && word >> 8 & 3 == 3);
                 assert!(bit(word, 53) && bit(word, 54) && word >> 55 == 0 && word >> 48 & 15 == 0);
                 assert_eq!(word >> 12 & 3, 0, "bits of a page of 4 KiB");
                 // 128 pages, or 32 blocks.
@@ -87,7 +92,7 @@ impl Decode for Lpae16k {
                 Decoded::Leaf(Leaf {
                     number: (word >> 14 & 0x3_ffff_ffff) as usize,
                     writable: !bit(word, 7),
-                    device: word >> 2 & 7 == 0,
+                    device: None,
                     order: 11 * level + if bit(word, 52) { contiguous } else { 0 },
                 })
             }
@@ -115,7 +120,7 @@ impl Decode for Gfx9 {
         Decoded::Leaf(Leaf {
             number: number(word),
             writable: bit(word, 6),
-            device: !bit(word, 1),
+            device: Some(!bit(word, 1)),
             order,
         })
     }
@@ -137,7 +142,7 @@ impl<const LEVELS: u32> Decode for Radix<LEVELS> {
                 Decoded::Leaf(Leaf {
                     number: (word >> 12) as usize,
                     writable: bit(word, 1),
-                    device: bit(word, 9),
+                    device: Some(bit(word, 9)),
                     order: 9 * level,
                 })
             }
@@ -153,7 +158,7 @@ impl Decode for Runs {
             _ => Decoded::Leaf(Leaf {
                 number: (word >> 12) as usize,
                 writable: bit(word, 2),
-                device: bit(word, 3),
+                device: Some(bit(word, 3)),
                 order: (word >> Self::ORDER & 15) as u32,
             }),
         }
@@ -171,7 +176,7 @@ impl Decode for Narrow {
                 Decoded::Leaf(Leaf {
                     number: number as usize,
                     writable: bit(word, 30) || bit(word, 28),
-                    device: bit(word, 29),
+                    device: Some(bit(word, 29)),
                     order: 6 * level,
                 })
             }

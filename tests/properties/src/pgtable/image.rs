@@ -105,7 +105,7 @@ impl<F: Decode> Beside<F> {
             entry.is_valid()
                 && leaf.number == first_part::<F>(entry.number() + base) + part
                 && leaf.writable == entry.may_be_dirty()
-                && leaf.device == entry.is_device()
+                && leaf.device.is_none_or(|device| device == entry.is_device())
         })
     }
 

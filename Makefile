@@ -100,17 +100,17 @@ A command in a VM:    tools/vm/run -- COMMAND; with a terminal: tools/vm/run --s
 endef
 
 setup:
-	tools/kernel/prepare --kernel $(KERNEL) --series $(SERIES)
+	tools/kernel/prepare --kernel $(KERNEL) --series $(SERIES) --arch $(ARCH)
 
 modules:
-	$(if $(named),tools/build --kernel $(KERNEL) --series $(SERIES),tools/kbuild '$(KDIR)') $(options)
+	$(if $(named),tools/build $(on),tools/kbuild '$(KDIR)') $(options)
 
 programs:
-	tools/build --user
+	tools/build --user --arch $(ARCH)
 
 run:
-	tools/build --all --arch $(ARCH) --kernel $(run_kernel) --series $(SERIES)
-	tools/demo --arch $(ARCH) --kernel $(run_kernel) --series $(SERIES)
+	tools/build --all $(run_on)
+	tools/demo $(run_on)
 
 test:
 	@tests/run/all
@@ -118,56 +118,61 @@ test:
 # Without KERNEL=, run the kernel "test" if the series has no bootable Debian image.
 bootable = $(or $(named),$(filter default,$(SERIES)),$(word 4,$(shell tools/kernel/prepare --series $(SERIES) --show)))
 run_kernel = $(if $(bootable),$(KERNEL),test)
+# Options that name the kernel.
+of = --series $(SERIES) --arch $(ARCH)
+on = --kernel $(KERNEL) $(of)
+run_on = --kernel $(run_kernel) $(of)
 # Only the kernel of KERNEL= on the command line, otherwise both.
 kernels = $(if $(named),$(KERNEL),$(if $(bootable),debian) test)
 
 hmm-tests:
 	set -e; for k in $(kernels); do \
-		tools/build --arch $(ARCH) --kernel $$k --series $(SERIES); \
-		tests/run/hmm-tests --arch $(ARCH) --kernel $$k --series $(SERIES); \
-		[ $$k = debian ] || tests/run/hmm-tests --arch $(ARCH) --kernel $$k --series $(SERIES) --driver test_hmm; \
+		tools/build --kernel $$k $(of); \
+		tests/run/hmm-tests --kernel $$k $(of); \
+		[ $$k = debian ] || tests/run/hmm-tests --kernel $$k $(of) --driver test_hmm; \
 	done
 
 kunit: K = $(if $(filter debug kcsan rt,$(KERNEL)),$(KERNEL),test)
 kunit:
-	tools/build --kernel $(K) --series $(SERIES)
-	tests/run/kunit --kernel $(K) --series $(SERIES)
+	tools/build --kernel $(K) $(of)
+	tests/run/kunit --kernel $(K) $(of)
 
 # FILTER= selects tests by parts of their names, on private memory
 e2e:
-	tools/build --user
+	tools/build --user --arch $(ARCH)
 	set -e; for k in $(kernels); do \
-		tools/build --kernel $$k --series $(SERIES); \
-		tests/run/e2e --kernel $$k --series $(SERIES) $(FILTER); \
-		$(if $(FILTER),,tests/run/e2e --kernel $$k --series $(SERIES) --coherent; \
-			tests/run/e2e --kernel $$k --series $(SERIES) --timed;) \
+		tools/build --kernel $$k $(of); \
+		tests/run/e2e --kernel $$k $(of) $(FILTER); \
+		$(if $(FILTER),,tests/run/e2e --kernel $$k $(of) --coherent; \
+			tests/run/e2e --kernel $$k $(of) --timed;) \
 	done
 
 lifecycle:
-	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tests/run/lifecycle --kernel $(run_kernel) --series $(SERIES)
+	tools/build --all $(run_on)
+	tests/run/lifecycle $(run_on)
 
 test-qemu-gpu:
-	tools/build --user
-	tools/build --kernel debian --series $(SERIES)
-	tools/build --kernel debug --series $(SERIES)
-	tests/run/hw --all --series $(SERIES)
+	tools/build --user --arch $(ARCH)
+	tools/build --kernel debian $(of)
+	tools/build --kernel debug $(of)
+	tests/run/hw --all $(of)
 
-# FORMAT=radix4|radix5|lpae|lpae-one-size|gfx9 TABLES=plain|coherent|vram
+# FORMAT=radix4|radix5|lpae|lpae-one-size|lpae16k|gfx9 TABLES=plain|coherent|vram; lpae16k needs
+# ARCH=arm64-16k
 faultless:
-	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	$(if $(filter radix5,$(FORMAT)),tools/build --kernel $(run_kernel) --series $(SERIES) HMM_MOCK_FORMAT=$(FORMAT))
-	tests/run/faultless --kernel $(run_kernel) --series $(SERIES) $(if $(FORMAT),--format $(FORMAT)) $(if $(TABLES),--tables $(TABLES)) --full
+	tools/build --all $(run_on)
+	$(if $(filter radix5 lpae16k,$(FORMAT)),tools/build $(run_on) HMM_MOCK_FORMAT=$(FORMAT))
+	tests/run/faultless $(run_on) $(if $(FORMAT),--format $(FORMAT)) $(if $(TABLES),--tables $(TABLES)) --full
 
 # CALLS= SEED=
 fuzz:
-	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tests/run/fuzz --kernel $(run_kernel) --series $(SERIES) $(if $(CALLS),--calls $(CALLS)) $(if $(SEED),--seed $(SEED))
+	tools/build --all $(run_on)
+	tests/run/fuzz $(run_on) $(if $(CALLS),--calls $(CALLS)) $(if $(SEED),--seed $(SEED))
 
 # SEED= OPS= DEVICES= PROCS= THREADS= VRAM= (MiB) SECONDS= REPLAY=FILE HW=1 (on qemu_gpu)
 torture:
-	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tests/run/torture --kernel $(run_kernel) --series $(SERIES) $(if $(VRAM),--vram $(VRAM)) \
+	tools/build --all $(run_on)
+	tests/run/torture $(run_on) $(if $(VRAM),--vram $(VRAM)) \
 		$(if $(DEVICES),--devices $(DEVICES)) $(if $(SEED),--seed $(SEED)) $(if $(OPS),--ops $(OPS)) \
 		$(if $(PROCS),--procs $(PROCS)) $(if $(THREADS),--threads $(THREADS)) \
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(REPLAY),--replay $(REPLAY)) $(if $(HW),--hw)
@@ -181,8 +186,8 @@ oversubscribe:
 	tests/run/oversubscribe --kernel $(run_kernel) --series $(SERIES) $(if $(VRAM),--vram $(VRAM))
 
 inject:
-	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tests/run/inject --kernel $(run_kernel) --series $(SERIES)
+	tools/build --all $(run_on)
+	tests/run/inject $(run_on)
 
 coverage:
 	tests/run/coverage --series $(SERIES)
@@ -190,8 +195,9 @@ coverage:
 bench-lookup:
 	tests/run/lookup --series $(SERIES) --write
 
+# NAME= mutations, or rules of tests/model/names
 mutation:
-	tests/run/mutation
+	tests/run/mutation $(NAME)
 
 model:
 	tests/model/run

@@ -139,10 +139,18 @@ fn kill_at_random(ctx: &Ctx) -> Outcome {
     let mut random = Random(0x1234_5678_9abc_def1);
     for round in 0..ctx.cycles.max(2) / 2 {
         let ready = Gate::new()?;
+        let before = own.counters()?.bytes_copied;
         let mut child = Child::spawn(|| busy(ctx, random.0 | 1, &ready))?;
-        // Sometimes kill it during its setup.
-        if random.below(4) != 0 {
+        // Sometimes kill it during its setup, but the first one while its pages move.
+        if round == 0 || random.below(4) != 0 {
             ready.wait().what("the child's start")?;
+        }
+        if round == 0 {
+            let end = Instant::now() + Duration::from_secs(60);
+            while own.counters()?.bytes_copied == before {
+                check!(Instant::now() < end, "no page of the child moves");
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         std::thread::sleep(Duration::from_micros(random.below(40_000)));
         child.signal(hmm::child::SIGKILL);

@@ -74,6 +74,9 @@ pub const WITH_LITTLE_MEMORY: &[Test] = &[
     Test::new("memory", "immovable_memory_causes_no_eviction", immovable_memory)
         .only_rust(OURS)
         .seconds(180),
+    Test::new("memory", "immovable_page_of_a_block_causes_no_eviction", full_memory)
+        .only_rust(OURS)
+        .seconds(120),
     Test::new("memory", "policy_adds_little_time_on_immovable_memory", time_of_a_pass)
         .only_rust(OURS)
         .timed()
@@ -162,7 +165,9 @@ fn immovable_memory(ctx: &Ctx) -> Outcome {
         device.set_policy(Policy::Default)?;
         let (before, _) = all(&device)?;
         device.read(map.addr(), &mut zeros).what("read of the device file")?;
-        check_eq!(all(&device)?.0.bytes_copied, before.bytes_copied, "bytes copied of its pages");
+        let (after, _) = all(&device)?;
+        check_eq!(after.bytes_copied, before.bytes_copied, "bytes copied of its pages");
+        check_eq!(after.evicted_pages, before.evicted_pages, "pages evicted for its pages");
     }
 
     // Anonymous memory that is pinned for a device.
@@ -423,6 +428,44 @@ fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
         cpu_sees(&map, 1, "after all")?;
     }
     Ok(())
+}
+
+/// All pages of a block but one are on the device, whose memory is full. Requests for the block, and
+/// an engine that reads it with a policy, evict nothing for the page that cannot migrate.
+fn full_memory(ctx: &Ctx) -> Outcome {
+    const PAGE: usize = 77;
+    let _restore = with(ctx, &vram(1))?;
+    let owner = ctx.open()?;
+    let device = ctx.open()?;
+    let map = block(1)?;
+    let locked = owner.lock(map.page_addr(PAGE), PAGE_SIZE, 1, false).what("lock")?;
+    let done = device.migrate(map.addr(), HUGE_PAGES, Way::ToDevice).what("migrate")?;
+    check_eq!((done.moved, done.skipped), (BLOCK_PAGES - 1, 1), "pages moved and skipped");
+    let last = Mapping::anon(1)?;
+    last.fill(2);
+    check_eq!(to_device(&device, &last)?.moved, 1, "pages that fill the memory");
+    check_eq!(device.counters()?.device_pages_used, BLOCK_PAGES, "pages on the device");
+
+    let before = device.counters()?;
+    for _ in 0..10 {
+        let done = device.migrate(map.addr(), HUGE_PAGES, Way::ToDevice).what("migrate again")?;
+        check_eq!((done.moved, done.skipped), (0, 1), "pages moved and skipped again");
+    }
+    for policy in [Policy::Default, Policy::OnePage] {
+        device.set_policy(policy)?;
+        engine_reads(&device, &map, 1)?;
+    }
+    let after = device.counters()?;
+    check_eq!(after.evicted_pages, before.evicted_pages, "pages evicted");
+    check_eq!(after.bytes_copied, before.bytes_copied, "bytes copied");
+    few_events(&before, &after, "of tries for one page")?;
+    check_eq!(after.device_pages_used, BLOCK_PAGES, "pages on the device after all");
+    owner.unlock(locked.device_addr).what("unlock")?;
+    cpu_sees(&map, 1, "after all")?;
+    cpu_sees(&last, 2, "after all")?;
+    device.close().what("close")?;
+    owner.close().what("close")?;
+    unload(ctx)
 }
 
 /// A request to migrate memory that is resident has no effect, also for other mirrors of the

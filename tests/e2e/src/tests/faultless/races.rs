@@ -304,12 +304,15 @@ fn h14_taken(ctx: &Ctx) -> Outcome {
     device.set(Setting::CopyDelay, 10_000_000)?;
     let map = Mapping::anon(PAGES_TAKEN)?;
     let watched = Mapping::anon(PAGES_TAKEN)?;
-    let protection = WriteProtect::new(&watched).ok();
-    let ksm = hmm::files::Ksm::start().ok();
-    let uffd = protection.as_ref().map(|protection| (&watched, Taking::Userfaultfd(protection)));
-    let merging = ksm.as_ref().map(|ksm| (&map, Taking::Merging(ksm)));
-    let ways = [Some((&map, Taking::Fork)), Some((&map, Taking::Mprotect)), uffd, merging];
-    for (map, taking) in ways.into_iter().flatten() {
+    let protection = WriteProtect::new(&watched).what("userfaultfd")?;
+    let ksm = hmm::files::Ksm::start().what("KSM")?;
+    let ways = [
+        (&map, Taking::Fork),
+        (&map, Taking::Mprotect),
+        (&watched, Taking::Userfaultfd(&protection)),
+        (&map, Taking::Merging(&ksm)),
+    ];
+    for (map, taking) in ways {
         let mut raced = 0;
         rounds(4, |round| {
             raced += u64::from(taken(&device, map, taking, round)?);

@@ -22,6 +22,7 @@ pub(crate) struct VmaAnchor {
 }
 
 impl VmaAnchor {
+    /// Those of the numbers of pages of 4 KiB in the largest address space, which has 56 bits.
     const DIFFERENCE_BITS: u32 = 44;
     const TAG_BITS: u32 = 7;
     const DIFFERENCE_MASK: u64 = (1 << Self::DIFFERENCE_BITS) - 1;

@@ -212,6 +212,8 @@ impl<T: Sync, W: Waiter<T>> References<'_, T, W> {
         // SAFETY: The place is that of the owner, which is borrowed by `self`.
         let counted = unsafe { self.owner.place.as_ref() };
         let own = 1 + core::mem::take(&mut self.reserved);
+        // Full: pairs with the decrement in the drop of a reference. If this one is the last, all
+        // accesses through the references precede the return.
         if counted.count.fetch_sub(own, Full) != own {
             loop {
                 let killable = self.waiter.is_killable();
@@ -308,6 +310,8 @@ impl<T: Sync> Drop for CountedRef<T> {
     fn drop(&mut self) {
         // SAFETY: The place is valid as long as the reference is counted, by the type invariant.
         let counted = unsafe { self.place.as_ref() };
+        // Full: pairs with the decrement in `wait_for_all`. Accesses through this reference precede
+        // it; those of other references precede the completion.
         if counted.count.fetch_sub(1, Full) == 1 {
             // The count does not include the owner, which thus waits for the completion and keeps
             // the place until `complete()` has released the completion's lock.

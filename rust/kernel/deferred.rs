@@ -234,6 +234,8 @@ impl<T: RecurringWork> Recurring<T> {
     ///
     /// Any but NMI.
     pub(crate) fn queue(self: &Arc<Self>) {
+        // Full: pairs with the exchange in `run_at`. If the flag was set, that exchange comes
+        // later, and its run sees the caller's earlier accesses.
         if self.is_queued.xchg(true, Full) {
             return;
         }
@@ -252,6 +254,7 @@ impl<T: RecurringWork> Recurring<T> {
         // requirements.
         let this = unsafe { Arc::from_raw(raw.cast::<Self>().cast_const()) };
         // Before the work, so that a concurrent request that this run may miss queues another one.
+        // Full: pairs with the exchange in `queue`.
         this.is_queued.xchg(false, Full);
         this.work.run();
     }

@@ -263,6 +263,7 @@ impl Region {
 
     fn next_owner(&self) -> Option<Arc<ReclaimOwner>> {
         let owners = self.owners.lock();
+        // Relaxed: changed under this lock only.
         let index = self.hand.load(Relaxed).checked_rem(owners.len())?;
         self.hand.store(index + 1, Relaxed);
         owners.get(index).cloned()

@@ -129,6 +129,8 @@ impl<F: Format> Table<F> {
         };
         let mut places = cold.starts.iter_mut();
         for meta in chunk.meta.iter() {
+            // Relaxed: words with `IN_USE` are changed under the table lock, which is held. Those
+            // of pages in lists are skipped.
             let word = meta.word.load(Relaxed);
             if word & IN_USE == 0 {
                 continue;

@@ -24,6 +24,7 @@ impl DevicePte {
     const WRITE: u64 = 1 << 1;
     const DEVICE: u64 = 1 << 2;
     const EXCLUSIVE: u64 = 1 << 3;
+    /// Position in the word, which leaves 12 bits for flags. Not a size of pages.
     const NUMBER_SHIFT: u32 = 12;
 
     /// The empty entry.

@@ -158,6 +158,7 @@ impl SizeCell {
         self.set(WrittenSize::NONE);
     }
 
+    // Relaxed: sizes and clock are read and changed under the table lock.
     fn get(&self) -> WrittenSize {
         WrittenSize(self.0.load(Relaxed))
     }

@@ -18,7 +18,8 @@ pub(super) const EMPTY: u64 = 0;
 /// Bit that is set in the word of a table, and clear in that of a leaf.
 const TABLE_BIT: u64 = 1 << 11;
 
-/// Lowest bit of the index of a table, and of the number of a page.
+/// Lowest bit of the index of a table, and of the number of a page, as in [`DevicePte`]. Not a size
+/// of pages.
 const NUMBER_SHIFT: u32 = 12;
 
 /// A word, decoded.

@@ -171,6 +171,7 @@ impl FaultWindows {
         let Some((last, history)) = last.zip(history) else {
             return Self::first();
         };
+        // Relaxed: each word is complete in itself, and a lost update changes only the next window.
         let window = LastWindow(last.load(Relaxed));
         let faults = BlockFaults(history.load(Relaxed));
         let order = match faults.next_order(block) {

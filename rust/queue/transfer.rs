@@ -244,6 +244,7 @@ impl<H: HasMirror> ParallelJob for TransferBlocks<H> {
             Transfer::ToDevice | Transfer::Prefetch => migration.to_device(),
             Transfer::ToSystem => migration.to_system(),
         }?;
+        // Relaxed: counters. A task that has waited for the operation sees them by that.
         self.report.moved.add(outcome.moved, Relaxed);
         let stayed = outcome.skipped + outcome.no_memory + outcome.copy_failed;
         self.report.stayed.add(stayed, Relaxed);

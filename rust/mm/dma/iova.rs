@@ -285,6 +285,7 @@ impl DmaWindows {
 
     fn drop_if_idle(&self, block: usize) {
         let mut tree = self.tree.lock();
+        // Relaxed: see `WindowGuard::end`.
         let goes = |window: &Arc<DmaWindow>| window.gone.load(Relaxed) && window.is_idle();
         let node = if tree.windows.get(&block).is_some_and(goes) {
             tree.windows.remove_node(&block)

@@ -38,6 +38,8 @@ impl<F: Format> Pool<F> {
         let mut bytes = 0;
         {
             let guard = rcu::read_lock();
+            // Relaxed from here on: `free`, `going` and `whole` are changed under this lock. `top`
+            // only tells how many places to look at.
             let mut free = self.free.lock();
             let mut spare = free.leaves.len.saturating_sub(self.kept());
             if want == 0 || self.whole.load(Relaxed) == 0 {
@@ -83,6 +85,7 @@ impl<F: Format> Pool<F> {
         }
         let count = gone.count();
         drop(gone);
+        // Relaxed: statistics.
         self.count.fetch_sub(count, Relaxed);
         self.pages.fetch_sub(going, Relaxed);
         account(going, bytes, -1);

@@ -150,6 +150,7 @@ impl<'w> WindowCursor<'w> {
             let index = index_of(addr);
             let count = used.window.unmap(index, index + 1, |_| true);
             windows.device.count_unmapped(count);
+            // Relaxed: changed by users only, and read by `is_idle` after the count of users.
             used.window.live.fetch_sub(1, Relaxed);
         }
     }

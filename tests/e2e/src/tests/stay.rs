@@ -430,8 +430,8 @@ fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// All pages of a block but one are on the device, whose memory is full. Requests for the block, and
-/// an engine that reads it with a policy, evict nothing for the page that cannot migrate.
+/// All pages of a block but one are on the device, whose memory is full. Requests for the block,
+/// and an engine that reads it with a policy, evict nothing for the page that cannot migrate.
 fn full_memory(ctx: &Ctx) -> Outcome {
     const PAGE: usize = 77;
     let _restore = with(ctx, &vram(1))?;

@@ -82,12 +82,14 @@ pub(crate) use announced::{
 pub(crate) use attributes::AttributesAt;
 pub(crate) use commit::CommitResult;
 pub use device::Device;
-pub(crate) use install::FaultRequest;
+pub(crate) use install::{
+    FaultRequest,
+    InstallFilter, //
+};
 pub use outcome::{
     Outcome,
     PageOutcome, //
 };
-pub(crate) use present::InstallFilter;
 pub(crate) use shared::{
     MirrorShared,
     MirrorState, //

@@ -12,6 +12,7 @@
 //! - [`folio`] has page contents and locked folios.
 //! - [`user`] has copies to and from memory of the current process, without page faults.
 //! - [`device_pages`] has `ZONE_DEVICE` memory and its CPU faults.
+//! - `cpu_fault` has a CPU fault on device memory, while it is handled.
 //! - [`location`] has memory and addresses of pages, as CPUs and devices use them.
 //! - [`migrate`] has `migrate_vma_*`, in the states isolated and migrated.
 //! - [`exclusive`] has `make_device_exclusive`.
@@ -27,6 +28,7 @@ pub mod addr;
 #[cfg(CONFIG_PCI)]
 pub mod bar_tables;
 mod compat;
+mod cpu_fault;
 pub(crate) mod device_alloc;
 pub mod device_pages;
 pub mod dma;

@@ -26,16 +26,15 @@ mod bounces;
 mod density;
 pub(crate) mod fault_around;
 mod immovable;
+mod parameters;
 mod prefetch;
 mod thrash;
 
 pub use crate::mm::page_set::PageSet;
 pub use bounces::Bounces;
-pub use density::{
-    Density,
-    Parameters, //
-};
+pub use density::Density;
 pub(crate) use immovable::Immovable;
+pub use parameters::Parameters;
 
 /// State at a device fault, the input of a policy.
 pub struct FaultInfo<'a> {

@@ -68,7 +68,7 @@ impl<D: Device> MirrorShared<D> {
         &self,
         table: &mut Table<D::Format>,
         range: PageRange,
-    ) -> Option<super::invalidate::Flush<D>> {
+    ) -> Option<super::flushes::Flush<D>> {
         if self.keeps_write() {
             return None;
         }

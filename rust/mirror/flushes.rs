@@ -3,8 +3,11 @@
 //! Flushes that were started while a space notifies its mirrors of an event. They are waited for
 //! after all mirrors were notified.
 
+use super::Device;
 use crate::{
     kernel::lock_classes,
+    mm::addr::PageRange,
+    pgtable::Flushing,
     space::StartedFlush, //
 };
 use kernel::{
@@ -16,8 +19,19 @@ use kernel::{
 /// waited for immediately.
 const MAX_PENDING_FLUSHES: usize = 4;
 
-/// An outstanding flush.
-struct PendingFlush<T> {
+/// Outstanding flush of a mirror.
+pub(crate) type Flush<D> = Flushing<PendingFlush<<D as Device>::Flush>, <D as Device>::Format>;
+
+/// Outstanding flush of `range` by the device. After it, the DMA mappings of the range that were
+/// retired before `tick` are unmapped.
+pub(crate) struct PendingFlush<P> {
+    pub(super) flush: P,
+    pub(super) range: PageRange,
+    pub(super) tick: Option<u32>,
+}
+
+/// An outstanding flush of an event.
+struct EventFlush<T> {
     /// Number of its event.
     event: usize,
     flush: T,
@@ -26,7 +40,7 @@ struct PendingFlush<T> {
 }
 
 /// Outstanding flushes. Not in the mirror itself, which is moved on the stack when it is made.
-struct FlushSlots<T>(KVec<Option<PendingFlush<T>>>);
+struct FlushSlots<T>(KVec<Option<EventFlush<T>>>);
 
 impl<T> FlushSlots<T> {
     #[inline(never)]
@@ -64,7 +78,7 @@ impl<T> PendingFlushes<T> {
         let free = places.0.iter_mut().enumerate();
         match free.into_iter().find(|(_, place)| place.is_none()) {
             Some((number, place)) => {
-                *place = Some(PendingFlush {
+                *place = Some(EventFlush {
                     event,
                     flush,
                     next: None,

@@ -14,7 +14,6 @@
 //! table lock is taken, because nothing is allocated with reclaim under it.
 
 use super::{
-    present::InstallFilter,
     retry::RetryBudget,
     tiles::Unreached,
     Device,
@@ -103,6 +102,15 @@ pub(crate) enum FaultRequest {
     FaultInSystem(Access),
     /// Present pages only.
     Present(InstallFilter),
+}
+
+/// Selection of present pages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InstallFilter {
+    /// All pages.
+    All,
+    /// Pages in this device's memory.
+    Own,
 }
 
 /// Calls `f` without inlining it, so that rare cases in a loop over pages use no registers there.

@@ -8,6 +8,10 @@
 //! migration's own event.
 
 use super::{
+    flushes::{
+        Flush,
+        PendingFlush, //
+    },
     in_flight::InFlightMigration,
     Device,
     MirrorShared,
@@ -46,17 +50,6 @@ use kernel::sync::atomic::ordering::{
     Relaxed,
     Release, //
 };
-
-/// Outstanding flush of a mirror.
-pub(crate) type Flush<D> = Flushing<PendingFlush<<D as Device>::Flush>, <D as Device>::Format>;
-
-/// Outstanding flush of `range` by the device. After it, the DMA mappings of the range that were
-/// retired before `tick` are unmapped.
-pub(crate) struct PendingFlush<P> {
-    flush: P,
-    range: PageRange,
-    tick: Option<u32>,
-}
 
 /// Outstanding flush of a change of a whole range, see [`MirrorShared::change_all`].
 #[must_use = "the device may still use the old entries"]

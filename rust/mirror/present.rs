@@ -3,7 +3,10 @@
 //! Entries for pages that are present in the CPU page table: nothing is faulted in.
 
 use super::{
-    install::FaultRequest,
+    install::{
+        FaultRequest,
+        InstallFilter, //
+    },
     Device,
     MirrorShared, //
 };
@@ -18,15 +21,6 @@ use crate::{
     pgtable::Prealloc, //
 };
 use kernel::prelude::*;
-
-/// Selection of present pages.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum InstallFilter {
-    /// All pages.
-    All,
-    /// Pages in this device's memory.
-    Own,
-}
 
 // These are methods of `MirrorShared`, because an eviction has no [`Mirror`](super::Mirror).
 impl<D: Device> MirrorShared<D> {

@@ -3,9 +3,11 @@
 //! State of a mirror, and the lock that protects its table.
 
 use super::{
-    flushes::PendingFlushes,
+    flushes::{
+        Flush,
+        PendingFlushes, //
+    },
     in_flight::InFlightMigrations,
-    invalidate::Flush,
     lost::LostRanges,
     Device,
     Walkers, //

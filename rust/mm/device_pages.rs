@@ -44,7 +44,6 @@ use kernel::{
 mod alloc;
 mod chunk;
 mod chunks;
-mod cpu_fault;
 mod growth;
 mod hints;
 mod owned;
@@ -54,16 +53,16 @@ mod rmap;
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 
+pub use super::cpu_fault::{
+    CpuFault,
+    FaultError, //
+};
 pub(crate) use alloc::Row;
 use chunk::{
     Chunk,
     FrameGuard, //
 };
 use chunks::Chunks;
-pub use cpu_fault::{
-    CpuFault,
-    FaultError, //
-};
 use hints::{
     HintClass,
     Hints, //

@@ -21,7 +21,7 @@ use super::{
         PMD_ORDER,
         PMD_PAGES, //
     },
-    device_pages::CpuFault,
+    cpu_fault::CpuFault,
     folio::{
         CpuPages,
         CpuPagesMut,
@@ -52,6 +52,7 @@ use kernel::{
 mod batch;
 mod isolate;
 mod migrated;
+mod moved;
 mod reader;
 mod thp;
 
@@ -65,10 +66,8 @@ pub(crate) use isolate::{
     PageClass,
     SystemPages, //
 };
-pub use migrated::{
-    Migrated,
-    Moved, //
-};
+pub use migrated::Migrated;
+pub use moved::Moved;
 pub use reader::MigrationReader;
 use thp::{
     ThpIsolation,

@@ -3,7 +3,7 @@
 //! Thrashing history, shared by the mirrors of a process that migrate to the same memory.
 
 use super::{
-    density::Parameters,
+    parameters::Parameters,
     thrash::{
         ThrashDetector,
         ThrashHint, //

@@ -11,6 +11,7 @@
 use super::{
     block,
     block_start,
+    parameters::Parameters,
     prefetch::Streams,
     thrash::ThrashHint,
     Decision,
@@ -32,12 +33,10 @@ use kernel::{
     sync::Mutex, //
 };
 
-mod parameters;
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 mod tests;
 mod tree;
 
-pub use parameters::Parameters;
 pub(super) use tree::region;
 
 use tree::{

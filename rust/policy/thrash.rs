@@ -27,7 +27,7 @@
 
 use super::{
     block_start,
-    density::Parameters,
+    parameters::Parameters,
     PageSet, //
 };
 use crate::mm::addr::{

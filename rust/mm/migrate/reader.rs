@@ -2,7 +2,7 @@
 
 //! Mirrors that keep their entries while pages migrate.
 
-use super::Moved;
+use super::moved::Moved;
 
 /// Mirrors to which a migration was announced. They keep their entries of its pages until the pages
 /// have moved.

@@ -13,7 +13,7 @@ use crate::{
     kernel::identity::MemoryId,
     mm::{
         addr::PageRange,
-        device_pages::CpuFault,
+        cpu_fault::CpuFault,
         vma::Vma, //
     }, //
 };

@@ -386,8 +386,7 @@ impl<F: Format, V: Visitor<F>> Update<'_, F, V> {
         let used = page.used() - self.visitor.leaves(0, cells, start, changes, dma);
         page.set_used(used);
         if used == 0 {
-            self.pool
-                .publish_empty(index, first, from..to, self.batch);
+            self.pool.publish_empty(index, first, from..to, self.batch);
         } else {
             self.pool.publish(index, 0, first, from..to, self.batch);
         }

@@ -48,7 +48,7 @@ named! {
     /// The process of the address space has exited: `EFAULT`.
     Space = c"space";
     /// No memory to announce a migration to a mirror: `ENOMEM`.
-    Transaction = c"transaction";
+    Announce = c"announce";
     /// The pages cannot be isolated: `ENOMEM`.
     Isolate = c"isolate";
     /// A small or huge page cannot be made exclusive: `EBUSY`.
@@ -68,7 +68,7 @@ named! {
     /// Validated or migrated pages cannot be installed in the device's page table: `ENOMEM`.
     Install = c"install";
     /// A mirror does not join a migration, so that the migration removes its entries.
-    Peer = c"peer";
+    Join = c"join";
     /// A page or memory of another device cannot be mapped for DMA: `ENOMEM`.
     Dma = c"dma";
     /// No memory for a range of attributes: `ENOMEM`.

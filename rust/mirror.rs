@@ -7,7 +7,7 @@
 //!
 //! - A device [fault](Mirror::fault) installs entries from the CPU page table.
 //! - An invalidation removes or write-protects entries.
-//! - A migration replaces the entries that still have its mark (`transaction`).
+//! - A migration replaces the entries that still have its mark (`in_flight`).
 //! - Reclaim removes cold entries to free their table pages (`cold`).
 
 use crate::{

@@ -168,8 +168,8 @@ impl<M: MemoryOps> Splits<M> {
         self.table.meet(number, can_sleep)
     }
 
-    /// Queues the split of the huge page that begins at device page `number`. Returns the bell that
-    /// is rung when the work item has ended.
+    /// Queues the split of the huge page that begins at device page `number`. Returns the
+    /// completion of the work item, which completes it when it has ended.
     ///
     /// # Errors
     ///
@@ -218,8 +218,8 @@ impl<M: MemoryOps> Splits<M> {
     }
 }
 
-/// Makes the current task sleep until `completion` is rung, before it returns to user mode. Returns
-/// `false` if it will not, because it is a kernel thread, is exiting, or memory is short.
+/// Makes the current task sleep until `completion` is completed, before it returns to user mode.
+/// Returns `false` if it will not, because it is a kernel thread, is exiting, or memory is short.
 ///
 /// # Context
 ///

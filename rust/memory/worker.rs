@@ -133,7 +133,7 @@ impl<M: MemoryOps> MemoryWorker<M> {
             thread: None,
         };
         let shrinker = Arc::new(ChunkShrinker(pages.clone()), GFP_KERNEL)?;
-        worker.thread = Some(Thread::spawn(c"hmm_chores", move || {
+        worker.thread = Some(Thread::spawn(c"hmm_free_chunks", move || {
             pages.data().deferred_work.work(&pages, &stop)
         })?);
         worker.shrinker = Some(Shrinker::new(c"rust_hmm", shrinker)?);

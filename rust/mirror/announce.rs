@@ -207,11 +207,9 @@ impl<D: Device> Mirror<D> {
         };
         tries.stopwatch.end(Phase::Wait);
         let MirrorState {
-            table,
-            transactions,
-            ..
+            table, in_flight, ..
         } = &mut *guard;
-        let begun = transactions.begin(request, node);
+        let begun = in_flight.begin(request, node);
         let flush = match begun {
             Ok(()) if request.faultless => self.inner().protect(table, request.range),
             _ => None,

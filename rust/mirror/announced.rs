@@ -139,7 +139,7 @@ impl<D: Device> Drop for Announced<'_, D> {
     fn drop(&mut self) {
         let mut guard = self.mirror.inner().lock();
         let MigrationDesc { name, range, .. } = self.request;
-        guard.transactions.end(name, range.start());
+        guard.in_flight.end(name, range.start());
         drop(guard);
         self.mirror.inner().ended.notify_all();
     }

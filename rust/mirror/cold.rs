@@ -70,14 +70,12 @@ impl<D: Device> MirrorShared<D> {
             return false;
         }
         let MirrorState {
-            table,
-            transactions,
-            ..
+            table, in_flight, ..
         } = &mut *guard;
         let (changed, flush) = self.change(table, None, |table, batch| {
             let chunks = chunks.min(table.chunks());
             (0..chunks)
-                .map(|_| Self::remove_if_cold(table, transactions, batch))
+                .map(|_| Self::remove_if_cold(table, in_flight, batch))
                 .sum::<usize>()
         });
         // Wait under the table lock. Otherwise an invalidation could find no entry for a page while
@@ -96,13 +94,13 @@ impl<D: Device> MirrorShared<D> {
     #[inline(never)]
     fn remove_if_cold(
         table: &mut Table<D::Format>,
-        transactions: &InFlightMigrations,
+        in_flight: &InFlightMigrations,
         batch: &mut FlushBatch<D::Format>,
     ) -> usize {
         let Some(cold) = table.next_cold(DevicePte::is_exclusive) else {
             return 0;
         };
-        if cold.ranges().any(|range| transactions.overlap(range)) {
+        if cold.ranges().any(|range| in_flight.overlap(range)) {
             return 0;
         }
         let mut changed = 0;

@@ -114,11 +114,9 @@ impl<D: Device> Mirror<D> {
         let mut stopwatch = Stopwatch::start();
         let mut guard = self.inner().lock();
         let MirrorState {
-            table,
-            transactions,
-            ..
+            table, in_flight, ..
         } = &mut *guard;
-        let own = transactions.get(name, piece.start());
+        let own = in_flight.get(name, piece.start());
         let mut later = PageSet::EMPTY;
         let mut unwritten = None;
         let (result, flush) = inner.change_all(table, piece, |table, batch| {
@@ -337,11 +335,9 @@ pub(super) fn switch_present<'m, D: Device>(
     };
     let mut guard = inner.lock();
     let MirrorState {
-        table,
-        transactions,
-        ..
+        table, in_flight, ..
     } = &mut *guard;
-    let own = transactions.get(name, piece.start());
+    let own = in_flight.get(name, piece.start());
     // Recheck under the table lock, see `MirrorShared::elsewhere`.
     let memory = own_memory.or(tile.filter(|tile| !tile.is_gone()));
     let mut switched = 0;
@@ -378,7 +374,7 @@ pub(super) fn switch_present<'m, D: Device>(
         unwritten = table.unwritten(piece, batch);
     });
     if write == WriteAccess::OnLeave {
-        transactions.keep_writable(name, piece, &later);
+        in_flight.keep_writable(name, piece, &later);
     }
     drop(guard);
     stopwatch.end(Phase::Switch);
@@ -426,11 +422,9 @@ fn permit_writes<D: Device>(
 ) {
     let mut guard = inner.lock();
     let MirrorState {
-        table,
-        transactions,
-        ..
+        table, in_flight, ..
     } = &mut *guard;
-    let Some(own) = transactions.get(name, piece.start()) else {
+    let Some(own) = in_flight.get(name, piece.start()) else {
         return;
     };
     let pages = pages.unwrap_or(own.writable());

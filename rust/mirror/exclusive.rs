@@ -158,11 +158,9 @@ impl<D: Device> Mirror<D> {
                 return Err(ENODEV);
             }
             let MirrorState {
-                table,
-                transactions,
-                ..
+                table, in_flight, ..
             } = &mut *guard;
-            if !transactions.owns(id, page.start()) {
+            if !in_flight.owns(id, page.start()) {
                 return Err(EBUSY);
             }
             let mut unwritten = None;

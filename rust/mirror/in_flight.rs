@@ -225,7 +225,7 @@ impl InFlightNode {
     ///
     /// May sleep. The table lock must not be held.
     pub(crate) fn new() -> Result<Self> {
-        if fails(FailPoint::Transaction) {
+        if fails(FailPoint::Announce) {
             return Err(ENOMEM);
         }
         Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL)?))
@@ -318,13 +318,13 @@ impl InFlightMigrations {
     pub(crate) fn get(&self, name: MigrationId, addr: usize) -> Option<&InFlightMigration> {
         let page = PageRange::from_pages(addr, 1).ok()?;
         self.within(page)
-            .find(|transaction| transaction.request.name == name)
+            .find(|migration| migration.request.name == name)
     }
 
     /// Returns whether the migration `name` has marked the page at `addr`.
     pub(crate) fn owns(&self, name: MigrationId, addr: usize) -> bool {
         self.get(name, addr)
-            .is_some_and(|transaction| transaction.is_marked(addr))
+            .is_some_and(|migration| migration.is_marked(addr))
     }
 
     /// Returns whether a migration has marked the page at `addr`. No entry may be installed for it
@@ -339,14 +339,14 @@ impl InFlightMigrations {
         !self.0.is_empty()
             && self
                 .within(range)
-                .any(|transaction| transaction.request.range.intersect(&range).is_some())
+                .any(|migration| migration.request.range.intersect(&range).is_some())
     }
 
     /// Clears the marks of the migration `name` in `range`.
     pub(crate) fn release(&mut self, name: MigrationId, range: PageRange) {
-        self.each_within(range, |transaction| {
-            if transaction.request.name == name {
-                transaction.set(range, false);
+        self.each_within(range, |migration| {
+            if migration.request.name == name {
+                migration.set(range, false);
             }
         });
     }
@@ -375,7 +375,7 @@ impl InFlightMigrations {
     /// Clears the marks of all migrations in `range`.
     pub(crate) fn unmark(&mut self, range: PageRange) {
         if !self.0.is_empty() {
-            self.each_within(range, |transaction| transaction.set(range, false));
+            self.each_within(range, |migration| migration.set(range, false));
         }
     }
 
@@ -394,11 +394,11 @@ impl InFlightMigrations {
     #[inline(never)]
     fn note_all(&mut self, event: &NotifierRange<'_>) -> Option<MigrationId> {
         let mut own = None;
-        self.each_within(event.range, |transaction| {
-            if transaction.request.has_caused(event) {
-                own = Some(transaction.request.name);
+        self.each_within(event.range, |migration| {
+            if migration.request.has_caused(event) {
+                own = Some(migration.request.name);
             } else {
-                transaction.set(event.range, false);
+                migration.set(event.range, false);
             }
         });
         own
@@ -425,6 +425,6 @@ impl InFlightMigrations {
     #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     fn keeps(&self, name: MigrationId, span: PageRange, entry: DevicePte) -> bool {
         self.get(name, span.start())
-            .is_some_and(|transaction| transaction.keeps(span, entry))
+            .is_some_and(|migration| migration.keeps(span, entry))
     }
 }

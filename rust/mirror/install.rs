@@ -206,7 +206,7 @@ impl<D: Device> MirrorShared<D> {
         let mut stopwatch = Stopwatch::start();
         let begun = stopwatch;
         let mut guard = self.lock();
-        let signal = guard.transactions.overlap(piece)
+        let signal = guard.in_flight.overlap(piece)
             && matches!(
                 self.ended
                     .wait_interruptible_timeout(&mut guard, FAULT_RECHECK_JIFFIES),
@@ -283,15 +283,13 @@ impl<D: Device> MirrorShared<D> {
         let page = valid.first().unwrap_or_default();
         let (state, range, mut entry_at) = valid.parts();
         let MirrorState {
-            table,
-            transactions,
-            ..
+            table, in_flight, ..
         } = state;
         let requested = range;
         let whole =
-            Self::whole_block(range, page, access).filter(|block| !transactions.overlap(*block));
+            Self::whole_block(range, page, access).filter(|block| !in_flight.overlap(*block));
         let range = whole.unwrap_or(range);
-        let migrating = transactions.overlap(range);
+        let migrating = in_flight.overlap(range);
 
         // A read-only page in this device's memory, shared after fork(). hmm_range_fault() does not
         // fault it in for writing.
@@ -317,7 +315,7 @@ impl<D: Device> MirrorShared<D> {
                         read_only = read_only.or(Some(addr));
                         return;
                     }
-                    if migrating && out_of_line(|| transactions.holds(addr)) {
+                    if migrating && out_of_line(|| in_flight.holds(addr)) {
                         held |= is_write || !entry.is_valid();
                         return;
                     }

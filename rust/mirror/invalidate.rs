@@ -231,12 +231,12 @@ impl<D: Device> MirrorShared<D> {
     ) -> (bool, Option<Flush<D>>) {
         let MirrorState {
             table,
-            transactions,
+            in_flight,
             lost,
             immovable,
         } = state;
-        let own = transactions.handle_event(event);
-        let own = own.and_then(|name| transactions.get(name, event.range.start()));
+        let own = in_flight.handle_event(event);
+        let own = own.and_then(|name| in_flight.get(name, event.range.start()));
         // Pages that leave the device memory can migrate to it again.
         if own.is_none_or(InFlightMigration::takes_device_pages) {
             immovable.remove(event.range);
@@ -326,9 +326,7 @@ pub(super) fn remove_some<D: Device>(
 ) {
     let mut guard = inner.lock();
     let MirrorState {
-        table,
-        transactions,
-        ..
+        table, in_flight, ..
     } = &mut *guard;
     let mut changed = 0;
     let mut behind = range.start();
@@ -344,14 +342,14 @@ pub(super) fn remove_some<D: Device>(
             // An entry that stays must keep its mark. Otherwise the migration would not replace it,
             // and it would outlive its page.
             if let Ok(removed) = PageRange::new(behind, span.start()) {
-                transactions.unmark(removed);
+                in_flight.unmark(removed);
             }
             behind = span.end();
         });
     });
     // An in-flight migration must not install the removed entries again.
     if let Ok(removed) = PageRange::new(behind, range.end()) {
-        transactions.unmark(removed);
+        in_flight.unmark(removed);
     }
     // Wait with the table lock held. A task that finds no entry for a page under the lock relies on
     // no TLB having its translation.

@@ -124,7 +124,7 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
 
     fn leave_window(&self, range: PageRange) -> bool {
         let mut state = self.lock();
-        if state.table.any(range, |_| true) || state.transactions.overlap(range) {
+        if state.table.any(range, |_| true) || state.in_flight.overlap(range) {
             return false;
         }
         state.immovable.remove(range);
@@ -168,15 +168,13 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
         };
         let mut guard = self.lock();
         let MirrorState {
-            table,
-            transactions,
-            ..
+            table, in_flight, ..
         } = &mut *guard;
         if table.live() == 0 {
             return false;
         }
         let MigrationDesc { name, range, .. } = request;
-        if transactions.begin(request, node).is_err() {
+        if in_flight.begin(request, node).is_err() {
             return false;
         }
         // One pass clears the marks of pages without an entry, and write-protects the others.
@@ -189,7 +187,7 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
             table.for_each(range, batch, |span, entry| {
                 any = true;
                 if let Ok(gap) = PageRange::new(behind, span.start()) {
-                    transactions.release(name, gap);
+                    in_flight.release(name, gap);
                 }
                 behind = span.end();
                 if !entry.is_writable() {
@@ -212,12 +210,12 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
         if matches!(request.destination, Destination::CpuFault) && inner.places() {
             writable = PageSet::EMPTY;
         }
-        transactions.set_writable(name, range.start(), &writable);
+        in_flight.set_writable(name, range.start(), &writable);
         if let Ok(gap) = PageRange::new(behind, range.end()) {
-            transactions.release(name, gap);
+            in_flight.release(name, gap);
         }
         if !any {
-            transactions.end(name, range.start());
+            in_flight.end(name, range.start());
         }
         drop(guard);
         stopwatch.end(Phase::Collect);
@@ -241,7 +239,7 @@ impl<D: Device> MirrorOps for MirrorShared<D> {
     }
 
     fn leave(&self, name: MigrationId, range: PageRange) {
-        self.lock().transactions.end(name, range.start());
+        self.lock().in_flight.end(name, range.start());
         self.ended.notify_all();
     }
 }

@@ -77,7 +77,7 @@ impl<D: Device> MirrorParts<D> {
         };
         let state = MirrorState {
             table: Table::with(dma.clone(), device.table_memory())?,
-            transactions: InFlightMigrations::new(),
+            in_flight: InFlightMigrations::new(),
             lost: KBox::new(LostRanges::default(), GFP_KERNEL_ACCOUNT)?,
             immovable: Immovable::new(),
         };

@@ -64,7 +64,7 @@ use kernel::{
 /// State of a mirror that the table lock protects.
 pub(crate) struct MirrorState<F: Format> {
     pub(crate) table: Table<F>,
-    pub(crate) transactions: InFlightMigrations,
+    pub(crate) in_flight: InFlightMigrations,
     /// Ranges in which entries were invalidated since the last restore, which maps memory again
     /// that the device must always have mapped, see
     /// [`Attributes::accessed_by`](crate::attributes::Attributes::accessed_by). Not in the state

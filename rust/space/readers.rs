@@ -81,7 +81,7 @@ impl JoinedMirrors {
         self.leave();
         if let Some(space) = find(mm).filter(|_| request.faultless) {
             for mirror in space.mirrors().entered(except) {
-                if !fails(FailPoint::Peer) && self.has_room() && mirror.join(request) {
+                if !fails(FailPoint::Join) && self.has_room() && mirror.join(request) {
                     self.step = Some((request.name, request.range));
                     self.add(mirror);
                 }

@@ -33,7 +33,7 @@ const SPLIT_FAILURE_LIFETIME: Delta = Delta::from_secs(1);
 pub(in crate::memory) enum Met {
     /// No work item splits the page.
     Nothing,
-    /// A work item is splitting the page. It rings the bell when it has ended.
+    /// A work item is splitting the page. It completes the completion when it has ended.
     Splitting(Arc<TimedCompletion>),
     /// A work item has given up, and a fault that could not sleep has met it.
     GaveUp,
@@ -99,8 +99,8 @@ impl SplitTable {
         }
     }
 
-    /// Adds an entry for page `number`, if there is none. Returns the bell of the entry and, if it
-    /// is a new one, the item that the caller must queue.
+    /// Adds an entry for page `number`, if there is none. Returns the completion of the entry
+    /// and, if it is a new one, the item that the caller must queue.
     ///
     /// # Errors
     ///

@@ -21,7 +21,7 @@ use kernel::page::{
 };
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
-#[kunit_tests(rust_hmm_transaction)]
+#[kunit_tests(rust_hmm_in_flight)]
 mod suite {
     use super::*;
 

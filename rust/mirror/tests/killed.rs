@@ -173,7 +173,7 @@ mod suite {
                 destination: Destination::Any,
             };
             let node = InFlightNode::new()?;
-            mirror.inner().lock().transactions.begin(request, node)?;
+            mirror.inner().lock().in_flight.begin(request, node)?;
             Ok(Self { mirror, range })
         }
     }
@@ -182,7 +182,7 @@ mod suite {
         fn drop(&mut self) {
             let name = MigrationId::of(self.mirror);
             let inner = self.mirror.inner();
-            inner.lock().transactions.end(name, self.range.start());
+            inner.lock().in_flight.end(name, self.range.start());
         }
     }
 

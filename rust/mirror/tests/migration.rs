@@ -169,7 +169,7 @@ mod suite {
         for _ in 0..16 {
             let (folio, number) = huge()?;
             // Like a fault, after which another fault migrates the page back.
-            let bell = memory.split_later(number)?;
+            let completion = memory.split_later(number)?;
             assert!(memory.is_to_be_split(number));
             drop(folio);
             // Two work items, this one and that of the last round, may hold references temporarily,
@@ -188,7 +188,7 @@ mod suite {
             }
             assert!(again.is_some() && !memory.is_to_be_split(number));
             // Tasks that wait for the previous page are woken.
-            bell.wait_interruptible();
+            completion.wait_interruptible();
         }
         Ok(())
     }
@@ -505,17 +505,17 @@ mod suite {
             destination: Destination::Any,
         };
         let node = InFlightNode::new()?;
-        mirror.inner().lock().transactions.begin(request, node)?;
+        mirror.inner().lock().in_flight.begin(request, node)?;
         let stays = |span: PageRange| span.start() == range.address(2);
         mirror.remove_some(range, |span, _| !stays(span));
         let state = mirror.inner().lock();
         for index in 0..4 {
-            let owns = state.transactions.owns(name, range.address(index));
+            let owns = state.in_flight.owns(name, range.address(index));
             assert_eq!(owns, index == 2);
         }
         drop(state);
         let start = range.start();
-        assert!(mirror.inner().lock().transactions.end(name, start));
+        assert!(mirror.inner().lock().in_flight.end(name, start));
         let table = mirror.lock_table()?;
         for index in 0..4 {
             assert_eq!(table.readable(range.address(index)).is_some(), index == 2);
@@ -557,7 +557,7 @@ mod suite {
             let taken = mirror.clone();
             // Like an event that removes write access only.
             *memory.at_copy.lock() = Some(Arc::new(
-                move || taken.inner().lock().transactions.unmark(unmarked),
+                move || taken.inner().lock().in_flight.unmark(unmarked),
                 GFP_KERNEL,
             )?);
             let migration = mirror.migrate(range);

@@ -322,7 +322,7 @@ mod suite {
     fn blocks_unfit_for_overlap_migrate_without() -> Result {
         for (point, end) in [
             (FailPoint::Retry, Overlap::Changed),
-            (FailPoint::Transaction, Overlap::Failed),
+            (FailPoint::Announce, Overlap::Failed),
             (FailPoint::Isolate, Overlap::Failed),
         ] {
             let (range, shared, mirror, engine) = blocks(3, None)?;

@@ -20,12 +20,12 @@ pub(crate) mod inject {
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum FailPoint {
+        Announce,
         Attributes,
         Copy,
         Dma,
         Install,
         TablePage,
-        Transaction,
     }
 
     thread_local! {

@@ -7,6 +7,7 @@
 #include <kunit/test.h>
 #include <linux/anon_inodes.h>
 #include <linux/device.h>
+#include <linux/dma-fence.h>
 #include <linux/err.h>
 #include <linux/fs.h>
 #include <linux/hmm.h>
@@ -150,6 +151,38 @@ unsigned int rust_hmm_kunit_log_lines(const char *text, const char *other)
 			count++;
 	}
 	return count;
+}
+
+/* A callback of a DMA fence, which calls a function of a test. */
+struct rust_hmm_kunit_fence_callback {
+	struct dma_fence_cb cb;
+	void (*run)(void *data);
+	void *data;
+};
+
+static void kunit_fence_signalled(struct dma_fence *fence, struct dma_fence_cb *cb)
+{
+	struct rust_hmm_kunit_fence_callback *callback =
+		container_of(cb, struct rust_hmm_kunit_fence_callback, cb);
+
+	callback->run(callback->data);
+}
+
+/* @callback must exist until rust_hmm_kunit_fence_remove(), also after an error. */
+int rust_hmm_kunit_fence_add(struct dma_fence *fence,
+			     struct rust_hmm_kunit_fence_callback *callback,
+			     void (*run)(void *data), void *data)
+{
+	callback->run = run;
+	callback->data = data;
+	return dma_fence_add_callback(fence, &callback->cb, kunit_fence_signalled);
+}
+
+/* After this the callback neither runs nor can run, because it runs under the lock of @fence. */
+void rust_hmm_kunit_fence_remove(struct dma_fence *fence,
+				 struct rust_hmm_kunit_fence_callback *callback)
+{
+	dma_fence_remove_callback(fence, &callback->cb);
 }
 
 /* Whether the caller is in a hard interrupt. */

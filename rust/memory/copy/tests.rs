@@ -142,6 +142,8 @@ fn counter() -> Result<Arc<Atomic<usize>>> {
     Ok(Arc::new(Atomic::new(0), GFP_KERNEL)?)
 }
 
+mod fence;
+
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 #[kunit_tests(rust_hmm_copy_contexts)]
 mod suite {

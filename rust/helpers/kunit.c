@@ -19,6 +19,7 @@
 #include <linux/mm.h>
 #include <linux/mman.h>
 #include <linux/module.h>
+#include <linux/moduleparam.h>
 #include <linux/preempt.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
@@ -183,6 +184,20 @@ void rust_hmm_kunit_fence_remove(struct dma_fence *fence,
 				 struct rust_hmm_kunit_fence_callback *callback)
 {
 	dma_fence_remove_callback(fence, &callback->cb);
+}
+
+static unsigned long long kunit_coherent;
+module_param(kunit_coherent, ullong, 0444);
+MODULE_PARM_DESC(kunit_coherent,
+		 "Physical start of 512 MiB that the kernel does not use, for KUnit tests");
+
+/* The parameter. If it is not set, the test of the caller is reported as skipped. */
+u64 rust_hmm_kunit_coherent(void)
+{
+	if (!kunit_coherent)
+		kunit_mark_skipped(kunit_get_current_test(),
+				   "kunit_coherent names no memory");
+	return kunit_coherent;
 }
 
 /* Whether the caller is in a hard interrupt. */

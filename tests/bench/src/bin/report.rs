@@ -80,10 +80,14 @@ enum What {
         #[arg(long, default_value_t = 5.0)]
         slack: f64,
     },
-    /// Fails if a row exceeds its bound, which is a part of another row of the same result.
+    /// Fails if a row exceeds its bound, which is a part of another row of the same result, or of
+    /// the mirror tax of test_hmm.
     Bounds {
         /// The result.
         new: PathBuf,
+        /// The result of test_hmm, measured on the same kernel.
+        #[arg(long)]
+        peer: Option<PathBuf>,
     },
     /// Merges lines of several sizes into one result of a driver.
     Merge {
@@ -140,7 +144,7 @@ fn main() -> Result<()> {
         What::Compare { base, new, limit, slack, peer_base, peer_new } => {
             compare(&base, &new, limit, slack, peer_base.as_ref().zip(peer_new.as_ref()))
         }
-        What::Bounds { new } => keep_bounds(&new),
+        What::Bounds { new, peer } => keep_bounds(&new, peer.as_ref()),
         What::Merge { lines, driver } => merge(&lines, &driver),
         What::Pairs { runs, json } => pairs(&runs, json),
         What::Plot { runs, svg } => {
@@ -171,7 +175,9 @@ fn table(
     for size in &new.sizes {
         let others: Vec<_> = peers.iter().filter_map(|peer| peer.size(size.mib)).collect();
         let least = floor.as_ref().and_then(|floor| floor.size(size.mib));
-        let rows = targets::judge(size, &others, least, kernel);
+        let compared = peers.iter().find(|peer| peer.driver == bounds::COMPARED);
+        let compared = compared.and_then(|peer| peer.size(size.mib));
+        let rows = targets::judge(size, &others, compared, least, kernel);
         if json {
             out.push(serde_json::json!({ "mib": size.mib, "rows": rows }));
             continue;
@@ -254,12 +260,14 @@ fn compare(
     Ok(())
 }
 
-fn keep_bounds(new: &PathBuf) -> Result<()> {
+fn keep_bounds(new: &PathBuf, peer: Option<&PathBuf>) -> Result<()> {
     let new = Results::load(new)?;
+    let peer = peer.map(Results::load).transpose()?;
     let mut kept = 0;
     let mut exceeded = 0;
     for size in &new.sizes {
-        for row in bounds::judge(size, &[]) {
+        let compared = peer.as_ref().and_then(|peer| peer.size(size.mib));
+        for row in bounds::judge(size, &[], compared) {
             let (Some(ratio), Some(bound)) = (row.ratio, row.bound) else {
                 continue;
             };

@@ -18,6 +18,14 @@ const TAXED: &[&str] = &[
 const MIRRORS: &[&str] = &["open mirror", "64 pages elsewhere"];
 const TAX: f64 = 1.01;
 
+/// Driver whose mirror tax ours is compared with: its mirrors have one notifier for the whole
+/// address space, so that each change of the process calls them back.
+pub const COMPARED: &str = "test_hmm";
+
+/// Highest tax of an operation on memory, as a fraction of that of [`COMPARED`]. Operations that
+/// create processes are left out: their runs differ by more than a tenth of its tax.
+const TAX_OF_COMPARED: f64 = 0.1;
+
 /// A row whose runs differ as much as it differs from its target: 1.005 to 1.011, because fork()
 /// changes the 64 pages, too. Its bound is above the target.
 const NEAR: (&str, f64) = ("mirror tax: fork and exit, 64 pages elsewhere", 1.013);
@@ -62,11 +70,15 @@ const OWN: &[(&str, &str, &str, f64)] = &[
     ),
 ];
 
-/// Judges all bounds for which `size` has the rows.
-pub fn judge(size: &Size, peers: &[&Size]) -> Vec<Judged> {
+/// Judges all bounds for which `size` has the rows. `compared` are the results of [`COMPARED`].
+pub fn judge(size: &Size, peers: &[&Size], compared: Option<&Size>) -> Vec<Judged> {
     let mut out = Vec::new();
     for operation in TAXED {
         out.extend(MIRRORS.iter().filter_map(|mirror| tax(size, peers, operation, mirror)));
+    }
+    for operation in TAXED.iter().filter(|operation| !operation.starts_with("fork")) {
+        let other = |mirror: &&str| tax_of_compared(size, compared?, operation, mirror);
+        out.extend(MIRRORS.iter().filter_map(other));
     }
     for (name, row, other, most) in OWN {
         if let (Some(ours), Some(other)) = (size.cost(row), size.cost(other)) {
@@ -104,20 +116,40 @@ pub fn judge(size: &Size, peers: &[&Size]) -> Vec<Judged> {
     out
 }
 
+fn without_mirror(operation: &str) -> String {
+    format!("mirror tax: {operation}, no mirror")
+}
+
+fn with_mirror(operation: &str, mirror: &str) -> String {
+    format!("mirror tax: {operation}, {mirror}")
+}
+
+/// Returns the cost that the mirror adds to the operation.
+fn added_by(size: &Size, operation: &str, mirror: &str) -> Option<f64> {
+    let with = size.rounds(&with_mirror(operation, mirror))?;
+    added(with, size.rounds(&without_mirror(operation))?)
+}
+
+/// Judges the mirror tax of an operation relative to that of [`COMPARED`], the driver in C. There
+/// is no row if that has no tax.
+fn tax_of_compared(size: &Size, compared: &Size, operation: &str, mirror: &str) -> Option<Judged> {
+    let theirs = added_by(compared, operation, mirror).filter(|theirs| *theirs > 0.0)?;
+    let ours = added_by(size, operation, mirror)?;
+    let row = format!("tax: {operation}, {mirror} (peer: C)");
+    Some(own(&row, theirs, ours, Some(TAX_OF_COMPARED)))
+}
+
 /// Judges the mirror tax of an operation. The floor is the cost without a mirror, and the cost with
-/// one is judged relative to it. A ratio to the tax of a peer would be useless because that may be
-/// 0.
+/// one is judged relative to it, because the tax of the cheapest peer may be 0.
 fn tax(size: &Size, peers: &[&Size], operation: &str, mirror: &str) -> Option<Judged> {
-    let row = format!("mirror tax: {operation}, {mirror}");
-    let without = format!("mirror tax: {operation}, no mirror");
-    let added = |size: &Size| added(size.rounds(&row)?, size.rounds(&without)?);
-    let floor = size.cost(&without)?;
-    let ours = added(size)?;
+    let row = with_mirror(operation, mirror);
+    let floor = size.cost(&without_mirror(operation))?;
+    let ours = added_by(size, operation, mirror)?;
     let ratio = 1.0 + ours / floor;
     let bound = if row == NEAR.0 { NEAR.1 } else { TAX };
     Some(Judged {
         floor: Some(floor),
-        peer: peers.iter().filter_map(|peer| added(peer)).reduce(f64::min),
+        peer: peers.iter().filter_map(|peer| added_by(peer, operation, mirror)).reduce(f64::min),
         ours,
         ratio: Some(ratio),
         target: Some(TAX),
@@ -201,10 +233,52 @@ mod tests {
             let names = ["mirror tax: madvise, no mirror", "mirror tax: madvise, open mirror"];
             size(&[(names[0], 1000.0), (names[1], open)])
         };
-        let rows = judge(&with(1200.0), &[&with(1500.0), &with(1400.0)]);
+        let rows = judge(&with(1200.0), &[&with(1500.0), &with(1400.0)], None);
         let [row] = &rows[..] else { panic!("{} rows", rows.len()) };
         assert_eq!((row.floor, row.peer, row.ours), (Some(1000.0), Some(400.0), 200.0));
         assert_eq!((row.ratio, row.met), (Some(1.2), Some(false)));
-        assert_eq!(judge(&with(1010.0), &[])[0].met, Some(true));
+        assert_eq!(judge(&with(1010.0), &[], None)[0].met, Some(true));
+    }
+
+    #[test]
+    fn mirror_tax_is_a_fraction_of_that_of_the_compared_driver() {
+        let with = |operation: &str, mirror: &str, cost| {
+            size(&[(&without_mirror(operation), 1000.0), (&with_mirror(operation, mirror), cost)])
+        };
+        let exceeds = |mirror, ours, theirs| {
+            let theirs = with("mprotect", mirror, theirs);
+            let rows = judge(&with("mprotect", mirror, ours), &[], Some(&theirs));
+            let [absolute, compared] = &rows[..] else { panic!("{} rows", rows.len()) };
+            // The bound of a hundredth of the operation is kept in any case.
+            assert!(!absolute.exceeds());
+            compared.exceeds()
+        };
+        for mirror in MIRRORS {
+            assert!(!exceeds(mirror, 1005.0, 1050.0));
+            assert!(exceeds(mirror, 1006.0, 1050.0));
+            assert!(!exceeds(mirror, 994.0, 1050.0));
+        }
+        let rows = |operation, ours, theirs| {
+            let theirs = with(operation, MIRRORS[0], theirs);
+            judge(&with(operation, MIRRORS[0], ours), &[], Some(&theirs)).len()
+        };
+        // There is no fraction of nothing, and none of operations that create processes.
+        assert_eq!(rows("mprotect", 1005.0, 1000.0), 1);
+        assert_eq!(rows("fork and exit", 1005.0, 1050.0), 1);
+        assert_eq!(rows("COW fault", 1005.0, 1050.0), 2);
+    }
+
+    #[test]
+    fn names_of_bounds_fit_their_column() {
+        for (operation, mirror) in
+            TAXED.iter().flat_map(|one| MIRRORS.iter().map(move |mirror| (one, mirror)))
+        {
+            let without = without_mirror(operation);
+            let with = with_mirror(operation, mirror);
+            let size = size(&[(&without, 1000.0), (&with, 1010.0)]);
+            for row in judge(&size, &[], Some(&size)) {
+                assert!(row.row.len() <= 53, "{}", row.row);
+            }
+        }
     }
 }

@@ -186,8 +186,14 @@ fn first(size: &Size, target: &Target) -> Option<f64> {
     Some(first(target.row)? - less)
 }
 
-/// Judges all rows of a size.
-pub fn judge(size: &Size, peers: &[&Size], floor: Option<&Size>, kernel: &str) -> Vec<Judged> {
+/// Judges all rows of a size. `compared` is the peer whose mirror tax counts.
+pub fn judge(
+    size: &Size,
+    peers: &[&Size],
+    compared: Option<&Size>,
+    floor: Option<&Size>,
+    kernel: &str,
+) -> Vec<Judged> {
     let mut out = Vec::new();
     for target in TARGETS {
         let Some(ours) = value(size, target) else {
@@ -229,7 +235,7 @@ pub fn judge(size: &Size, peers: &[&Size], floor: Option<&Size>, kernel: &str) -
     if kernel == "test" {
         out.extend(absolute(size, floor));
     }
-    out.extend(bounds::judge(size, peers));
+    out.extend(bounds::judge(size, peers, compared));
     out
 }
 
@@ -277,7 +283,7 @@ mod tests {
     fn row_is_compared_with_its_fraction() {
         let ours = size(&[(READ, 1700.0), (REREAD, 1600.0)]);
         let met = |peers: &[&Size]| {
-            judge(&ours, peers, None, "debian").iter().map(|row| row.met).collect::<Vec<_>>()
+            judge(&ours, peers, None, None, "debian").iter().map(|row| row.met).collect::<Vec<_>>()
         };
         assert_eq!(met(&[]), [None; 3]);
         let one = size(&[(READ, 10_000.0), (REREAD, 7000.0)]);
@@ -285,7 +291,7 @@ mod tests {
         // The cheapest peer of each row counts. A peer that lacks the row does not count.
         let other = size(&[(READ, 2000.0)]);
         assert_eq!(met(&[&one, &other]), [Some(false), Some(true), Some(true)]);
-        assert_eq!(judge(&ours, &[&one], None, "debian")[1].peer, Some(3000.0));
+        assert_eq!(judge(&ours, &[&one], None, None, "debian")[1].peer, Some(3000.0));
     }
 
     #[test]
@@ -293,7 +299,8 @@ mod tests {
         assert_eq!(goal(0.5).map(Goal::bound), Some(0.5));
         assert_eq!(near(0.5, 0.6).map(Goal::bound), Some(0.6 * 1.02));
         let ours = size(&[(REREAD, 40.0)]);
-        let exceeds = |peer| judge(&ours, &[&size(&[(REREAD, peer)])], None, "test")[0].exceeds();
+        let exceeds =
+            |peer| judge(&ours, &[&size(&[(REREAD, peer)])], None, None, "test")[0].exceeds();
         assert!(!exceeds(200.0) && exceeds(100.0));
     }
 

@@ -26,8 +26,15 @@ pub const COMPARED: &str = "test_hmm";
 /// create processes are left out: their runs differ by more than a tenth of its tax.
 const TAX_OF_COMPARED: f64 = 0.1;
 
-/// A row whose runs differ as much as it differs from its target: 1.005 to 1.011, because fork()
-/// changes the 64 pages, too. Its bound is above the target.
+/// An operation whose tax differs from run to run by almost a tenth of that of [`COMPARED`], and
+/// the instructions by which it differs, which its bound permits above the target. Without a mirror
+/// the rounds of one run cost 3,028 to 3,284. The tax was -15 and 7 with an open mirror, and -2 and
+/// 12 with 64 pages elsewhere.
+const DIFFERS: (&str, f64) = ("madvise", 22.0);
+
+/// A row whose runs differ as much as it differs from its target: 1.005 to 1.012, because fork()
+/// changes the 64 pages, too. The same of an open mirror, which is called back for nothing, was
+/// 0.999 to 1.005. Its bound is above the target by no more than that.
 const NEAR: (&str, f64) = ("mirror tax: fork and exit, 64 pages elsewhere", 1.013);
 
 /// Highest number of bytes of an open mirror of a process that uses no device memory.
@@ -136,7 +143,11 @@ fn tax_of_compared(size: &Size, compared: &Size, operation: &str, mirror: &str) 
     let theirs = added_by(compared, operation, mirror).filter(|theirs| *theirs > 0.0)?;
     let ours = added_by(size, operation, mirror)?;
     let row = format!("tax: {operation}, {mirror} (peer: C)");
-    Some(own(&row, theirs, ours, Some(TAX_OF_COMPARED)))
+    let mut row = own(&row, theirs, ours, Some(TAX_OF_COMPARED));
+    if operation == DIFFERS.0 {
+        row.bound = row.bound.map(|bound| bound + DIFFERS.1 / theirs);
+    }
+    Some(row)
 }
 
 /// Judges the mirror tax of an operation. The floor is the cost without a mirror, and the cost with
@@ -245,18 +256,20 @@ mod tests {
         let with = |operation: &str, mirror: &str, cost| {
             size(&[(&without_mirror(operation), 1000.0), (&with_mirror(operation, mirror), cost)])
         };
-        let exceeds = |mirror, ours, theirs| {
-            let theirs = with("mprotect", mirror, theirs);
-            let rows = judge(&with("mprotect", mirror, ours), &[], Some(&theirs));
-            let [absolute, compared] = &rows[..] else { panic!("{} rows", rows.len()) };
-            // The bound of a hundredth of the operation is kept in any case.
-            assert!(!absolute.exceeds());
-            compared.exceeds()
+        let verdict = |operation, mirror, ours, theirs| {
+            let theirs = with(operation, mirror, theirs);
+            let rows = judge(&with(operation, mirror, ours), &[], Some(&theirs));
+            let [_, compared] = &rows[..] else { panic!("{} rows", rows.len()) };
+            (compared.met, compared.exceeds())
         };
         for mirror in MIRRORS {
-            assert!(!exceeds(mirror, 1005.0, 1050.0));
-            assert!(exceeds(mirror, 1006.0, 1050.0));
-            assert!(!exceeds(mirror, 994.0, 1050.0));
+            assert_eq!(verdict("mprotect", mirror, 1005.0, 1050.0), (Some(true), false));
+            assert_eq!(verdict("mprotect", mirror, 1006.0, 1050.0), (Some(false), true));
+            assert_eq!(verdict("mprotect", mirror, 994.0, 1050.0), (Some(true), false));
+            // The bound of madvise is above its target.
+            assert_eq!(verdict("madvise", mirror, 1005.0, 1050.0), (Some(true), false));
+            assert_eq!(verdict("madvise", mirror, 1026.0, 1050.0), (Some(false), false));
+            assert_eq!(verdict("madvise", mirror, 1028.0, 1050.0), (Some(false), true));
         }
         let rows = |operation, ours, theirs| {
             let theirs = with(operation, MIRRORS[0], theirs);

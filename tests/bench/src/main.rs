@@ -56,6 +56,10 @@ struct Args {
     /// For rust_dmirror.
     #[arg(long)]
     space: Vec<usize>,
+    /// Measure only the page tables of this many MiB in leaves of 64 KiB, as JSON; may be repeated.
+    /// For rust_dmirror with a format that has them.
+    #[arg(long)]
+    leaves: Vec<usize>,
     /// The rows of qemu_gpu.
     #[arg(long)]
     hardware: bool,
@@ -81,6 +85,11 @@ fn main() -> Result<()> {
     if !args.space.is_empty() {
         let rows = args.space.iter().map(|mib| space::measure(*mib)).collect::<Result<Vec<_>>>()?;
         println!("{}", json!({ "driver": args.driver, "space": rows }));
+        return Ok(());
+    }
+    if !args.leaves.is_empty() {
+        let rows = args.leaves.iter().map(|mib| space::leaves(*mib)).collect::<Result<Vec<_>>>()?;
+        println!("{}", json!({ "driver": args.driver, "leaves": rows }));
         return Ok(());
     }
     if args.sizes.is_empty() {

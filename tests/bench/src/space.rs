@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Cost of mirrored address space, and the memory of its page tables, by size. The memory is mapped
-//! to the zero page, so that 16 GiB of address space need no such memory.
+//! to the zero page, so that 16 GiB of address space need no such memory. Leaves of 64 KiB need
+//! folios, and have that memory.
 
 use crate::bench::timed;
 use anyhow::{
@@ -11,6 +12,7 @@ use hmm::abi::{
     HUGE_SIZE,
     PAGE_SIZE, //
 };
+use hmm::files::SmallThp;
 use hmm::mapping::{
     Mapping,
     Prot, //
@@ -33,6 +35,21 @@ fn table_bytes() -> Result<f64> {
     Ok(bytes.context("no line with the bytes")?.trim().parse()?)
 }
 
+/// Has `device` read all of `map`, whose pages begin with `byte`. Returns the instructions.
+fn read(device: &Device, map: &Mapping, byte: u8) -> Result<u64> {
+    let mut room = vec![!byte; (CHUNK + 1) * PAGE_SIZE];
+    let skip = room.as_ptr().align_offset(PAGE_SIZE);
+    let mut sum = 0;
+    for first in (0..map.pages()).step_by(CHUNK) {
+        let count = CHUNK.min(map.pages() - first);
+        let buffer = &mut room[skip..skip + count * PAGE_SIZE];
+        buffer[0] = !byte;
+        sum += timed(|| Ok(device.read(map.page_addr(first), buffer)?))?;
+        anyhow::ensure!(buffer[0] == byte, "page {first} has other contents");
+    }
+    Ok(sum)
+}
+
 /// Reads `mib` MiB of new address space by the device. Returns the instructions per page and the
 /// bytes of page tables.
 pub fn fill(mib: usize, huge: bool) -> Result<(f64, f64)> {
@@ -42,16 +59,7 @@ pub fn fill(mib: usize, huge: bool) -> Result<(f64, f64)> {
     if huge {
         map.allow_huge()?;
     }
-    let mut room = vec![1u8; (CHUNK + 1) * PAGE_SIZE];
-    let skip = room.as_ptr().align_offset(PAGE_SIZE);
-    let mut sum = 0;
-    for first in (0..map.pages()).step_by(CHUNK) {
-        let count = CHUNK.min(map.pages() - first);
-        let buffer = &mut room[skip..skip + count * PAGE_SIZE];
-        buffer[0] = 1;
-        sum += timed(|| Ok(device.read(map.page_addr(first), buffer)?))?;
-        anyhow::ensure!(buffer[0] == 0, "page {first} is not zero");
-    }
+    let sum = read(&device, &map, 0)?;
     let mapped = device.counters()?.pages_mapped;
     anyhow::ensure!(mapped > 0, "nothing was mapped");
     Ok((sum as f64 / map.pages() as f64, table_bytes()? - before))
@@ -71,5 +79,29 @@ pub fn measure(mib: usize) -> Result<Value> {
         "huge_cost": huge_cost,
         "huge_bytes": huge_bytes,
         "leaves": bytes_mapped / HUGE_SIZE,
+    }))
+}
+
+/// Bytes of a leaf of 64 KiB.
+const LEAF: usize = 64 << 10;
+
+/// Measures `mib` MiB in folios of 64 KiB, which a format that has such leaves maps by them.
+pub fn leaves(mib: usize) -> Result<Value> {
+    let small = SmallThp::start().context("folios of 64 KiB")?;
+    let map = Mapping::anon_huge((mib << 20) / HUGE_SIZE)?;
+    (0..map.pages()).for_each(|page| map.set(page, 0, 1));
+    let leaves = map.len() / LEAF;
+    let made = small.made()?;
+    anyhow::ensure!(made >= leaves as u64, "{made} folios of 64 KiB, not {leaves}");
+    let device = Device::open(0)?;
+    let before = table_bytes()?;
+    let cost = read(&device, &map, 1)?;
+    let bytes = table_bytes()? - before;
+    eprintln!("{mib} MiB in leaves of 64 KiB: {bytes} bytes of tables");
+    Ok(json!({
+        "mib": mib,
+        "cost": cost as f64 / map.pages() as f64,
+        "bytes": bytes,
+        "leaves": leaves,
     }))
 }

@@ -119,6 +119,8 @@ enum What {
         tree: PathBuf,
         /// The same, for a device that walks an image in its own memory.
         image: PathBuf,
+        /// Output of `hmm-bench --leaves`, for a device that walks leaves of 64 KiB.
+        leaves: PathBuf,
     },
     /// Prints the results of `hmm-bench scaling`.
     Scaling {
@@ -151,7 +153,7 @@ fn main() -> Result<()> {
             let results = runs.iter().map(Results::load).collect::<Result<Vec<_>>>()?;
             Ok(std::fs::write(svg, plot::sizes(&results))?)
         }
-        What::Space { tree, image } => extra::space(&tree, &image),
+        What::Space { tree, image, leaves } => extra::space(&tree, &image, &leaves),
         What::Scaling { run } => extra::scaling(&run),
         What::PlotScaling { run, svg } => {
             let text = std::fs::read_to_string(&run).with_context(|| format!("{run:?}"))?;

@@ -23,6 +23,10 @@ struct Kind {
 const TREE: Kind = Kind { name: "tree", page: 9.0, leaf: 22.0 };
 const IMAGE: Kind = Kind { name: "tree and image", page: 18.0, leaf: 45.0 };
 
+/// Highest number of bytes of the tree and an image for each leaf of 64 KiB: 16 entries of both, as
+/// 16 pages have.
+const RUN: f64 = 16.0 * IMAGE.page;
+
 /// Maximal cost of a page of the largest size, relative to one of the smallest.
 const GROWTH: f64 = 1.10;
 
@@ -36,30 +40,58 @@ fn number(value: &Value, name: &str) -> f64 {
     value[name].as_f64().unwrap_or(f64::NAN)
 }
 
+/// Prints a line of the table: the cost of 4 KiB in leaves of this many pages, also relative to the
+/// smallest size, and the bytes of tables for a leaf.
+fn print_space(
+    tables: &str,
+    (pages, leaf): (u32, &str),
+    size: &Value,
+    (cost, growth, bytes): (f64, Option<f64>, Option<f64>),
+) {
+    let cell = |value: Option<f64>, digits: usize| {
+        value.map_or("-".to_string(), |value| format!("{value:.digits$}"))
+    };
+    println!(
+        "{tables:<14}  {leaf:>6}  {:>8}  {cost:>8.0}  {:>11}  {:>10}  {:>10}",
+        number(size, "mib"),
+        cell(growth, 3),
+        cell(bytes.map(|bytes| bytes / f64::from(pages)), 2),
+        cell(bytes, 1),
+    );
+}
+
 /// Prints cost and memory by size of the address space, with the library's tree alone, and with an
-/// image that the device walks. Fails if a bound is exceeded.
-pub fn space(tree: &PathBuf, image: &PathBuf) -> Result<()> {
+/// image that the device walks, also in leaves of 64 KiB. Fails if a bound is exceeded.
+pub fn space(tree: &PathBuf, image: &PathBuf, leaves: &PathBuf) -> Result<()> {
     let runs = [(TREE, load(tree)?), (IMAGE, load(image)?)];
     println!(
-        "{:<14}  {:>8}  {:>10}  {:>12}  {:>11}  {:>12}  {:>11}",
-        "tables", "MiB", "per page", "of smallest", "bytes/page", "of 2 MiB", "bytes/leaf"
+        "{:<14}  {:>6}  {:>8}  {:>8}  {:>11}  {:>10}  {:>10}",
+        "tables", "leaf", "MiB", "per page", "of smallest", "bytes/page", "bytes/leaf"
     );
     for (kind, run) in &runs {
         let sizes = run["space"].as_array().context("no sizes")?;
         let first = sizes.first().context("no size")?;
         for size in sizes {
-            println!(
-                "{:<14}  {:>8}  {:>10.0}  {:>12.3}  {:>11.2}  {:>12.0}  {:>11}",
-                kind.name,
-                number(size, "mib"),
-                number(size, "cost"),
-                number(size, "cost") / number(first, "cost"),
-                number(size, "bytes_per_page"),
-                number(size, "huge_cost"),
-                bytes_per_leaf(first, size).map_or("-".into(), |bytes| format!("{bytes:.1}")),
-            );
+            let growth = |cost| Some(number(size, cost) / number(first, cost));
+            let page = number(size, "bytes_per_page");
+            let line = (number(size, "cost"), growth("cost"), Some(page));
+            print_space(kind.name, (1, "4 KiB"), size, line);
+            let leaf = bytes_per_leaf(first, size, "huge_bytes");
+            let line = (number(size, "huge_cost"), growth("huge_cost"), leaf);
+            print_space(kind.name, (512, "2 MiB"), size, line);
         }
     }
+    let leaves = load(leaves)?;
+    let sizes = leaves["leaves"].as_array().context("no sizes of leaves of 64 KiB")?;
+    let (first, last) = sizes.first().zip(sizes.last()).context("no size of leaves of 64 KiB")?;
+    for size in sizes {
+        let growth = number(size, "cost") / number(first, "cost");
+        let bytes = bytes_per_leaf(first, size, "bytes");
+        let line = (number(size, "cost"), Some(growth), bytes);
+        print_space(IMAGE.name, (16, "64 KiB"), size, line);
+    }
+    let bytes = bytes_per_leaf(first, last, "bytes").context("want two sizes of such leaves")?;
+    anyhow::ensure!(bytes <= RUN, "a leaf of 64 KiB has {bytes:.1} bytes, more than {RUN}");
     for (kind, run) in &runs {
         keep_space(kind, run).with_context(|| format!("tables of {}", kind.name))?;
     }
@@ -67,9 +99,9 @@ pub fn space(tree: &PathBuf, image: &PathBuf) -> Result<()> {
 }
 
 /// Returns the bytes of a leaf that `size` has more than `first`.
-fn bytes_per_leaf(first: &Value, size: &Value) -> Option<f64> {
+fn bytes_per_leaf(first: &Value, size: &Value, bytes: &str) -> Option<f64> {
     let leaves = number(size, "leaves") - number(first, "leaves");
-    (leaves > 0.0).then(|| (number(size, "huge_bytes") - number(first, "huge_bytes")) / leaves)
+    (leaves > 0.0).then(|| (number(size, bytes) - number(first, bytes)) / leaves)
 }
 
 /// Fails if the largest size of `run` exceeds a bound.
@@ -83,7 +115,8 @@ fn keep_space(kind: &Kind, run: &Value) -> Result<()> {
     );
     let page = number(last, "bytes_per_page");
     anyhow::ensure!(page <= kind.page, "a page has {page:.2} bytes, more than {}", kind.page);
-    let leaf = bytes_per_leaf(first, last).context("want two sizes, the larger one last")?;
+    let leaf =
+        bytes_per_leaf(first, last, "huge_bytes").context("want two sizes, the larger one last")?;
     anyhow::ensure!(leaf <= kind.leaf, "a leaf has {leaf:.1} bytes, more than {}", kind.leaf);
     Ok(())
 }

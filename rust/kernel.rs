@@ -26,7 +26,7 @@
 //! - `word` has inlined atomic accesses, `zeroed` has arrays of words.
 //! - `limit` has the rate limit of log messages.
 //! - `names` has enumerations whose variants have names.
-//! - `test_timer` has a timer of KUnit tests.
+//! - `test_timer` and `test_fence` have a timer and a callback of DMA fences for KUnit tests.
 
 pub mod cancel;
 pub mod completion;
@@ -54,6 +54,8 @@ pub mod shrinker;
 #[cfg(CONFIG_RUST_HMM_QUEUE)]
 pub mod sync_file;
 pub(crate) mod task_work;
+#[cfg(all(CONFIG_RUST_HMM_KUNIT_TEST, CONFIG_RUST_HMM_QUEUE))]
+pub(crate) mod test_fence;
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
 pub(crate) mod test_timer;
 pub(crate) mod word;

@@ -13,9 +13,15 @@
 /*
  * Returns the folio of a mapped page. The data race is with a concurrent
  * addition to an LRU list, and harmless: compound_head shares its word with
- * lru.next, whose bit 0 is clear.
+ * lru.next, whose bit 0 is clear. Most pages are a folio, and the test costs
+ * less than page_folio().
  */
-#define mapped_page_folio(page) data_race(page_folio(page))
+static __always_inline struct folio *mapped_page_folio(struct page *page)
+{
+	if (likely(!data_race(PageTail(page))))
+		return (struct folio *)page;
+	return data_race(page_folio(page));
+}
 
 unsigned long rust_hmm_page_to_pfn(const struct page *page)
 {
@@ -85,15 +91,9 @@ void rust_hmm_mark_all_dirty(const unsigned long *pfns, unsigned long count)
 {
 	const unsigned long *end = pfns + count;
 
-	do {
-		struct page *page = pfn_to_page(*pfns);
-
-		/* Most pages are a folio: a test costs less than page_folio(). */
-		if (likely(!data_race(PageTail(page))))
-			mark_dirty((struct folio *)page);
-		else
-			mark_dirty(mapped_page_folio(page));
-	} while (++pfns < end);
+	do
+		mark_dirty(mapped_page_folio(pfn_to_page(*pfns)));
+	while (++pfns < end);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mark_all_dirty);
 

@@ -169,7 +169,7 @@ impl<M: MemoryOps> Splits<M> {
     }
 
     /// Queues the split of the huge page that begins at device page `number`. Returns the
-    /// completion of the work item, which completes it when it has ended.
+    /// completion of the work item.
     ///
     /// # Errors
     ///

@@ -108,7 +108,7 @@ impl<F: Format> Pool<F> {
 
     /// Stores `chunk` at an empty place. Returns the number of the place. Fails with `ENOMEM`.
     fn add(&self, chunk: KBox<TableChunk<F>>) -> Result<usize> {
-        // Relaxed: `top` and `count` only tell where to search. The place publishes the chunk.
+        // Relaxed: `top` and `count` are hints where to search. The place publishes the chunk.
         let top = self.top.load(Relaxed);
         // If a chunk was freed, search for its place, otherwise append.
         let from = if self.count.load(Relaxed) < top {

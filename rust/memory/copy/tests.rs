@@ -142,6 +142,7 @@ fn counter() -> Result<Arc<Atomic<usize>>> {
     Ok(Arc::new(Atomic::new(0), GFP_KERNEL)?)
 }
 
+#[cfg(CONFIG_RUST_HMM_QUEUE)]
 mod fence;
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]

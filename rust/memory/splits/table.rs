@@ -33,7 +33,7 @@ const SPLIT_FAILURE_LIFETIME: Delta = Delta::from_secs(1);
 pub(in crate::memory) enum Met {
     /// No work item splits the page.
     Nothing,
-    /// A work item is splitting the page. It completes the completion when it has ended.
+    /// A work item is splitting the page. The completion is that of its end.
     Splitting(Arc<TimedCompletion>),
     /// A work item has given up, and a fault that could not sleep has met it.
     GaveUp,

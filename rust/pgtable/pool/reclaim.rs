@@ -39,7 +39,7 @@ impl<F: Format> Pool<F> {
         {
             let guard = rcu::read_lock();
             // Relaxed from here on: `free`, `going` and `whole` are changed under this lock. `top`
-            // only tells how many places to look at.
+            // is a hint how many places there are.
             let mut free = self.free.lock();
             let mut spare = free.leaves.len.saturating_sub(self.kept());
             if want == 0 || self.whole.load(Relaxed) == 0 {

@@ -11,15 +11,18 @@
 #include <linux/string.h>
 
 /*
- * Returns the folio of a mapped page. The data race is with a concurrent
- * addition to an LRU list, and harmless: compound_head shares its word with
- * lru.next, whose bit 0 is clear. Most pages are a folio, and the test costs
- * less than page_folio().
+ * Returns the folio of a mapped page. Most pages are a folio, and the test
+ * costs less than page_folio().
  */
 static __always_inline struct folio *mapped_page_folio(struct page *page)
 {
+	/*
+	 * The race with an addition to an LRU list is harmless: lru.next shares
+	 * the word of compound_head, and its bit 0 is clear.
+	 */
 	if (likely(!data_race(PageTail(page))))
 		return (struct folio *)page;
+	/* The same race. */
 	return data_race(page_folio(page));
 }
 

@@ -308,7 +308,9 @@ fn agrees(entry: DevicePte, part: usize, found: Option<Found>) -> bool {
     entry.is_valid()
         && found.address == base + ((entry.number() << PAGE_SHIFT) + (part << 12)) as u64
         && found.writable == entry.may_be_dirty()
-        && found.device.is_none_or(|device| device == entry.is_device())
+        && found
+            .device
+            .is_none_or(|device| device == entry.is_device())
 }
 
 /// Returns whether a walker finds each entry of the model, by the address of one of its device

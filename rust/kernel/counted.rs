@@ -2,6 +2,10 @@
 
 //! Objects with counted references, whose owner waits until all references were dropped.
 //!
+//! There are two owners. A [`CountedBox`] has periods in which its holder creates references, and
+//! tells a [`Waiter`] of a wait that takes long. A [`DrainedBox`] lets any task create one, and
+//! waits when it is dropped.
+//!
 //! A reference may be dropped in any context but NMI, also in a hard interrupt and with a raw
 //! spinlock held. The drop subtracts from the count, and the last one completes a completion, whose
 //! lock is a raw spinlock that is taken with interrupts disabled. It does not free the object. Only
@@ -12,6 +16,10 @@
 //! the owner itself makes the count 0, so that no reference completes anything. Or the owner waits
 //! for the completion: `wait_for_completion()` returns only after `complete()` has released the
 //! lock, which is its last access.
+
+mod drained;
+
+pub(crate) use drained::DrainedBox;
 
 use super::completion::{
     TimedCompletion,
@@ -51,14 +59,50 @@ struct Counted<T> {
     object: T,
 }
 
+impl<T: 'static> Counted<T> {
+    /// Allocates an object whose number of references is `count`, pinned in a box of its own.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// As allocations with `flags`.
+    fn allocate(object: T, count: usize, flags: Flags) -> Result<NonNull<Self>> {
+        let place = KBox::pin_init(
+            pin_init!(Self {
+                count: Atomic::new(count),
+                dropped <- TimedCompletion::new(),
+                object,
+            }),
+            flags,
+        )?;
+        // SAFETY: The completion is not moved: only shared references to it are given out, and
+        // `free` drops it in place.
+        let place = KBox::into_raw(unsafe { Pin::into_inner_unchecked(place) });
+        // SAFETY: A box is not null.
+        Ok(unsafe { NonNull::new_unchecked(place) })
+    }
+
+    /// # Safety
+    ///
+    /// `place` must be from [`Self::allocate`]. Nothing may access it during the call or later.
+    unsafe fn free(place: NonNull<Self>) {
+        // SAFETY: `place` was a pinned box and is the caller's, by the function's requirements. It
+        // is dropped without being moved.
+        drop(unsafe { Pin::new_unchecked(KBox::from_raw(place.as_ptr())) });
+    }
+}
+
 /// Owns an object, and waits for its references. Dropping it frees the object.
 ///
 /// If a [`References`] was leaked, the object is leaked, too.
 ///
 /// # Invariants
 ///
-/// `place` was a pinned box and is ours. Unless `is_used`, there is no reference, and no drop of a
-/// reference accesses the place.
+/// `place` is from [`Counted::allocate`] and is ours. Unless `is_used`, there is no reference, and
+/// no drop of a reference accesses the place.
 pub(crate) struct CountedBox<T: Sync + 'static> {
     place: NonNull<Counted<T>>,
     /// Whether a [`References`] exists, or was leaked.
@@ -83,21 +127,9 @@ impl<T: Sync> CountedBox<T> {
     ///
     /// As allocations with `flags`.
     pub(crate) fn new(object: T, flags: Flags) -> Result<Self> {
-        let place = KBox::pin_init(
-            pin_init!(Counted {
-                count: Atomic::new(0),
-                dropped <- TimedCompletion::new(),
-                object,
-            }),
-            flags,
-        )?;
-        // SAFETY: The completion is not moved: only shared references to it are given out, and
-        // `drop` drops it in place.
-        let place = KBox::into_raw(unsafe { Pin::into_inner_unchecked(place) });
-        // INVARIANT: `place` was a pinned box and is ours. There is no reference yet.
+        // INVARIANT: The place is new and ours. There is no reference yet.
         Ok(Self {
-            // SAFETY: A box is not null.
-            place: unsafe { NonNull::new_unchecked(place) },
+            place: Counted::allocate(object, 0, flags)?,
             is_used: false,
             _owns: PhantomData,
         })
@@ -131,9 +163,8 @@ impl<T: Sync> Drop for CountedBox<T> {
             // References may still use the object.
             return;
         }
-        // SAFETY: By the type invariant, `place` was a pinned box and is ours, and no reference
-        // accesses it. It is dropped without being moved.
-        drop(unsafe { Pin::new_unchecked(KBox::from_raw(self.place.as_ptr())) });
+        // SAFETY: By the type invariant, the place is ours, and no reference accesses it.
+        unsafe { Counted::free(self.place) };
     }
 }
 
@@ -247,7 +278,8 @@ impl<T: Sync, W: Waiter<T>> Drop for References<'_, T, W> {
     }
 }
 
-/// A reference to an object that its [`CountedBox`] keeps until this is dropped.
+/// A reference to an object that its owner, a [`CountedBox`] or [`DrainedBox`], keeps until this is
+/// dropped.
 ///
 /// # Context
 ///
@@ -313,7 +345,7 @@ impl<T: Sync> Drop for CountedRef<T> {
         // Full: pairs with the decrement in `wait_for_all`. Accesses through this reference precede
         // it; those of other references precede the completion.
         if counted.count.fetch_sub(1, Full) == 1 {
-            // The count does not include the owner, which thus waits for the completion and keeps
+            // The count no longer includes the owner, which thus waits for the completion and keeps
             // the place until `complete()` has released the completion's lock.
             counted.dropped.complete();
         }

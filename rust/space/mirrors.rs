@@ -2,14 +2,18 @@
 
 //! The mirrors of a space, in numbered places.
 //!
-//! A task that uses a mirror which it does not own *enters* the mirror's place. It increments the
-//! user count of the place under a spinlock, and decrements it when it leaves. A mirror that is
-//! closed removes its place, so that no other task can enter, and waits until the count is 0.
+//! A task that uses a mirror which it does not own *enters* the mirror's place: it takes a counted
+//! reference under a spinlock, and drops it when it leaves. A mirror that is closed removes its
+//! place, so that no other task can enter, and waits until these references were dropped.
 
 use super::MigrationDesc;
 use crate::{
     debug::events::EvictReason,
     kernel::{
+        counted::{
+            CountedRef,
+            DrainedBox, //
+        },
         identity::{
             DeviceId,
             MemoryId,
@@ -32,16 +36,10 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{
-                Acquire,
-                Full,
-                Relaxed,
-                Release, //
-            },
+            ordering::Relaxed,
             Atomic, //
         },
         Arc,
-        Completion,
         SpinLock, //
     }, //
 };
@@ -131,33 +129,8 @@ pub(crate) enum OwnMemory {
     Device(DeviceId),
 }
 
-/// User count of a place: twice the number of users, plus one if the place is closed.
-#[pin_data]
-struct UserCount {
-    word: Atomic<usize>,
-    /// Completed when the place is closed and has no user.
-    #[pin]
-    gone: Completion,
-}
-
-const USERS_CLOSED: usize = 1;
-const USERS_ONE: usize = 2;
-
-/// A counted user of a place.
-struct UserRef(Arc<UserCount>);
-
-impl Drop for UserRef {
-    fn drop(&mut self) {
-        // Release: orders the accesses of this user to the mirror before the end of the mirror.
-        if self.0.word.fetch_sub(USERS_ONE, Release) == USERS_ONE + USERS_CLOSED {
-            self.0.gone.complete_all();
-        }
-    }
-}
-
 struct MirrorEntry {
-    mirror: Arc<dyn MirrorOps>,
-    users: Arc<UserCount>,
+    mirror: DrainedBox<Arc<dyn MirrorOps>>,
     /// See [`MirrorOps::device_name`].
     device: DeviceId,
     /// See [`MirrorOps::own_memory`].
@@ -167,18 +140,14 @@ struct MirrorEntry {
 }
 
 /// A mirror of another task. It is not closed as long as this exists.
-pub(crate) struct EnteredMirror {
-    // Dropped before `_user`, so that this is never the last reference of the mirror.
-    mirror: Arc<dyn MirrorOps>,
-    _user: UserRef,
-}
+pub(crate) struct EnteredMirror(CountedRef<Arc<dyn MirrorOps>>);
 
 impl core::ops::Deref for EnteredMirror {
     type Target = dyn MirrorOps;
 
     #[inline]
     fn deref(&self) -> &Self::Target {
-        &*self.mirror
+        &**self.0
     }
 }
 
@@ -289,14 +258,7 @@ impl SpaceMirrors {
     /// # Context
     ///
     /// May sleep. The caller serializes calls.
-    fn add(&self, mirror: Arc<dyn MirrorOps>) -> Result<(usize, Arc<UserCount>, Arc<Bounces>)> {
-        let users = Arc::pin_init(
-            pin_init!(UserCount {
-                word: Atomic::new(0),
-                gone <- Completion::new(),
-            }),
-            GFP_KERNEL_ACCOUNT,
-        )?;
+    fn add(&self, mirror: Arc<dyn MirrorOps>) -> Result<(usize, Arc<Bounces>)> {
         self.reserve()?;
         let device = mirror.device_name();
         let own_memory = mirror.own_memory();
@@ -304,8 +266,7 @@ impl SpaceMirrors {
         let place = Some(MirrorEntry {
             device,
             own_memory,
-            mirror,
-            users: users.clone(),
+            mirror: DrainedBox::new(mirror, GFP_KERNEL_ACCOUNT)?,
             bounces: bounces.clone(),
         });
         let mut places = self.places.lock();
@@ -321,7 +282,7 @@ impl SpaceMirrors {
             *free = place;
         }
         self.end.store(places.len(), Relaxed);
-        Ok((number, users, bounces))
+        Ok((number, bounces))
     }
 
     /// Returns whether there is at most one mirror. Context: any.
@@ -330,7 +291,8 @@ impl SpaceMirrors {
         peek_usize(&self.end) <= 1
     }
 
-    /// Removes place `number`. The caller must not hold a lock when it drops the returned place.
+    /// Removes place `number`. The drop of the returned place waits for its users, and the caller
+    /// must not hold a lock then.
     fn remove(&self, number: usize) -> Option<MirrorEntry> {
         let mut places = self.places.lock();
         let place = places.get_mut(number)?.take();
@@ -357,12 +319,7 @@ impl SpaceMirrors {
             return None;
         }
         // Under the lock, so that a task that removes the place afterwards waits for this user.
-        place.users.word.fetch_add(USERS_ONE, Relaxed);
-        let _user = UserRef(place.users.clone());
-        Some(EnteredMirror {
-            mirror: place.mirror.clone(),
-            _user,
-        })
+        Some(EnteredMirror(place.mirror.get()))
     }
 
     /// Returns an iterator that enters all places one after the other, except `except`. It may omit
@@ -406,7 +363,6 @@ impl SpaceMirrors {
 pub(crate) struct Membership {
     space: super::SpaceHandle,
     number: usize,
-    users: Arc<UserCount>,
     bounces: Arc<Bounces>,
 }
 
@@ -423,12 +379,11 @@ impl Membership {
     #[inline(never)]
     pub(crate) fn new(space: super::SpaceHandle, mirror: Arc<dyn MirrorOps>) -> Result<Self> {
         let opening = super::OPENING.lock();
-        let (number, users, bounces) = space.mirrors.add(mirror)?;
+        let (number, bounces) = space.mirrors.add(mirror)?;
         drop(opening);
         Ok(Self {
             space,
             number,
-            users,
             bounces,
         })
     }
@@ -459,13 +414,8 @@ impl Drop for Membership {
             }
         }
         drop(opening);
-        // Not under a lock, because this may be the last reference of the mirror.
+        // Not under a lock, because this waits for the users, and may drop the last reference of
+        // the mirror.
         drop(place);
-        if self.users.word.fetch_add(USERS_CLOSED, Full) != 0 {
-            self.users.gone.wait_for_completion();
-        }
-        // Acquire: pairs with the release in `UserRef::drop`. Accesses of other users are ordered
-        // before the end of the mirror.
-        self.users.word.load(Acquire);
     }
 }

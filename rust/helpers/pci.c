@@ -81,6 +81,33 @@ int rust_hmm_pci_claim(struct pci_dev *pdev, unsigned int bar, u64 *start,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pci_claim);
 
+#ifdef CONFIG_RUST_HMM_KUNIT_TEST
+static void rust_hmm_kunit_pci_release(struct device *dev)
+{
+	kfree(to_pci_dev(dev));
+}
+
+/*
+ * A PCI device that is on no bus and has no BARs, with one reference, which the
+ * caller drops by rust_hmm_pci_function_put(); NULL on failure.
+ */
+struct pci_dev *rust_hmm_kunit_pci_device(void)
+{
+	struct pci_dev *pdev = pci_alloc_dev(NULL);
+
+	if (!pdev)
+		return NULL;
+	device_initialize(&pdev->dev);
+	pdev->dev.release = rust_hmm_kunit_pci_release;
+	return pdev;
+}
+
+unsigned int rust_hmm_kunit_pci_references(struct pci_dev *pdev)
+{
+	return kref_read(&pdev->dev.kobj.kref);
+}
+#endif
+
 void rust_hmm_pci_unclaim(struct pci_dev *pdev, unsigned int bar)
 {
 	pci_release_region(pdev, bar);

@@ -441,4 +441,24 @@ mod tests {
             assert_eq!(claimed, EINVAL.to_errno());
         }
     }
+
+    #[test]
+    fn refused_claim_drops_its_reference() -> Result {
+        // SAFETY: No requirements.
+        let raw = NonNull::new(unsafe { bindings::rust_hmm_kunit_pci_device() }).ok_or(ENOMEM)?;
+        // SAFETY: The device is valid until its reference is dropped below. No other thread has it,
+        // so that this one may use it like the driver core. A refused claim registers nothing.
+        let device = unsafe { raw.cast::<pci::Device<Core<'_>>>().as_ref() };
+        // SAFETY: We have a reference of the device.
+        let references = || unsafe { bindings::rust_hmm_kunit_pci_references(raw.as_ptr()) };
+        let before = references();
+        // BAR 0 has no memory, and there is no BAR 6.
+        for (bar, error) in [(0, ENXIO), (6, EINVAL)] {
+            assert_eq!(PciMemory::claim(device, 0, bar).err(), Some(error));
+            assert_eq!(references(), before);
+        }
+        // SAFETY: The reference is ours, and this is its last use.
+        unsafe { bindings::rust_hmm_pci_function_put(raw.as_ptr()) };
+        Ok(())
+    }
 }

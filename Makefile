@@ -235,7 +235,7 @@ lint:
 
 # T=PART of the names of KUnit and end-to-end tests
 quick:
-	@tests/run/quick --kernel $(lint_kernel) --series $(SERIES) $(T)
+	@tests/run/quick --kernel $(lint_kernel) $(of) $(T)
 
 # T=PART of the names of KUnit tests
 host-tests:

@@ -186,9 +186,14 @@ impl State {
         self.meminfo.get(name).copied().unwrap_or_default() as i64
     }
 
-    /// Returns the memory that is free or can be reclaimed, in KiB.
+    /// Returns the memory that is free, can be reclaimed or belongs to processes, in KiB. The
+    /// process of the test has 8 KiB more after each cycle. `MemAvailable` contains only a part of
+    /// the caches, so that it changes when their share does.
     fn available(&self) -> i64 {
-        self.kib("MemAvailable") + self.lists as i64 * (PAGE_SIZE as i64 / 1024)
+        let others = ["Active(file)", "Inactive(file)", "SReclaimable", "AnonPages", "PageTables"];
+        self.kib("MemFree")
+            + self.lists as i64 * (PAGE_SIZE as i64 / 1024)
+            + others.map(|name| self.kib(name)).iter().sum::<i64>()
     }
 
     /// Lists the values of `/proc/meminfo` that grew by more than a MiB since `before`, as a hint.
@@ -208,6 +213,8 @@ fn state() -> Result<State, Stop> {
     let slabs = slabs::objects()?;
     std::thread::sleep(Duration::from_millis(200));
     let areas = procfs::vmallocinfo().unwrap_or_default();
+    // The counters of pages are per CPU. Fold them: each may contain half a MiB.
+    std::fs::write("/proc/sys/vm/stat_refresh", "1")?;
     Ok(State {
         slabs,
         iomem: std::fs::read_to_string("/proc/iomem")?,
@@ -244,9 +251,23 @@ fn area_noise(name: &str) -> u64 {
 /// Variation of the number of objects in a cache.
 const SLAB_NOISE: u64 = 16;
 
-/// Memory that the rest of the system may allocate meanwhile, in KiB. It does not depend on the
-/// number of cycles, so 1,000 cycles detect a leak of one page per load.
-const NOISE_KIB: i64 = 1024;
+/// Returns the memory that the rest of the system may allocate during `cycles` cycles, in KiB.
+/// Without a leak, at most 6 pages were measured in 5 cycles, on Debian's kernel. 5 cycles detect
+/// a leak of 5 pages per load, and 500 one of a page. KASAN and KCSAN allocate pages for the stacks
+/// and the modules that they see.
+fn noise_kib(cycles: u32) -> Result<i64, Stop> {
+    const MOST: i64 = 1024;
+    let symbols = std::fs::read_to_string("/proc/kallsyms")?;
+    let has = |name| symbols.lines().any(|line| line.split_whitespace().nth(2) == Some(name));
+    if has("kasan_report") || has("__tsan_read8") {
+        return Ok(MOST);
+    }
+    Ok(((11 + i64::from(cycles)) * (PAGE_SIZE as i64 / 1024)).min(MOST))
+}
+
+/// Number of readings of which the one with the most free memory counts. Memory that is freed with
+/// a delay may still be allocated in the others. A leak is in all of them.
+const READINGS: u32 = 5;
 
 fn many_cycles(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
@@ -256,24 +277,28 @@ fn many_cycles(ctx: &Ctx) -> Outcome {
     for _ in 0..5 {
         cycle(ctx)?;
     }
-    let start = state()?;
     let half = (ctx.cycles / 2).max(1);
+    let noise = noise_kib(half)?;
     let lost = |a: &State, b: &State| a.available() - b.available();
-    let settled = |before: &State| -> Result<State, Stop> {
-        let mut now = state()?;
-        for _ in 0..20 {
-            // Memory that is freed with a delay may still be allocated. A leak stays.
-            if lost(before, &now) < NOISE_KIB {
+    let settled = |before: Option<&State>| -> Result<State, Stop> {
+        let mut best = state()?;
+        for reading in 1..20 {
+            let enough = before.is_none_or(|before| lost(before, &best) < noise);
+            if reading >= READINGS && enough {
                 break;
             }
-            now = state()?;
+            let now = state()?;
+            if now.available() > best.available() {
+                best = now;
+            }
         }
-        Ok(now)
+        Ok(best)
     };
+    let start = settled(None)?;
     cycles(ctx, half)?;
-    let middle = settled(&start)?;
+    let middle = settled(Some(&start))?;
     cycles(ctx, half)?;
-    let end = settled(&middle)?;
+    let end = settled(Some(&middle))?;
     check_eq!(end.iomem, start.iomem, "/proc/iomem");
     let states = [&start, &middle, &end];
     let areas = grown(states.map(|state| &state.areas), area_noise);
@@ -286,7 +311,7 @@ fn many_cycles(ctx: &Ctx) -> Outcome {
     let slabs = grown(states.map(|state| &state.slabs), |_| SLAB_NOISE);
     println!("# {lost} KiB in {half} cycles; grew: {what}; slabs: {}", slabs.join(", "));
     check!(slabs.is_empty(), "slab caches grew in {half} cycles: {}", slabs.join(", "));
-    check!(lost < NOISE_KIB, "{lost} KiB of memory leaked in {half} cycles; grew: {what}");
+    check!(lost < noise, "{lost} KiB of memory leaked in {half} cycles; grew: {what}");
     Ok(())
 }
 

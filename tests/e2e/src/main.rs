@@ -51,7 +51,8 @@ struct Args {
     /// Directory of rust_hmm.ko and rust_dmirror.ko; the group `module_reload` needs it
     #[arg(long, default_value = "/lib/modules-hmm")]
     modules: PathBuf,
-    /// Rounds of the load and unload test
+    /// Rounds of the load and unload test; the torture with small mappings runs for as many times
+    /// the time of a race
     #[arg(long, default_value_t = 100)]
     cycles: u32,
     /// Minimal time for which each race is repeated, in milliseconds; it is repeated until the race

@@ -42,6 +42,11 @@ pub fn set_race_time(time: u64) {
     RACE.store(time, SeqCst);
 }
 
+/// Returns the time for which a race is repeated.
+pub fn race_time() -> Duration {
+    Duration::from_millis(RACE.load(SeqCst))
+}
+
 /// Calls `body` with the number of the round at least `least` times and for at least the time of a
 /// race. Continues until `body` returns that the race was run, but not for longer than
 /// [`TIMEOUT`]. On a busy machine the first rounds may pass without a migration that overlaps with
@@ -61,7 +66,7 @@ pub fn rounds(least: u64, mut body: impl FnMut(u64) -> Result<bool, Stop>) -> Ou
 
 /// Returns whether a race that began `elapsed` ago can end; `ran` says whether it was run.
 pub fn race_is_over(elapsed: Duration, ran: bool) -> bool {
-    elapsed >= TIMEOUT || (ran && elapsed >= Duration::from_millis(RACE.load(SeqCst)))
+    elapsed >= TIMEOUT || (ran && elapsed >= race_time())
 }
 
 /// Repeats `body`, which returns the counts of its mover, until pages have moved during an event.

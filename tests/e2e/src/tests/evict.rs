@@ -16,7 +16,10 @@ use crate::harness::{
     Test,
     What, //
 };
-use crate::mover::rounds;
+use crate::mover::{
+    self,
+    rounds, //
+};
 use crate::support::*;
 use crate::{
     check,
@@ -60,7 +63,8 @@ pub const TESTS: &[Test] = &[
         .private(),
     Test::new("memory", "small_mappings_while_oversubscribed", small_mappings)
         .only_rust(OURS)
-        .private(),
+        .private()
+        .seconds(200),
 ];
 
 /// The anon_vma of isolated pages is needed to restore them, and lives only as long as their
@@ -230,11 +234,12 @@ fn munmap_during_rmap_walk(ctx: &Ctx) -> Outcome {
 }
 
 /// Threads map, migrate and unmap small mappings, while other threads need more device memory than
-/// there is. Runs for `--cycles` times 30 ms.
+/// there is. Runs for `--cycles` times the time of a race (`--race`): 300 s with 100 and 3 s, as
+/// `make release` has them.
 fn small_mappings(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, &vram(2))?;
     let device = ctx.open()?;
-    let end = Instant::now() + Duration::from_millis(30) * ctx.cycles;
+    let end = Instant::now() + mover::race_time() * ctx.cycles;
     // Continue until at least one page was evicted.
     let evicted = || device.placement().is_ok_and(|placement| placement.evicted_for_room > 0);
     let late = end + Duration::from_secs(20);

@@ -79,6 +79,11 @@ pub const TESTS: &[Test] = &[
 /// Minimal progress of a process beside a stalled one, in percent of its normal progress.
 const LEAST: u128 = 90;
 
+/// Bound of the time from a SIGKILL to the end of a task whose wait is killable. Nothing that the
+/// test delays is part of it: 24 ms were measured. A wait that is not killable takes until the end
+/// of a flush, which is 8 times the bound.
+const KILLED: Duration = Duration::from_secs(1);
+
 /// Number of pairs of phases that are compared, one with a stall and one without. The first pair is
 /// not compared, because it depends on the state of memory before the test.
 const PAIRS: usize = 3;
@@ -330,7 +335,7 @@ fn killed(ctx: &Ctx) -> Outcome {
     check!(ended.is_some(), "it does not end");
     check!(!waiter.is_over(), "the wait is over before the flush");
     println!("# it ended {took:?} after the signal");
-    check!(took < FLUSH / 4, "it ended {took:?} after the signal");
+    check!(took < KILLED, "it ended {took:?} after the signal");
     device.set(Setting::FlushDelay, 0).what("set the delay back")?;
     cpu_sees(&map, 1, "by the parent")
 }
@@ -369,7 +374,7 @@ fn invalidated(ctx: &Ctx) -> Outcome {
         let waited = over.get(0, 0) == 0 && child.try_wait().is_none();
         let begin = Instant::now();
         child.signal(libc::SIGKILL);
-        let ended = child.wait_timeout(FLUSH / 4).map(|_| begin.elapsed());
+        let ended = child.wait_timeout(KILLED).map(|_| begin.elapsed());
         let during = invalidating.load(Relaxed);
         device.set(Setting::FlushDelay, 0).what("set the delay back")?;
         other.join().map_err(|_| Stop::Fail("a thread has failed".into()))?.what("madvise")?;
@@ -448,17 +453,21 @@ fn elsewhere(ctx: &Ctx) -> Outcome {
 }
 
 /// Four threads discard pages of a window as fast as they can. Device faults of the other pages in
-/// that window succeed, each in a bounded time.
+/// that window succeed. The number of their retries and the time of each are bounded.
 fn beside(ctx: &Ctx) -> Outcome {
     const THREADS: usize = 4;
-    /// A fault is repeated for a second at most, and fails with `EBUSY` after that.
+    /// `FAULT_TIMEOUT` of rust/mirror/retry.rs. After this time and `FAULT_MIN_ATTEMPTS` attempts,
+    /// a fault fails with `EBUSY`.
     const LONGEST: Duration = Duration::from_secs(1);
+    const MOST: u64 = 100;
+    /// Mean number of retries of a fault. 252 retries of 508 faults were measured, 23 of one.
+    const EACH: u64 = 4;
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(1)?;
     map.forbid_huge().what("madvise")?;
     map.fill(1);
     let stop = AtomicBool::new(false);
-    let (rounds, longest) = std::thread::scope(|scope| -> Result<_, Stop> {
+    let (rounds, longest, retries, most) = std::thread::scope(|scope| -> Result<_, Stop> {
         let map = &map;
         let stop = &stop;
         let discard = |page: usize| {
@@ -475,10 +484,16 @@ fn beside(ctx: &Ctx) -> Outcome {
         let threads: Vec<_> = (0..THREADS).map(|page| scope.spawn(discard(page))).collect();
         let mut found = [0; PAGE_SIZE];
         let mut longest = Duration::ZERO;
+        let before = device.counters()?.retries;
+        let mut retries = 0;
+        let mut most = 0;
         let faults = (THREADS..map.pages()).try_for_each(|page| -> Outcome {
             let begin = Instant::now();
             device.read(map.page_addr(page), &mut found).what("a device fault")?;
             longest = longest.max(begin.elapsed());
+            let now = device.counters()?.retries - before;
+            most = most.max(now - retries);
+            retries = now;
             pattern::check(1, page, &found).what("read by the device")
         });
         stop.store(true, Relaxed);
@@ -488,10 +503,14 @@ fn beside(ctx: &Ctx) -> Outcome {
             rounds += done.what("madvise")?;
         }
         faults?;
-        Ok((rounds, longest))
+        Ok((rounds, longest, retries, most))
     })?;
     println!("# {rounds} pages were discarded meanwhile, the longest fault took {longest:?}");
     check!(rounds >= THREADS, "{rounds} pages were discarded");
+    println!("# {retries} retries, at most {most} of one fault");
+    let faults = (map.pages() - THREADS) as u64;
+    check!(retries <= EACH * faults, "{retries} retries of {faults} faults");
+    check!(most <= MOST, "{most} retries of one fault");
     check!(longest < LONGEST, "a fault took {longest:?}");
     Ok(())
 }
@@ -576,8 +595,10 @@ fn debugger(ctx: &Ctx) -> Outcome {
 }
 
 /// Reads page `page` as a debugger while another thread waits for the mmap lock for writing.
-/// Returns whether the read failed.
+/// Returns whether the read failed. It must end in twice the time after which the library gives up
+/// a split (`SPLIT_TIMEOUT` of rust/memory/splits.rs): 2.1 s were measured.
 fn fails_as_debugger(map: &Mapping, page: usize) -> Result<bool, Stop> {
+    const LONGEST: Duration = Duration::from_secs(4);
     let memory = std::fs::File::open("/proc/self/mem").what("open /proc/self/mem")?;
     let mut found = [0; PAGE_SIZE];
     let end = AtomicBool::new(false);
@@ -595,7 +616,7 @@ fn fails_as_debugger(map: &Mapping, page: usize) -> Result<bool, Stop> {
     });
     let took = begin.elapsed();
     println!("# page {page}: {took:?}, {:?}", read.as_ref().err());
-    check!(took < Duration::from_secs(8), "a read took {took:?}");
+    check!(took < LONGEST, "a read took {took:?}");
     if read.is_ok() {
         pattern::check(1, page, &found).what("read by a debugger")?;
     }

@@ -83,7 +83,7 @@ Measure
   bench-scaling    device faults with 1, 2 and 4 engines; lock_stat with KERNEL=debug
   bench-space      cost and memory of 64 MiB and 16 GiB of mirrored address space
   bench-compare    against the modules of another revision (BASE=)
-  bench-gate       fails if a row is 5 % more expensive than the baseline (written by bench-baseline)
+  bench-gate       fails if a row is 2 % more expensive than the baseline (written by bench-baseline)
   bench-lookup     structures that find the region of an address
   bench-overlap    overlap of copies with the work of the CPU
 Document, install, release

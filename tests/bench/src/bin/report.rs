@@ -68,7 +68,7 @@ enum What {
         /// The result after.
         new: PathBuf,
         /// Tolerated increase of a row in per cent.
-        #[arg(long, default_value_t = 5.0)]
+        #[arg(long, default_value_t = 2.0)]
         limit: f64,
         /// The peer beside the first result; increases of its cost are attributed to the kernel.
         #[arg(long, requires = "peer_new")]
@@ -247,7 +247,7 @@ fn compare(
             let percent = (cost / before - 1.0) * 100.0;
             // Memory is not counted in instructions, and even a small increase matters.
             let slack = if row.row.starts_with("bytes of ") { 0.0 } else { slack };
-            let bad = percent > limit && cost - before > slack;
+            let bad = percent > row.limit(limit) && cost - before > slack;
             dearer += usize::from(bad);
             compared += 1;
             let mark = if bad { "  DEARER" } else { "" };
@@ -258,7 +258,7 @@ fn compare(
         }
     }
     anyhow::ensure!(compared > 0, "nothing to compare");
-    anyhow::ensure!(dearer == 0, "{dearer} rows are more than {limit} % dearer");
+    anyhow::ensure!(dearer == 0, "{dearer} rows exceed their limit, usually {limit} %");
     Ok(())
 }
 

@@ -53,6 +53,18 @@ impl Row {
         !DIFFER.iter().any(|name| self.row.starts_with(name))
     }
 
+    /// Returns the tolerated increase of this row in per cent; `usual` is that of most rows. The
+    /// cost of an eviction and of an allocation of managed memory depends on the state of memory.
+    pub fn limit(&self, usual: f64) -> f64 {
+        const OF_STATE: f64 = 5.0;
+        const DEPEND: &[&str] = &["eviction, ", "managed memory: allocation"];
+        if DEPEND.iter().any(|name| self.row.starts_with(name)) {
+            usual.max(OF_STATE)
+        } else {
+            usual
+        }
+    }
+
     /// Returns whether the cost of this row for `test_hmm` shows changes of the kernel. The number
     /// of evicted pages and the memory that is allocated depend on the earlier state.
     pub fn shows_kernel(&self) -> bool {

@@ -189,6 +189,15 @@ mod memory {
     }
 }
 
+mod mirror {
+    mod in_flight;
+    #[path = "../il/tests/in_flight.rs"]
+    pub(crate) mod in_flight_interleavings;
+    mod walkers;
+    #[path = "../il/tests/walkers.rs"]
+    pub(crate) mod walkers_interleavings;
+}
+
 mod policy {
     pub(crate) use crate::stand_ins::bounces::Bounces;
 
@@ -201,6 +210,7 @@ mod space {
     mod mirrors;
     #[path = "../il/space.rs"]
     mod owner;
+    mod request;
     mod window;
     mod windows;
 
@@ -210,10 +220,14 @@ mod space {
     };
     pub(crate) use owner::{
         find,
-        MigrationDesc,
         Space,
         SpaceHandle,
         OPENING, //
+    };
+    pub(crate) use request::{
+        Destination,
+        EventMatch,
+        MigrationDesc, //
     };
 }
 

@@ -2,9 +2,12 @@
 
 //! Stand-in for interval notifiers. No events are delivered to them.
 
-use crate::mm::{
-    addr::PageRange,
-    registration::RegisteredMm, //
+use crate::{
+    kernel::identity::EventOwner,
+    mm::{
+        addr::PageRange,
+        registration::RegisteredMm, //
+    }, //
 };
 use core::{
     marker::PhantomData,
@@ -16,17 +19,30 @@ use kernel::prelude::*;
 pub enum NotifierEvent {
     Unmap,
     Clear,
+    ProtectionPage,
+    Migrate,
+    Exclusive,
 }
 
 pub struct NotifierRange<'a> {
     pub reason: NotifierEvent,
     pub range: PageRange,
+    owner: EventOwner,
     _borrow: PhantomData<&'a ()>,
 }
 
 impl NotifierRange<'_> {
-    pub(crate) fn new(reason: NotifierEvent, range: PageRange) -> Self {
-        Self { reason, range, _borrow: PhantomData }
+    pub(crate) fn new(
+        reason: NotifierEvent,
+        range: PageRange,
+        owner: impl Into<EventOwner>,
+    ) -> Self {
+        Self { reason, range, owner: owner.into(), _borrow: PhantomData }
+    }
+
+    pub(crate) fn is_from(&self, owner: impl Into<EventOwner>) -> bool {
+        matches!(self.reason, NotifierEvent::Migrate | NotifierEvent::Exclusive)
+            && self.owner == owner.into()
     }
 
     pub(crate) fn within(&self, range: PageRange) -> Self {

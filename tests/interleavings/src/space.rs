@@ -31,10 +31,6 @@ use super::{
     windows::NotifierWindows, //
 };
 
-/// Migrations do not occur here.
-#[derive(Clone, Copy)]
-pub(crate) struct MigrationDesc;
-
 /// Attributes of devices, which are removed with the last mirror of a device.
 pub(crate) struct Attributes;
 

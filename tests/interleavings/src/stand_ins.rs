@@ -17,6 +17,7 @@ pub(crate) use shared::{
 /// Fault injection, which never injects a failure here.
 pub(crate) mod inject {
     pub(crate) enum FailPoint {
+        Announce,
         Attributes,
         Copy,
         DevicePage,
@@ -66,6 +67,31 @@ pub(crate) mod identity {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct MigrationId(pub(crate) usize);
 
+    impl MigrationId {
+        pub(crate) fn number(self) -> usize {
+            self.0
+        }
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct EventOwner(usize);
+
+    impl EventOwner {
+        pub const NONE: Self = Self(0);
+    }
+
+    impl From<MigrationId> for EventOwner {
+        fn from(migration: MigrationId) -> Self {
+            Self(migration.0)
+        }
+    }
+
+    impl From<PgmapOwner> for EventOwner {
+        fn from(owner: PgmapOwner) -> Self {
+            Self(owner.0)
+        }
+    }
+
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct MmId(pub(crate) usize);
 
@@ -88,6 +114,10 @@ pub(crate) mod identity {
 /// Folios.
 pub(crate) mod folio {
     use core::marker::PhantomData;
+
+    pub(crate) fn is_zero_pfn(_pfn: usize) -> bool {
+        false
+    }
 
     /// An allocated folio; drop frees it.
     pub struct LockedFolio(pub(crate) usize);

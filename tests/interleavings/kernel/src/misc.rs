@@ -32,6 +32,14 @@ macro_rules! pr_info {
     ($($format:tt)*) => { { let _ = ::core::format_args!($($format)*); } };
 }
 
+/// The current task.
+#[macro_export]
+macro_rules! current {
+    () => {
+        $crate::task::Current
+    };
+}
+
 /// Stand-in for `kernel::page`, with pages of 4 KiB, or of 16 KiB with `--cfg hmm_pages_16k`.
 pub mod page {
     pub const PAGE_SHIFT: usize = if cfg!(hmm_pages_16k) { 14 } else { 12 };
@@ -62,6 +70,19 @@ pub mod task {
     #[repr(C)]
     pub struct RawTask {
         pub start_time: u64,
+    }
+
+    /// Number of a task.
+    pub type Pid = i32;
+
+    /// The current task.
+    pub struct Current;
+
+    impl Current {
+        /// Its number.
+        pub fn pid(&self) -> Pid {
+            crate::model::thread() as Pid + 1
+        }
     }
 
     /// A task.

@@ -10,6 +10,7 @@ pub use crate::{
         KVec,
         VVec, //
     },
+    current,
     error::{
         code::*,
         Error,

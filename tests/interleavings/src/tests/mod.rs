@@ -23,6 +23,8 @@ pub(crate) const ALL: &[&[Test]] = &[
     within::TESTS,
     small::TESTS,
     crate::memory::interleavings::TESTS,
+    crate::mirror::in_flight_interleavings::TESTS,
+    crate::mirror::walkers_interleavings::TESTS,
     crate::mm::device_alloc_interleavings::TESTS,
     crate::mm::device_pages::chunks_interleavings::TESTS,
     crate::mm::device_pages::hints_interleavings::TESTS,

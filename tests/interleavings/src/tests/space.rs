@@ -50,10 +50,8 @@ use super::{
         MirrorOps,
         OwnMemory, //
     },
-    owner::{
-        create,
-        MigrationDesc, //
-    },
+    owner::create,
+    MigrationDesc,
     Space,
     SpaceHandle,
     StartedFlush, //

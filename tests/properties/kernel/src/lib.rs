@@ -8,10 +8,7 @@ pub use stand_in::*;
 
 /// Stand-in for `kernel::prelude`.
 pub mod prelude {
-    pub use crate::{
-        current,
-        VecExt, //
-    };
+    pub use crate::VecExt;
     pub use stand_in::prelude::*;
 }
 
@@ -47,33 +44,4 @@ pub mod page {
             core::ptr::null_mut()
         }
     }
-}
-
-/// Stand-in for `kernel::task`: there is one task.
-pub mod task {
-    pub use stand_in::task::{
-        RawTask,
-        Task, //
-    };
-
-    /// Number of a task.
-    pub type Pid = i32;
-
-    /// The current task.
-    pub struct Current;
-
-    impl Current {
-        /// Its number.
-        pub fn pid(&self) -> Pid {
-            1
-        }
-    }
-}
-
-/// The current task.
-#[macro_export]
-macro_rules! current {
-    () => {
-        $crate::task::Current
-    };
 }

@@ -9,6 +9,18 @@ use super::{
 use crate::mm::addr::PageRange;
 
 /// Result of a migration, as passed to the readers of the pages.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::mm::migrate::Moved;
+///
+/// /// Returns the number of entries whose destination only the device can address.
+/// fn of_the_device(moved: &Moved<'_>) -> usize {
+///     let entries = moved.entries();
+///     entries.filter(|entry| !moved.is_addressable(entry)).count()
+/// }
+/// ```
 pub struct Moved<'a>(pub(super) MigrateState<'a>);
 
 impl Moved<'_> {

@@ -58,6 +58,18 @@ impl NotifierEvent {
 }
 
 /// A notifier event, as passed to the subscriber.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::mm::addr::PageRange;
+/// use rust_hmm::mm::notifier::NotifierRange;
+///
+/// /// Returns the pages that a device loses which only reads.
+/// fn lost_by_a_reader(event: &NotifierRange<'_>) -> Option<PageRange> {
+///     (!event.reason.keeps_reads()).then_some(event.range)
+/// }
+/// ```
 pub struct NotifierRange<'a> {
     /// Type of the event.
     pub reason: NotifierEvent,

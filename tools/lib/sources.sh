@@ -16,7 +16,7 @@ driver_sources() { (cd "$HMM_TOP" && printf '%s\n' samples/* | grep -vx samples/
 source_of() {
 	case $1 in
 	hmm-demo) echo samples/demo ;;
-	hmm-bench) echo tests/bench/src ;;
+	hmm-bench) echo tests/bench ;;
 	hmm-e2e | hmm-fuzz | hmm-stress) echo "tests/${1#hmm-}" ;;
 	hmm-audit | hmmctl) echo "tools/${1#hmm-}" ;;
 	esac
@@ -61,7 +61,7 @@ sources_of() {
 	tested)
 		# shellcheck disable=SC2046 # Names without spaces.
 		hash_code Kbuild Kconfig Cargo.toml dkms.conf debian rust $(driver_sources) include \
-			tests/{bench/Cargo.toml,bench/baseline,bench/guest,lib,modules} $(
+			tests/{lib,modules} $(
 				cd "$HMM_TOP" || exit
 				printf '%s\n' tools/* tools/lib/* |
 					grep -vxE 'tools/(audit|check|hmmctl|lib|rustfmt\.toml)|tools/lib/(sources|groups|table)\.sh'

@@ -2,9 +2,9 @@
 
 //! Objects with counted references, whose owner waits until all references were dropped.
 //!
-//! There are two owners. A [`CountedBox`] has periods in which its holder creates references, and
-//! tells a [`Waiter`] of a wait that takes long. A [`DrainedBox`] lets any task create one, and
-//! waits when it is dropped.
+//! There are two owners. The holder of a [`CountedBox`] creates references in periods, and each
+//! wait calls a [`Waiter`] in intervals. Any task creates references to the object of a
+//! [`DrainedBox`], which waits when it is dropped.
 //!
 //! A reference may be dropped in any context but NMI, also in a hard interrupt and with a raw
 //! spinlock held. The drop subtracts from the count, and the last one completes a completion, whose

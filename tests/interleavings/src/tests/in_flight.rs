@@ -78,7 +78,7 @@ fn page() -> PageRange {
     PageRange::from_pages(PMD_SIZE, 1).unwrap()
 }
 
-/// What the table lock protects.
+/// The state under the table lock.
 struct State {
     in_flight: InFlightMigrations,
     /// Number of invalidations, which a fault compares.

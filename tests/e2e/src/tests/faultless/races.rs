@@ -326,8 +326,7 @@ fn h14_taken(ctx: &Ctx) -> Outcome {
     ];
     for (map, taking) in ways {
         let mut raced = 0;
-        // A round takes seconds, and nearly all of them are races.
-        rounds(1, |round| {
+        rounds(4, |round| {
             raced += u64::from(taken(&device, map, taking, round)?);
             Ok(raced > 0)
         })?;

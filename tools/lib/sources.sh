@@ -46,10 +46,13 @@ hash_code() {
 	) | sha256sum | cut -c1-16
 }
 
+# Tools that neither build modules nor start a VM: a test has only those that it names (tests_of).
+named_tools='coverage|demo|doc|driver|install|into-tree|lib/mutation\.sh|patches|pictures|rust-analyzer|rust-analyzer\.py|rustc-again|rustdoc|upstream'
+
 # sources_of KIND: the hash of the sources of the "modules", of the "programs", of "all" (both, with
 # everything that runs them), or of the code that is "tested": "all" without the tools that start
-# tests, check sources, judge results or write tables, and without the programs, of which a test has
-# only those that it runs (tests_of).
+# tests, check sources, judge results or write tables, and without the programs and named_tools, of
+# which a test has only those that it runs (tests_of).
 sources_of() {
 	case $1 in
 	modules)
@@ -64,7 +67,7 @@ sources_of() {
 			tests/{lib,modules} $(
 				cd "$HMM_TOP" || exit
 				printf '%s\n' tools/* tools/lib/* |
-					grep -vxE 'tools/(audit|check|hmmctl|lib|rustfmt\.toml)|tools/lib/(sources|groups|table)\.sh'
+					grep -vxE "tools/(audit|check|hmmctl|lib|rustfmt\.toml|$named_tools)|tools/lib/(sources|groups|table)\.sh"
 			)
 		;;
 	*) die "sources_of $1: want modules, programs, all or tested" ;;
@@ -72,8 +75,8 @@ sources_of() {
 }
 
 # tests_of TEXT...: the hash of the parts of tests/run that the TEXTs name, and of those that these
-# name in turn, including tools/lib/groups.sh, but without the tools that start all of them; and of
-# the sources of the programs that any of them names.
+# name in turn, including tools/lib/groups.sh and named_tools, but without the tools that start all of
+# them; and of the sources of the programs that any of them names.
 tests_of() {
 	local found
 	mapfile -t found < <(parts_of "$@")
@@ -91,7 +94,7 @@ parts_of() {
 			[ -e "$HMM_TOP/$name" ] || continue
 			case $name in tests/run/all | tests/run/release | tests/run/release.steps | tests/run/skips) continue ;; esac
 			[[ " ${found[*]} " == *" $name "* ]] || new+=("$name")
-		done < <(grep -oE 'tests/(run/[a-z0-9]+([.-][a-z0-9]+)*|[a-z]+/run)|tools/lib/groups\.sh' <<<"$text" | sort -u)
+		done < <(grep -oE 'tests/(run/[a-z0-9]+([.-][a-z0-9]+)*|[a-z]+/run)|tools/lib/groups\.sh|tools/'"($named_tools)(/[a-z0-9-]+|\\b)" <<<"$text" | sort -u)
 		((${#new[@]})) || break
 		found+=("${new[@]}")
 		text=''

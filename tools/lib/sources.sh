@@ -75,8 +75,8 @@ sources_of() {
 }
 
 # tests_of TEXT...: the hash of the parts of tests/run that the TEXTs name, and of those that these
-# name in turn, including tools/lib/groups.sh and named_tools, but without the tools that start all of
-# them; and of the sources of the programs that any of them names.
+# name in turn, including tools/lib/groups.sh and named_tools, but without the tools that start all
+# of them; and of the sources of the programs that any of them names.
 tests_of() {
 	local found
 	mapfile -t found < <(parts_of "$@")

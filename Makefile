@@ -74,7 +74,7 @@ Test
   test-qemu-gpu    hardware that QEMU models, behind an IOMMU, on debian and debug
   test-tracing     trace-cmd, perf and bpftrace as the documents show them (5 minutes)
   test-in-tree     as a part of a kernel tree, KUnit by kunit.py (15 minutes; ARCH=)
-  test-install     install, use and remove the packages in a stock Debian system (15 minutes);
+  test-install     install, use and remove the packages in a stock Debian system (20 minutes);
                    with ARCH=arm64 or arm64-16k build, install and load them (20 minutes)
 Measure
   bench            instructions per page, against the C drivers (SIZES="1 32 1024 4096", WRITE=1,

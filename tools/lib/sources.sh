@@ -94,12 +94,14 @@ parts_of() {
 			[ -e "$HMM_TOP/$name" ] || continue
 			case $name in tests/run/all | tests/run/release | tests/run/release.steps | tests/run/skips) continue ;; esac
 			[[ " ${found[*]} " == *" $name "* ]] || new+=("$name")
-		done < <(grep -oE 'tests/(run/[a-z0-9]+([.-][a-z0-9]+)*|[a-z]+/run)|tools/lib/groups\.sh|tools/'"($named_tools)(/[a-z0-9-]+|\\b)" <<<"$text" | sort -u)
+		done < <(grep -oE 'tests/(run/[a-z0-9]+([.-][a-z0-9]+)*|[a-z]+/run)|tools/lib/groups\.sh|tools/'"($named_tools)\\b" <<<"$text" | sort -u)
 		((${#new[@]})) || break
 		found+=("${new[@]}")
 		text=''
 		for name in "${new[@]}"; do
 			if [ -f "$HMM_TOP/$name" ]; then text+=$(<"$HMM_TOP/$name"); fi
+			# The files of a tool name each other, and other tools.
+			if [[ $name =~ ^tools/($named_tools)$ && -d $HMM_TOP/$name ]]; then text+=$(cat "$HMM_TOP/$name"/*); fi
 		done
 	done
 	if ((${#found[@]})); then printf '%s\n' "${found[@]}"; fi

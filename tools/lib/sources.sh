@@ -49,10 +49,10 @@ hash_code() {
 # Tools that neither build modules nor start a VM: a test has only those that it names (tests_of).
 named_tools='coverage|demo|doc|driver|install|into-tree|lib/mutation\.sh|patches|pictures|rust-analyzer|rust-analyzer\.py|rustc-again|rustdoc|upstream'
 
-# sources_of KIND: the hash of the sources of the "modules", of the "programs", of "all" (both, with
-# everything that runs them), or of the code that is "tested": "all" without the tools that start
-# tests, check sources, judge results or write tables, and without the programs and named_tools, of
-# which a test has only those that it runs (tests_of).
+# sources_of KIND: the hash of the sources of the "modules", of the "programs", or of the code that
+# is "tested": the modules with all that builds, installs and runs them, but without the tools that
+# start tests, check sources, judge results or write tables, and without the programs and
+# named_tools, of which a test has only those that it runs (tests_of).
 sources_of() {
 	case $1 in
 	modules)
@@ -60,7 +60,6 @@ sources_of() {
 		hash_paths Kbuild rust $(driver_sources) tests/modules include tools/coverage
 		;;
 	programs) hash_paths "${program_sources[@]}" ;;
-	all) hash_paths Kbuild Kconfig Makefile dkms.conf debian rust samples include tools tests/{bench,modules,mutations,run} "${program_sources[@]}" ;;
 	tested)
 		# shellcheck disable=SC2046 # Names without spaces.
 		hash_code Kbuild Kconfig Cargo.toml dkms.conf debian rust $(driver_sources) include \
@@ -70,7 +69,7 @@ sources_of() {
 					grep -vxE "tools/(audit|check|hmmctl|lib|rustfmt\.toml|$named_tools)|tools/lib/(sources|groups|table)\.sh"
 			)
 		;;
-	*) die "sources_of $1: want modules, programs, all or tested" ;;
+	*) die "sources_of $1: want modules, programs or tested" ;;
 	esac
 }
 

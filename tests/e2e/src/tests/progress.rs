@@ -453,21 +453,20 @@ fn elsewhere(ctx: &Ctx) -> Outcome {
 }
 
 /// Four threads discard pages of a window as fast as they can. Device faults of the other pages in
-/// that window succeed. The number of their retries and the time of each are bounded.
+/// that window succeed. They are retried only because of these events, and not longer than
+/// documented. How often depends on how many of the threads run at a time.
 fn beside(ctx: &Ctx) -> Outcome {
     const THREADS: usize = 4;
-    /// `FAULT_TIMEOUT` of rust/mirror/retry.rs. After this time and `FAULT_MIN_ATTEMPTS` attempts,
-    /// a fault fails with `EBUSY`.
-    const LONGEST: Duration = Duration::from_secs(1);
-    const MOST: u64 = 100;
-    /// Mean number of retries of a fault. 252 retries of 508 faults were measured, 23 of one.
-    const EACH: u64 = 4;
+    /// After `FAULT_TIMEOUT` of rust/mirror/retry.rs, 1 s, and `FAULT_MIN_ATTEMPTS` attempts, a
+    /// fault fails with `EBUSY`. The last attempt begins before.
+    const LONGEST: Duration = Duration::from_secs(2);
+    const ATTEMPTS: u64 = 100;
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(1)?;
     map.forbid_huge().what("madvise")?;
     map.fill(1);
     let stop = AtomicBool::new(false);
-    let (rounds, longest, retries, most) = std::thread::scope(|scope| -> Result<_, Stop> {
+    let (rounds, longest, retries, most, over) = std::thread::scope(|scope| -> Result<_, Stop> {
         let map = &map;
         let stop = &stop;
         let discard = |page: usize| {
@@ -487,12 +486,18 @@ fn beside(ctx: &Ctx) -> Outcome {
         let before = device.counters()?.retries;
         let mut retries = 0;
         let mut most = 0;
+        let mut over = 0;
         let faults = (THREADS..map.pages()).try_for_each(|page| -> Outcome {
             let begin = Instant::now();
             device.read(map.page_addr(page), &mut found).what("a device fault")?;
-            longest = longest.max(begin.elapsed());
+            let took = begin.elapsed();
             let now = device.counters()?.retries - before;
-            most = most.max(now - retries);
+            let own = now - retries;
+            if took > LONGEST && own > ATTEMPTS {
+                over += 1;
+            }
+            longest = longest.max(took);
+            most = most.max(own);
             retries = now;
             pattern::check(1, page, &found).what("read by the device")
         });
@@ -503,15 +508,14 @@ fn beside(ctx: &Ctx) -> Outcome {
             rounds += done.what("madvise")?;
         }
         faults?;
-        Ok((rounds, longest, retries, most))
+        Ok((rounds, longest, retries, most, over))
     })?;
     println!("# {rounds} pages were discarded meanwhile, the longest fault took {longest:?}");
     check!(rounds >= THREADS, "{rounds} pages were discarded");
     println!("# {retries} retries, at most {most} of one fault");
-    let faults = (map.pages() - THREADS) as u64;
-    check!(retries <= EACH * faults, "{retries} retries of {faults} faults");
-    check!(most <= MOST, "{most} retries of one fault");
-    check!(longest < LONGEST, "a fault took {longest:?}");
+    check!(retries > 0, "no fault collided with an event");
+    check!(retries <= rounds as u64, "{retries} retries because of {rounds} events");
+    check_eq!(over, 0, "faults that were retried for longer than documented");
     Ok(())
 }
 

@@ -42,6 +42,7 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "h03_dontneed_during_the_copy", h03_dontneed).only_rust(OURS),
     Test::new("faultless", "h04_dontneed_before_the_step", h04_before).only_rust(OURS),
     Test::new("faultless", "h05_pinned_page", h05_pinned).only_rust(OURS),
+    Test::new("faultless", "h05_writes_to_a_pinned_page_never_fault", h05_written).only_rust(OURS),
     Test::new("faultless", "h06_holes_and_the_zero_page", h06_holes).only_rust(OURS),
     Test::new("faultless", "h06_cpu_write_to_a_filled_hole_is_kept", h06_written).only_rust(OURS),
     Test::new("faultless", "h07_page_shared_by_fork", h07_fork).only_rust(OURS),
@@ -164,6 +165,35 @@ fn h05_pinned(ctx: &Ctx) -> Outcome {
     let after = device.counters()?;
     check_eq!(after.engine_faults_read, before.engine_faults_read, "read faults");
     watched(&job, "of a pinned page")?;
+    no_stale_hits(&device)
+}
+
+fn h05_written(ctx: &Ctx) -> Outcome {
+    const PINNED: usize = 5;
+    let device = open(ctx)?;
+    let map = Mapping::anon(16)?;
+    map.fill(1);
+    device_sees(&device, &map, 1, "at first")?;
+    let pin = hmm::files::Pin::of(map.page_addr(PINNED)).what("pin a page by vmsplice")?;
+    let write = Command::new(EngineOp::Fill, map.page_addr(PINNED), PAGE_SIZE).value(2);
+    check_eq!(device.run(write)?.error, None, "end of the first write");
+    let job = device.submit(write.rounds(0))?;
+    let before = device.counters()?;
+    for _ in 0..200 {
+        device.migrate(map.addr(), 16, Way::ToDevice)?;
+    }
+    let after = device.counters()?;
+    let ended = job.finish()?;
+    check_eq!(ended.error, None, "writes");
+    check!(ended.status.rounds > 0, "no write during the migrations");
+    let moved = after.migrated_to_device - before.migrated_to_device;
+    check_eq!(moved, 15, "pages that moved");
+    let faults = after.engine_faults_write - before.engine_faults_write;
+    check_eq!(faults, 0, "write faults on the pinned page");
+    drop(pin);
+    device_sees_pages(&device, &map, 1, 0, PINNED, "of pages before the pinned one")?;
+    device_sees_pages(&device, &map, 1, PINNED + 1, 10, "of pages after the pinned one")?;
+    check_eq!(map.get(PINNED, WORDS - 1), 2, "the last word that the engine wrote");
     no_stale_hits(&device)
 }
 

@@ -20,8 +20,12 @@ use crate::{
     check,
     check_eq, //
 };
-use hmm::engine::Way;
+use hmm::engine::{
+    checksum,
+    Way, //
+};
 use hmm::files::SmallThp;
+use hmm::pattern::WORDS;
 use hmm::placement::{
     Placement,
     Policy, //
@@ -107,9 +111,19 @@ fn few_events(before: &Counters, after: &Counters, when: &str) -> Outcome {
 /// Has an engine read `map` once with the default policy. No page may be moved, copied, unmapped or
 /// evicted for it.
 fn costs_nothing(device: &Device, map: &Mapping, seed: u64, what: &str) -> Outcome {
+    costs_nothing_by(device, map, what, || engine_reads(device, map, seed))
+}
+
+/// The same for pages with other contents: `read` has an engine read `map` once.
+fn costs_nothing_by(
+    device: &Device,
+    map: &Mapping,
+    what: &str,
+    read: impl Fn() -> Outcome,
+) -> Outcome {
     device.set_policy(Policy::None)?;
     let (before, _) = all(device)?;
-    engine_reads(device, map, seed)?;
+    read()?;
     let (after, _) = all(device)?;
     let faults = after.engine_faults_read - before.engine_faults_read;
     device.discard(map.addr(), map.pages()).what("discard")?;
@@ -117,7 +131,7 @@ fn costs_nothing(device: &Device, map: &Mapping, seed: u64, what: &str) -> Outco
         device.set_policy(policy)?;
         for round in 0..2 {
             let (before, placed) = all(device)?;
-            engine_reads(device, map, seed)?;
+            read()?;
             let (after, now) = all(device)?;
             let what = format!("of {what}, {policy:?}, round {round}");
             check_eq!(now.moved, placed.moved, "pages moved {what}");
@@ -131,6 +145,17 @@ fn costs_nothing(device: &Device, map: &Mapping, seed: u64, what: &str) -> Outco
         }
     }
     Ok(())
+}
+
+/// Pages of zeros that a driver has inserted into a mapping.
+fn device_file_costs_nothing(device: &Device, owner: &Device) -> Outcome {
+    let map = owner.map_file(16).what("map the device file")?;
+    let zeros = checksum(std::iter::repeat_n(0, map.pages() * WORDS));
+    let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(zeros);
+    costs_nothing_by(device, &map, "a device file", || {
+        check_eq!(device.run(read).what("engine")?.error, None, "an engine's read of zeros");
+        Ok(())
+    })
 }
 
 fn immovable_memory(ctx: &Ctx) -> Outcome {
@@ -159,16 +184,7 @@ fn immovable_memory(ctx: &Ctx) -> Outcome {
     hugetlb.fill(4);
     costs_nothing(&device, &hugetlb, 4, "hugetlb pages")?;
     let owner = ctx.open()?;
-    {
-        let map = owner.map_file(16).what("map the device file")?;
-        let mut zeros = vec![0xaa; 16 * PAGE_SIZE];
-        device.set_policy(Policy::Default)?;
-        let (before, _) = all(&device)?;
-        device.read(map.addr(), &mut zeros).what("read of the device file")?;
-        let (after, _) = all(&device)?;
-        check_eq!(after.bytes_copied, before.bytes_copied, "bytes copied of its pages");
-        check_eq!(after.evicted_pages, before.evicted_pages, "pages evicted for its pages");
-    }
+    device_file_costs_nothing(&device, &owner)?;
 
     // Anonymous memory that is pinned for a device.
     let map = block(5)?;

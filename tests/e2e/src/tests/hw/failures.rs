@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Failures on hardware: DMA mappings and allocations.
+//! Failures on hardware: DMA mappings, allocations, and a DMA mask that is too narrow.
 
 use super::{
     live,
     load_driver,
+    log_since,
     PAGES, //
 };
 use crate::harness::{
@@ -30,6 +31,9 @@ use hmm::{
     Errno,
     Mapping, //
 };
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
 
 /// Makes the `nth` DMA mapping from now on fail.
 fn without_address(nth: u64) -> Result<inject::Armed, Stop> {
@@ -182,5 +186,24 @@ pub fn no_vram(ctx: &Ctx) -> Outcome {
     check_eq!(there, [true, false], "GPUs that are there");
     seen.what("open the GPU that is there")??;
     check!(Device::path(1).exists(), "with all addresses there is no second GPU");
+    Ok(())
+}
+
+/// If the device cannot address all memory, its probe fails and the log has the reason.
+pub fn narrow(ctx: &Ctx) -> Outcome {
+    let mark = format!("hw.narrow {:?}", Instant::now());
+    module::unload("qemu_gpu").what("unload qemu_gpu")?;
+    fs::write("/dev/kmsg", format!("{mark}\n")).what("mark the log")?;
+    load_driver(ctx, "dma_bits=28")?;
+    let there = Path::new("/dev/hmm_dmirror0").exists();
+    let log = log_since(&mark)?;
+    module::unload("qemu_gpu").what("unload it again")?;
+    load_driver(ctx, "")?;
+    check!(!there, "a device with 28 bits is there");
+    check!(
+        log.contains("refused: the device reaches 28 bits of address, the memory needs 32"),
+        "no word in the log: {log}"
+    );
+    check!(Path::new("/dev/hmm_dmirror0").exists(), "with 32 bits it is not there");
     Ok(())
 }

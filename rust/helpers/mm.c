@@ -3,7 +3,9 @@
 #include <linux/export.h>
 #include <linux/mm.h>
 #include <linux/mman.h>
+#include <linux/mm_inline.h>
 #include <linux/mmap_lock.h>
+#include <linux/swapops.h>
 
 int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm)
 {
@@ -37,6 +39,41 @@ struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 	return vma && vma->vm_start <= addr ? vma : NULL;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_lookup);
+
+/*
+ * Returns whether a walk of folio_referenced() damages the device-exclusive
+ * entries of @vma. It clears their accessed bit, too, without pte_present(); on
+ * arm64 that bit is part of the type of a swap entry. See "Exclusive access and
+ * reclaim" in Documentation/kernel-bugs.rst.
+ *
+ * The mmap lock of the VMA is held.
+ */
+bool rust_hmm_vma_exclusive_is_unsafe(const struct vm_area_struct *vma)
+{
+	pte_t pte = swp_entry_to_pte(make_device_exclusive_entry(0));
+
+	return !pte_same(pte_mkold(pte), pte) && vma_has_recency(vma);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_exclusive_is_unsafe);
+
+/*
+ * Lets folio_referenced() pass over the VMA at @addr, if there is one, as after
+ * madvise(MADV_RANDOM). Returns 0, or -EINTR if the task was killed.
+ */
+int rust_hmm_vma_drop_recency(struct mm_struct *mm, unsigned long addr)
+{
+	struct vm_area_struct *vma;
+	int ret = mmap_write_lock_killable(mm);
+
+	if (ret)
+		return ret;
+	vma = rust_hmm_vma_lookup(mm, addr);
+	if (vma)
+		vm_flags_set(vma, VM_RAND_READ);
+	mmap_write_unlock(mm);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_drop_recency);
 
 /*
  * Returns the page offset at which the anonymous pages of @vma begin. Pages

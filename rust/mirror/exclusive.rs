@@ -133,6 +133,7 @@ impl<D: Device> Mirror<D> {
         page: PageRange,
         prealloc: &mut Prealloc<D::Format>,
     ) -> Result<Result> {
+        ExclusivePage::prepare(space.mm(), page.start())?;
         // The address of `prealloc` is unique while this function runs.
         let id = MigrationId::of(prealloc);
         let request = MigrationDesc {

@@ -4,7 +4,10 @@
 //!
 //! C header: [`include/linux/rmap.h`](srctree/include/linux/rmap.h)
 
-use super::vma::MmapGuard;
+use super::vma::{
+    MmapGuard,
+    Vma, //
+};
 use crate::{
     bindings,
     inject::{
@@ -21,9 +24,19 @@ use core::{
     ptr, //
 };
 use kernel::{
-    error::from_err_ptr,
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    mm::MmWithUser,
     prelude::*, //
 };
+
+/// Returns whether reclaim would damage the entries of exclusive pages of `vma`.
+fn reclaim_damages(vma: &Vma<'_>) -> bool {
+    // SAFETY: The mmap lock is held as long as `vma` is borrowed.
+    unsafe { bindings::rust_hmm_vma_exclusive_is_unsafe(vma.as_ptr()) }
+}
 
 /// A locked page in system memory that only the device may access. The first CPU access after this
 /// is dropped notifies the mirrors and ends the exclusive access.
@@ -38,6 +51,7 @@ use kernel::{
 /// use rust_hmm::mm::vma::MmapGuard;
 ///
 /// fn with_exclusive(mm: &MmWithUser, addr: usize, map: impl FnOnce(usize)) -> Result {
+///     ExclusivePage::prepare(mm, addr)?;
 ///     let guard = MmapGuard::lock(mm)?;
 ///     let page = ExclusivePage::new(&guard, addr, MigrationId::of(&guard))?;
 ///     // The page cannot become accessible to the CPU before `page` is dropped.
@@ -55,13 +69,38 @@ pub struct ExclusivePage<'a> {
 }
 
 impl<'a> ExclusivePage<'a> {
+    /// Lets the kernel's reclaim ignore references of the mapping at `addr`, where it would damage
+    /// the entries of exclusive pages (arm64). The mapping is changed as by `MADV_RANDOM`. See
+    /// "Exclusive access and reclaim" in Documentation/kernel-bugs.rst.
+    ///
+    /// # Errors
+    ///
+    /// * `EINTR`: a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep: takes the mmap lock, for writing if the mapping has to be changed. No lock may be
+    /// held.
+    pub fn prepare(mm: &MmWithUser, addr: usize) -> Result {
+        let must_change = {
+            let mmap = MmapGuard::lock_here(mm)?;
+            mmap.vma_lookup(addr)
+                .is_some_and(|vma| reclaim_damages(&vma))
+        };
+        if !must_change {
+            return Ok(());
+        }
+        // SAFETY: `mm` is valid and has a user.
+        to_result(unsafe { bindings::rust_hmm_vma_drop_recency(mm.as_raw(), addr) })
+    }
+
     /// Makes the page at `addr` exclusive to the device. The notifier event carries `id`.
     ///
     /// # Errors
     ///
     /// * `EFAULT`: there is no writable memory at `addr`.
     /// * `EOPNOTSUPP`: the page is not anonymous, or hugetlb.
-    /// * `EBUSY`: the page was changed concurrently.
+    /// * `EBUSY`: the page was changed concurrently, or the mapping since [`Self::prepare`].
     /// * `EINTR`: a fatal signal is pending.
     ///
     /// # Context
@@ -69,6 +108,12 @@ impl<'a> ExclusivePage<'a> {
     /// May sleep. Calls MMU notifiers.
     pub fn new(mmap: &'a MmapGuard<'_>, addr: usize, id: MigrationId) -> Result<Self> {
         if fails(FailPoint::Exclusive) {
+            return Err(EBUSY);
+        }
+        if mmap
+            .vma_lookup(addr)
+            .is_some_and(|vma| reclaim_damages(&vma))
+        {
             return Err(EBUSY);
         }
         let mut folio = ptr::null_mut();

@@ -10,6 +10,7 @@ mod debugfs;
 mod engine;
 mod events;
 mod evict;
+mod exclusive;
 mod extension;
 mod faultless;
 mod file_lifetime;
@@ -55,6 +56,7 @@ pub fn all() -> Vec<Test> {
         vma_types::TESTS,
         writeback::TESTS,
         sharing::TESTS,
+        exclusive::TESTS,
         migrate::TESTS,
         overlap::TESTS,
         stay::TESTS,

@@ -169,10 +169,10 @@ fn kill_at_random(ctx: &Ctx) -> Outcome {
 }
 
 /// A memory control group with a limit, which is removed when it is dropped.
-struct Limited(std::path::PathBuf);
+pub(super) struct Limited(std::path::PathBuf);
 
 impl Limited {
-    fn new(name: &str, bytes: u64) -> Result<Limited, Stop> {
+    pub(super) fn new(name: &str, bytes: u64) -> Result<Limited, Stop> {
         let top = Path::new("/tmp/hmm-cgroup");
         if !top.join("cgroup.procs").exists() {
             std::fs::create_dir_all(top)?;
@@ -199,8 +199,27 @@ impl Limited {
         Ok(Limited(dir))
     }
 
-    fn enter(&self) -> Outcome {
+    pub(super) fn enter(&self) -> Outcome {
         std::fs::write(self.0.join("cgroup.procs"), "0").what("enter the group")
+    }
+
+    pub(super) fn permit_swap(&self) -> Outcome {
+        std::fs::write(self.0.join("memory.swap.max"), "max").what("permit swap")
+    }
+
+    /// Has the kernel examine the group's pages, and reclaim at most `bytes`. It may find less.
+    pub(super) fn reclaim(&self, bytes: usize) -> Outcome {
+        match std::fs::write(self.0.join("memory.reclaim"), bytes.to_string()) {
+            Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the number of the group's pages that reclaim has examined.
+    pub(super) fn scanned(&self) -> Result<u64, Stop> {
+        let text = std::fs::read_to_string(self.0.join("memory.stat"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("pgscan "));
+        line.and_then(|count| count.parse().ok()).ok_or(Stop::Fail(format!("no pgscan: {text}")))
     }
 
     fn kills(&self) -> Result<u64, Stop> {

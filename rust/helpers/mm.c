@@ -41,20 +41,28 @@ struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 EXPORT_SYMBOL_GPL(rust_hmm_vma_lookup);
 
 /*
- * Returns whether a walk of folio_referenced() damages the device-exclusive
- * entries of @vma. It clears their accessed bit, too, without pte_present(); on
- * arm64 that bit is part of the type of a swap entry. See "Exclusive access and
- * reclaim" in Documentation/kernel-bugs.rst.
- *
- * The mmap lock of the VMA is held.
+ * Returns whether a walk of folio_referenced() damages device-exclusive entries.
+ * It clears their accessed bit, too, without pte_present(); on arm64 that bit is
+ * part of the type of a swap entry. See "Exclusive access and reclaim" in
+ * Documentation/kernel-bugs.rst.
  */
-bool rust_hmm_vma_exclusive_is_unsafe(const struct vm_area_struct *vma)
+bool rust_hmm_reclaim_damages_exclusive(void)
 {
 	pte_t pte = swp_entry_to_pte(make_device_exclusive_entry(0));
 
-	return !pte_same(pte_mkold(pte), pte) && vma_has_recency(vma);
+	return !pte_same(pte_mkold(pte), pte);
 }
-EXPORT_SYMBOL_GPL(rust_hmm_vma_exclusive_is_unsafe);
+EXPORT_SYMBOL_GPL(rust_hmm_reclaim_damages_exclusive);
+
+/*
+ * Returns whether folio_referenced() walks the PTEs of @vma. The mmap lock of
+ * the VMA is held.
+ */
+bool rust_hmm_vma_has_recency(const struct vm_area_struct *vma)
+{
+	return vma_has_recency(vma);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_has_recency);
 
 /*
  * Lets folio_referenced() pass over the VMA at @addr, if there is one, as after

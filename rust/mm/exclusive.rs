@@ -4,19 +4,19 @@
 //!
 //! C header: [`include/linux/rmap.h`](srctree/include/linux/rmap.h)
 
-use super::vma::{
-    MmapGuard,
-    Vma, //
-};
+use super::vma::MmapGuard;
 use crate::{
     bindings,
     inject::{
         fails,
         FailPoint, //
     },
-    kernel::identity::{
-        EventOwner,
-        MigrationId, //
+    kernel::{
+        identity::{
+            EventOwner,
+            MigrationId, //
+        },
+        reentry, //
     }, //
 };
 use core::{
@@ -32,10 +32,18 @@ use kernel::{
     prelude::*, //
 };
 
-/// Returns whether reclaim would damage the entries of exclusive pages of `vma`.
-fn reclaim_damages(vma: &Vma<'_>) -> bool {
-    // SAFETY: The mmap lock is held as long as `vma` is borrowed.
-    unsafe { bindings::rust_hmm_vma_exclusive_is_unsafe(vma.as_ptr()) }
+/// Returns whether reclaim can damage the CPU PTEs of exclusive pages, on this architecture.
+fn reclaim_damages_exclusive() -> bool {
+    // SAFETY: The helper has no preconditions.
+    unsafe { bindings::rust_hmm_reclaim_damages_exclusive() }
+}
+
+/// Returns whether reclaim walks the CPU PTEs of the mapping at `addr`.
+fn reclaim_walks(mmap: &MmapGuard<'_>, addr: usize) -> bool {
+    mmap.vma_lookup(addr).is_some_and(|vma| {
+        // SAFETY: The mmap lock is held as long as `vma` is borrowed.
+        unsafe { bindings::rust_hmm_vma_has_recency(vma.as_ptr()) }
+    })
 }
 
 /// A locked page in system memory that only the device may access. The first CPU access after this
@@ -76,18 +84,15 @@ impl<'a> ExclusivePage<'a> {
     /// # Errors
     ///
     /// * `EINTR`: a fatal signal is pending.
+    /// * `EDEADLK`: called within a callback, or with the mmap lock held.
     ///
     /// # Context
     ///
     /// May sleep: takes the mmap lock, for writing if the mapping has to be changed. No lock may be
     /// held.
     pub fn prepare(mm: &MmWithUser, addr: usize) -> Result {
-        let must_change = {
-            let mmap = MmapGuard::lock_here(mm)?;
-            mmap.vma_lookup(addr)
-                .is_some_and(|vma| reclaim_damages(&vma))
-        };
-        if !must_change {
+        reentry::may_wait()?;
+        if !reclaim_damages_exclusive() || !reclaim_walks(&MmapGuard::lock_here(mm)?, addr) {
             return Ok(());
         }
         // SAFETY: `mm` is valid and has a user.
@@ -110,10 +115,7 @@ impl<'a> ExclusivePage<'a> {
         if fails(FailPoint::Exclusive) {
             return Err(EBUSY);
         }
-        if mmap
-            .vma_lookup(addr)
-            .is_some_and(|vma| reclaim_damages(&vma))
-        {
+        if reclaim_damages_exclusive() && reclaim_walks(mmap, addr) {
             return Err(EBUSY);
         }
         let mut folio = ptr::null_mut();

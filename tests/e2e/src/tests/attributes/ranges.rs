@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Attributes of a range, what is refused, and events that move, clear or keep them.
+//! Attributes of a range: refused values, and the effect of events on them.
 
 use super::{
     get,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Device faults beside invalidations of the same window and of others.
+//! Device faults during invalidations in the same window, and in other windows.
 
 use super::KILLED;
 use crate::harness::{

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Access to memory of others: by an open, a passed or inherited file, and after an exit.
+//! Access to another process's memory: through an open file, a file that was passed on or
+//! inherited, and after an exit.
 
 use super::{
     NOBODY,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Allocation of device memory for the pages of a migration.
+//! Allocation of device memory for the pages of a migration, and growth of the memory.
 
 use super::{
+    worker::MemoryWorker,
     Arrival,
     Memory,
     MemoryOps,
@@ -27,8 +28,64 @@ use crate::{
         }, //
     }, //
 };
+use kernel::prelude::*;
 
 impl<M: MemoryOps> Memory<M> {
+    /// Adds pages to the memory until `pages` are free or the limit is reached; see
+    /// [`DevicePages::add_chunks`].
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the device was unplugged.
+    /// - `ENOMEM`
+    /// - Those of [`DevicePages::add_chunks`].
+    ///
+    /// # Context
+    ///
+    /// May sleep; neither the mmap lock nor a folio lock may be held.
+    pub(crate) fn add_chunks(&self, pages: usize) -> Result {
+        if self.is_gone() {
+            return Err(ENODEV);
+        }
+        self.start_worker()?;
+        self.pages().add_chunks(pages)
+    }
+
+    /// Starts the worker thread, and allows splits of huge pages. Called before the first chunk is
+    /// added.
+    pub(super) fn start_worker(&self) -> Result {
+        self.pages().data().splits.open(self.pages());
+        if self.parts.worker.as_ref().is_none() {
+            // If a concurrent task has set it, this new worker is dropped at once.
+            self.parts
+                .worker
+                .populate(MemoryWorker::new(self.pages().clone())?);
+        }
+        Ok(())
+    }
+
+    /// Returns whether a test makes the next allocation fail.
+    pub(crate) fn fails_allocation(&self) -> bool {
+        self.pages().data().faults.fails_allocation()
+    }
+
+    /// Allocates one folio, see [`Self::allocator`].
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+    pub(crate) fn alloc(
+        &self,
+        arrival: &Arrival<'_>,
+        order: u32,
+    ) -> Option<crate::mm::folio::LockedFolio> {
+        self.allocator(1).alloc(arrival, order)
+    }
+
+    /// Returns an allocator that takes at most `ahead` small pages before they are needed. The
+    /// caller keeps the folios as long as the allocator exists. Otherwise a block of which one was
+    /// allocated would not stay a candidate for eviction.
+    pub(crate) fn allocator(&self, ahead: usize) -> Allocator<'_, M> {
+        Allocator::new(self.pages(), ahead)
+    }
+
     /// Allocates pages of this memory as destinations of `isolated`, for holes only with `holes`.
     /// Calls `refused` for each entry for which no folio is free. Returns whether one of these is
     /// huge.

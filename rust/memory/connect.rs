@@ -3,6 +3,10 @@
 //! Connection of two device memories, as their drivers report it.
 
 use super::{
+    connection_cache::{
+        self,
+        ConnectionCache, //
+    },
     Connection,
     Memory,
     MemoryOps, //
@@ -33,5 +37,20 @@ impl<M: MemoryOps> Memory<M> {
         };
         self.connections()
             .get(other.tile(), || other.connections().get(self.tile(), ask))
+    }
+
+    /// Returns the cached connections to other memories.
+    pub(crate) fn connections(&self) -> &ConnectionCache {
+        &self.pages().data().connections
+    }
+
+    /// Invalidates all cached connections, so that drivers are queried again. A driver calls this
+    /// after a change of the hardware.
+    ///
+    /// # Context
+    ///
+    /// Any.
+    pub fn invalidate_connections(&self) {
+        connection_cache::invalidate();
     }
 }

@@ -13,6 +13,8 @@
 //! sleep for it. Such a fault returns early while the work item is running, and fails after the
 //! work item has given up.
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+use super::Memory;
 use super::{
     MemoryOps,
     MemoryState, //
@@ -110,6 +112,23 @@ impl<M: MemoryOps> RecurringWork for SplitWork<M> {
     fn run(&self) {
         let is_split = self.split();
         self.item.end(is_split);
+    }
+}
+
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+impl<M: MemoryOps> Memory<M> {
+    /// Requests that the huge page that begins at device page `number` is split, as a CPU fault
+    /// does.
+    pub(crate) fn split_later(
+        &self,
+        number: usize,
+    ) -> Result<Arc<crate::kernel::completion::TimedCompletion>> {
+        self.pages().data().splits.begin(number, true)
+    }
+
+    /// Returns whether the huge page that begins at device page `number` is being split.
+    pub(crate) fn is_to_be_split(&self, number: usize) -> bool {
+        self.pages().data().splits.is_splitting(number)
     }
 }
 

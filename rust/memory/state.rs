@@ -23,6 +23,7 @@ use super::{
     worker::DeferredWork,
     CopyContext,
     CopyEndpoint,
+    Memory,
     MemoryOps, //
 };
 use crate::{
@@ -210,6 +211,18 @@ impl<M: MemoryOps, R> Copies<'_, '_, '_, M, R> {
             }
         }
         count
+    }
+}
+
+impl<M: MemoryOps> Memory<M> {
+    /// Returns the driver as the copier of a migration between system memory and this memory.
+    pub(crate) fn copier(&self) -> Copier<'_, M> {
+        Copier::new(self.pages(), None)
+    }
+
+    /// Returns the driver as the copier of a migration from this memory to `other`.
+    pub(crate) fn copier_to<'c>(&'c self, other: &'c Self) -> Copier<'c, M> {
+        Copier::new(self.pages(), Some(other.pages()))
     }
 }
 

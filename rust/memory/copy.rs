@@ -10,6 +10,9 @@
 //! A driver may complete and drop jobs in any context, also in its interrupt handler and in the
 //! callback of a fence. A job only sets a bit and drops its reference, which wakes the waiter if it
 //! is the last one. The task that waits frees the state. See [`crate::kernel::counted`].
+//!
+//! - `job` has the jobs, `wait` what a task does while it waits for them.
+//! - `raw` has jobs of drivers in C.
 
 use super::MemoryOps;
 use crate::{
@@ -19,82 +22,53 @@ use crate::{
     },
     kernel::{
         cancel::CancelToken,
-        completion::ktime_get_ns,
         counted::{
             CountedBox,
-            CountedRef,
-            References,
-            Waiter, //
-        },
-        limit::RateLimit, //
+            References, //
+        }, //
     },
     mm::{
-        addr::{
-            PageRange,
-            PMD_PAGES, //
-        },
-        device_pages::DeviceRange,
-        folio::{
-            CpuPages,
-            CpuPagesMut, //
-        },
-        location::{
-            PageMemory,
-            PageMemoryMut, //
-        },
+        addr::PMD_PAGES,
         page_set::PageSet, //
     }, //
 };
 use kernel::{
-    page::PAGE_SIZE,
     prelude::*,
     sync::atomic::{
         ordering::Relaxed,
         Atomic,
         AtomicFlag, //
-    },
-    time::Jiffies, //
+    }, //
 };
 
+mod job;
 #[cfg(CONFIG_RUST_HMM_CAPI)]
 mod raw;
+mod wait;
 
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+use crate::mm::addr::PageRange;
+use job::copy_of;
+pub use job::{
+    CopyDesc,
+    CopyJob, //
+};
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+use kernel::page::PAGE_SIZE;
 #[cfg(CONFIG_RUST_HMM_CAPI)]
 pub(crate) use raw::RawCopyJob;
+use wait::CopyWait;
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+use wait::{
+    report_late,
+    COPY_LATE_NS, //
+};
+pub(crate) use wait::{
+    Cancel,
+    CopyPlace, //
+};
 
 const FAILED_WORDS: usize = PMD_PAGES / u64::BITS as usize;
-
-/// Interval at which a wait checks for a stop and reports late jobs, in jiffies.
-const COPY_CHECK_JIFFIES: Jiffies = 10;
-
-/// Nanoseconds after which a wait for copy jobs is reported.
-const COPY_LATE_NS: u64 = 10_000_000_000;
-
-/// Limits the reports of late copy jobs.
-static LATE_COPY_REPORTS: RateLimit = RateLimit::new(1);
-
-/// Source and destination of a copy of 1 page, or of [`PMD_PAGES`].
-pub struct CopyDesc<'a> {
-    /// Source of the contents. If `None`, the destination is filled with zeros.
-    pub source: Option<PageMemory<'a>>,
-    /// Destination of the contents.
-    pub destination: PageMemoryMut<'a>,
-}
-
-impl CopyDesc<'_> {
-    /// Returns the number of bytes to copy: [`PAGE_SIZE`], or for a huge page `PMD_SIZE`.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    #[inline]
-    pub fn bytes(&self) -> usize {
-        match &self.destination {
-            PageMemoryMut::Cpu(pages) => pages.bytes(),
-            PageMemoryMut::Device(range) => range.count.saturating_mul(PAGE_SIZE),
-        }
-    }
-}
 
 /// One end of a copy.
 #[derive(Clone, Copy)]
@@ -111,24 +85,6 @@ struct CopyState {
     filled: [Atomic<u64>; FAILED_WORDS],
     /// The waiting task was killed or stopped: the results of the copies will not be used.
     cancelled: AtomicFlag,
-}
-
-/// A driver that can cancel copies which have not begun.
-pub(crate) trait Cancel {
-    /// Called after jobs were cancelled, so that the driver can complete those that have not begun.
-    /// Context: may sleep.
-    fn cancel(&self);
-}
-
-/// The pages that the jobs of a step copy, for messages.
-#[derive(Clone, Copy)]
-pub(crate) struct CopyPlace {
-    /// Number of the device.
-    pub(crate) device: u32,
-    /// ID of the process, or 0 if it has exited.
-    pub(crate) process: i32,
-    /// Addresses of the pages.
-    pub(crate) range: PageRange,
 }
 
 /// State for the jobs of one step. Reused for the next step.
@@ -189,40 +145,6 @@ impl CopyContext {
             jobs,
             at_once: PageSet::EMPTY,
         })
-    }
-}
-
-/// Actions of a task while it waits for jobs. Signals do not end the wait, because the device may
-/// still access the pages. A fatal signal only cancels the jobs, so that the driver completes early
-/// those that have not begun.
-struct CopyWait<'a> {
-    /// Driver that is called if the jobs are cancelled. `None` if they cannot be cancelled, or
-    /// were.
-    driver: Option<&'a dyn Cancel>,
-    stop: Option<&'a CancelToken>,
-    place: CopyPlace,
-    /// Time of the first check, in nanoseconds.
-    start: Option<u64>,
-}
-
-impl Waiter<CopyState> for CopyWait<'_> {
-    const INTERVAL: Jiffies = COPY_CHECK_JIFFIES;
-
-    fn is_killable(&self) -> bool {
-        self.driver.is_some()
-    }
-
-    fn check(&mut self, state: &CopyState, left: usize, killed: bool) {
-        let now = ktime_get_ns();
-        let start = *self.start.get_or_insert(now);
-        report_late(left, self.place, now.saturating_sub(start));
-        if !killed && !self.stop.is_some_and(CancelToken::is_set) {
-            return;
-        }
-        if let Some(driver) = self.driver.take() {
-            state.cancelled.store(true, Relaxed);
-            driver.cancel();
-        }
     }
 }
 
@@ -303,160 +225,6 @@ impl CopyBatch<'_> {
             pages,
             source,
             destination,
-        }
-    }
-}
-
-/// Logs that `left` jobs of `place` are not completed after `waited` nanoseconds, if that is at
-/// least [`COPY_LATE_NS`]. The kernel's hung task detector does not see the wait, because it has a
-/// time limit.
-#[inline(never)]
-fn report_late(left: usize, place: CopyPlace, waited: u64) {
-    if waited >= COPY_LATE_NS && LATE_COPY_REPORTS.allows() {
-        let seconds = waited / 1_000_000_000;
-        let CopyPlace {
-            device,
-            process,
-            range,
-        } = place;
-        let start = range.start();
-        let end = range.end();
-        pr_warn!(
-            "device {device}: {left} copy jobs of process {process}, addresses {start:#x} to {end:#x}, not completed for {seconds} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n"
-        );
-    }
-}
-
-/// Returns the source and destination of a copy of `count` pages.
-///
-/// # Safety
-///
-/// For `'a`, the pages of source and destination must be alive, and only the holder of the returned
-/// object may write the destination.
-#[inline]
-unsafe fn copy_of<'a>(
-    count: usize,
-    source: Option<CopyEndpoint>,
-    destination: CopyEndpoint,
-) -> CopyDesc<'a> {
-    let source = source.map(|end| match end {
-        // SAFETY: The page frames are alive for `'a`, by the function's requirements.
-        CopyEndpoint::Cpu(pfn) => PageMemory::Cpu(unsafe { CpuPages::new(pfn, count) }),
-        CopyEndpoint::Device(first) => PageMemory::Device(DeviceRange { first, count }),
-    });
-    let destination = match destination {
-        // SAFETY: The page frames are alive and exclusive for `'a`, by the function's requirements.
-        CopyEndpoint::Cpu(pfn) => PageMemoryMut::Cpu(unsafe { CpuPagesMut::new(pfn, count) }),
-        CopyEndpoint::Device(first) => PageMemoryMut::Device(DeviceRange { first, count }),
-    };
-    CopyDesc {
-        source,
-        destination,
-    }
-}
-
-/// A copy that the driver has to carry out, now or later and in any context.
-///
-/// The migration waits without a time limit until all its jobs are completed or dropped. When its
-/// task is killed, the driver should complete jobs that have not begun at once
-/// ([`Self::is_cancelled`]). Dropping a job fails it with `EIO`. A leaked job blocks its process
-/// forever.
-///
-/// # Context
-///
-/// The drop may happen in any context, as [`Self::complete`].
-///
-/// # Examples
-///
-/// ```
-/// # use kernel::prelude::*;
-/// use kernel::page::PAGE_SIZE;
-/// use rust_hmm::memory::CopyJob;
-/// use rust_hmm::mirror::PageMemory;
-/// use rust_hmm::mirror::PageMemoryMut;
-/// use rust_hmm::mm::folio::SharedBytes;
-///
-/// /// Copies to or from device memory that the CPU can access as `vram`.
-/// fn execute(job: CopyJob, vram: &SharedBytes) {
-///     let copy = job.copy();
-///     let result = match (&copy.source, &copy.destination) {
-///         // A hole has no source, and must read as zeros.
-///         (None, PageMemoryMut::Device(to)) => vram.clear(to.first * PAGE_SIZE, copy.bytes()),
-///         (Some(PageMemory::Cpu(from)), PageMemoryMut::Device(to)) => {
-///             vram.load(to.first * PAGE_SIZE, from)
-///         }
-///         (Some(PageMemory::Device(from)), PageMemoryMut::Cpu(to)) => {
-///             vram.store(from.first * PAGE_SIZE, to)
-///         }
-///         _ => Err(EINVAL),
-///     };
-///     job.complete(result);
-/// }
-/// ```
-///
-/// # Invariants
-///
-/// The pages of source and destination are alive, and only this job may write the destination.
-#[must_use = "dropped, it has failed"]
-pub struct CopyJob {
-    /// Dropping it ends the job.
-    state: CountedRef<CopyState>,
-    index: usize,
-    pages: usize,
-    source: Option<CopyEndpoint>,
-    destination: CopyEndpoint,
-}
-
-impl CopyJob {
-    /// Returns source and destination of the copy.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn copy(&self) -> CopyDesc<'_> {
-        // SAFETY: By the type invariant, the pages are alive and the destination is exclusive as
-        // long as `self` exists, which the result borrows.
-        unsafe { copy_of(self.pages, self.source, self.destination) }
-    }
-
-    /// Returns the number of bytes to copy: [`PAGE_SIZE`], or for a huge page `PMD_SIZE`.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn bytes(&self) -> usize {
-        self.pages.saturating_mul(PAGE_SIZE)
-    }
-
-    /// Returns whether the result will not be used, because the process was killed or the operation
-    /// was stopped. The driver must still complete or drop the job, and should do so at once.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn is_cancelled(&self) -> bool {
-        self.state.cancelled.load(Relaxed)
-    }
-
-    /// Returns number of pages, source and destination, for [`DmaCopy`](super::DmaCopy).
-    pub(super) fn ends(&self) -> (usize, Option<CopyEndpoint>, CopyEndpoint) {
-        (self.pages, self.source, self.destination)
-    }
-
-    /// Completes the job. With `Ok` the driver guarantees that the whole destination was written,
-    /// which the library cannot check. After an error, the page keeps its place and contents.
-    ///
-    /// # Context
-    ///
-    /// Any but NMI: also hard interrupts, with interrupts disabled, and with any lock held that may
-    /// be held in that context. Allocates and frees no memory.
-    pub fn complete(self, result: Result) {
-        if result.is_err() || fails(FailPoint::Copy) {
-            return;
-        }
-        if let Some(word) = self.state.filled.get(self.index / 64) {
-            // An addition sets the bit, because only one job marks each index, and only once.
-            word.add(1 << (self.index % 64), Relaxed);
         }
     }
 }

@@ -12,6 +12,8 @@
 //! Splitting and merging cost nothing in a bitmap: a free folio of order `n` is an aligned run of
 //! `2^n` set bits. Small folios are allocated from the block with the fewest free pages that
 //! suffice, so that whole blocks remain for huge folios.
+//!
+//! `bits` changes the words of the bitmap. `release` frees pages, and withdraws them.
 
 use super::addr::{
     PMD_ORDER,
@@ -24,57 +26,30 @@ use crate::kernel::word::{
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{
-            Acquire,
-            Full,
-            Relaxed,
-            Release, //
-        },
+        ordering::Relaxed,
         Atomic,
         AtomicFlag, //
     }, //
 };
 
-const WORD_PAGES: usize = u64::BITS as usize;
-const WORD_ORDER: u32 = WORD_PAGES.trailing_zeros();
-const BLOCK_WORDS: usize = PMD_PAGES / WORD_PAGES;
+mod bits;
+mod release;
 
-/// Returns the bits at which a folio of `order`, at most 6, may begin in a word.
-const fn starts(order: u32) -> u64 {
-    let mut mask = 0;
-    let mut bit = 0;
-    while bit < WORD_PAGES {
-        mask |= 1 << bit;
-        bit += 1 << order;
-    }
-    mask
-}
-
-/// [`starts`] of each order.
-const STARTS: [u64; WORD_ORDER as usize + 1] = {
-    let mut all = [0; WORD_ORDER as usize + 1];
-    let mut order = 0;
-    while order < all.len() {
-        all[order] = starts(order as u32);
-        order += 1;
-    }
-    all
+use bits::{
+    bits,
+    count,
+    fits,
+    take_bits,
+    take_page,
+    WORD_ORDER,
+    WORD_PAGES, //
+};
+pub(crate) use bits::{
+    clear,
+    set, //
 };
 
-/// Returns the bits of `word` at which a free folio of `order`, at most 6, begins.
-fn fits(word: u64, order: u32) -> u64 {
-    // Bit n of `free` is set if 2^step pages from n on are free.
-    let mut free = word;
-    for step in 0..order {
-        free &= free >> (1 << step);
-    }
-    free & STARTS.get(order as usize).copied().unwrap_or(0)
-}
-
-/// Returns a mask of `pages` bits from `bit` on; `bit + pages` is at most 64.
-fn bits(bit: usize, pages: usize) -> u64 {
-    (u64::MAX >> (WORD_PAGES - pages)) << bit
-}
+const BLOCK_WORDS: usize = PMD_PAGES / WORD_PAGES;
 
 /// Bitmaps of the free, withdrawn and hidden pages of one piece.
 ///
@@ -346,189 +321,6 @@ impl FreeMap {
         self.words
             .chunks_exact(BLOCK_WORDS)
             .any(|words| words.iter().all(|word| peek_u64(word) == u64::MAX))
-    }
-
-    /// Frees `pages` pages from `index` on; both may have any value. Returns whether other pages
-    /// remain in use. Context: any.
-    #[inline]
-    pub(in crate::mm) fn release(&self, index: usize, pages: usize) -> bool {
-        // The counter is decremented before the bits are set, so that it is never too high for a
-        // page that can already be allocated.
-        let used = self.used.fetch_sub(pages, Relaxed);
-        match pages {
-            // The most frequent case.
-            1 => self.give_back_bits(index / WORD_PAGES, 1 << (index % WORD_PAGES)),
-            _ => for_each_word(index, pages, |at, mask| self.give_back_bits(at, mask)),
-        }
-        used > pages
-    }
-
-    /// Frees the pages of `mask` in word `at`.
-    #[inline]
-    fn give_back_bits(&self, at: usize, mask: u64) {
-        if let (Some(word), Some(out)) = (self.words.get(at), self.out.get(at)) {
-            let gone = peek_u64(out) & mask;
-            if gone == 0 {
-                set(word, mask);
-            } else if let Some(hidden) = self.hidden.get(at) {
-                self.give_back_out((word, out, hidden), mask, gone);
-            }
-        }
-    }
-
-    /// Frees the pages of `mask`, of which the pages of `gone` are withdrawn and become hidden.
-    #[inline(never)]
-    fn give_back_out(
-        &self,
-        (word, out, hidden): (&Atomic<u64>, &Atomic<u64>, &Atomic<u64>),
-        mask: u64,
-        gone: u64,
-    ) {
-        self.hide(hidden, gone);
-        // A concurrent `online` may have cleared bits of `out` before the pages were hidden.
-        set(word, self.show(hidden, gone & !peek_u64(out)));
-        if mask & !gone != 0 {
-            set(word, mask & !gone);
-        }
-    }
-
-    /// Hides the pages of `mask`, which are not hidden.
-    fn hide(&self, hidden: &Atomic<u64>, mask: u64) {
-        // The counter is incremented before the bits are set, because a concurrent `show` may
-        // decrement it at once. CAST: At most 64.
-        self.withdrawn.fetch_add(mask.count_ones() as usize, Full);
-        set(hidden, mask);
-    }
-
-    /// Clears the hidden bits of the pages of `mask`. Returns the pages that were hidden.
-    fn show(&self, hidden: &Atomic<u64>, mask: u64) -> u64 {
-        let shown = clear(hidden, mask);
-        // CAST: At most 64.
-        self.withdrawn
-            .fetch_sub(shown.count_ones() as usize, Relaxed);
-        shown
-    }
-
-    /// Withdraws `pages` pages from `index` on. Free pages are hidden now, and pages in use when
-    /// they are freed. Returns the number of pages still in use; the caller may repeat the call to
-    /// find out when that is 0. Context: any.
-    pub(in crate::mm) fn offline(&self, index: usize, pages: usize) -> usize {
-        // The caller excludes a concurrent `online`, the only reader of this flag, by a mutex. So
-        // the loads there are relaxed, and the release is stronger than needed.
-        self.some_out.store(true, Release);
-        let mut left = 0;
-        for_each_word(index, pages, |at, mask| {
-            let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
-            if let (Some(word), Some(out), Some(hidden)) = words {
-                set(out, mask);
-                self.hide(hidden, clear(word, mask));
-                left += (mask & !peek_u64(hidden)).count_ones();
-            }
-        });
-        // CAST: At most the pages.
-        left as usize
-    }
-
-    /// Reverts [`Self::offline`]: hidden pages become free. Context: any; must not run
-    /// concurrently with [`Self::offline`].
-    pub(in crate::mm) fn online(&self, index: usize, pages: usize) {
-        if !self.some_out.load(Relaxed) {
-            return;
-        }
-        if index == 0 && pages >= self.len() {
-            self.some_out.store(false, Relaxed);
-        }
-        // INVARIANT: Bits from `len` on do not change.
-        let pages = pages.min(self.len().saturating_sub(index));
-        for_each_word(index, pages, |at, mask| {
-            let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
-            if let (Some(word), Some(out), Some(hidden)) = words {
-                if (peek_u64(out) | peek_u64(hidden)) & mask == 0 {
-                    return;
-                }
-                clear(out, mask);
-                set(word, self.show(hidden, mask));
-            }
-        });
-    }
-}
-
-/// Allocates the first free page of `words`. This is the most frequent allocation.
-fn take_page(words: &[Atomic<u64>]) -> Option<usize> {
-    words.iter().enumerate().find_map(|(index, word)| {
-        let lowest = |value: u64| value & value.wrapping_neg();
-        let taken = take_bits(word, lowest);
-        // CAST: At most 64.
-        (taken != 0).then(|| index * WORD_PAGES + taken.trailing_zeros() as usize)
-    })
-}
-
-/// Atomically clears the bits of `word` that `choose` selects of the set ones. Returns the cleared
-/// bits; 0 if `choose` selects none.
-#[inline]
-fn take_bits(word: &Atomic<u64>, choose: impl Fn(u64) -> u64) -> u64 {
-    let mut value = peek_u64(word);
-    loop {
-        let mask = choose(value);
-        if mask == 0 {
-            return 0;
-        }
-        // Pairs with `set` of the task that has freed the page: its accesses precede those of the
-        // new owner. For the first allocation of a page, that task has added the page frames.
-        match word.cmpxchg(value, value & !mask, Acquire) {
-            Ok(_) => return mask,
-            Err(now) => value = now,
-        }
-    }
-}
-
-/// Returns the number of set bits. The kernel is compiled for processors without a population count
-/// instruction, so words that are all clear or all set, the most frequent ones, are special cases.
-#[inline]
-fn count(word: u64) -> u32 {
-    match word {
-        0 => 0,
-        u64::MAX => u64::BITS,
-        word => word.count_ones(),
-    }
-}
-
-/// Sets the bits of `mask`, with a full barrier.
-///
-/// The barrier has two purposes. It is a release for [`take_bits`]. And it orders the change before
-/// later loads by the caller of a word that another task changes before it reads this one: `out`
-/// against `hidden` if a withdrawn page is freed, and the hints of the owner and the bits of the
-/// LRU if a free page appears or a page is used.
-#[inline]
-pub(crate) fn set(word: &Atomic<u64>, mask: u64) {
-    let mut value = peek_u64(word);
-    while let Err(now) = word.cmpxchg(value, value | mask, Full) {
-        value = now;
-    }
-}
-
-/// Clears the bits of `mask`, with a full barrier. Returns the bits that were set.
-///
-/// This is the other side of the barrier of [`set`]: the caller clears a hint and then checks the
-/// pages, while another task changes a page and then checks the hint. At least one of the two sees
-/// the change of the other. For the pages themselves it is an acquire, as in [`take_bits`].
-pub(crate) fn clear(word: &Atomic<u64>, mask: u64) -> u64 {
-    let mut value = peek_u64(word);
-    while let Err(now) = word.cmpxchg(value, value & !mask, Full) {
-        value = now;
-    }
-    value & mask
-}
-
-/// Splits `pages` bits from `index` on into words. Calls `each` with the index of each word and the
-/// mask of the bits in it.
-fn for_each_word(index: usize, pages: usize, mut each: impl FnMut(usize, u64)) {
-    let end = index.saturating_add(pages);
-    let mut at = index;
-    while at < end {
-        let count = (end - at).min(WORD_PAGES - at % WORD_PAGES);
-        each(at / WORD_PAGES, bits(at % WORD_PAGES, count));
-        at += count;
     }
 }
 

@@ -8,6 +8,13 @@
 //! of an operation on a page does not depend on the number of chunks. A device page is identified
 //! by its *device page number*, which counts from 0 over all chunks.
 //!
+//! - `ops` has the callbacks of the pages.
+//! - `chunk`, `chunks` and `region` have the chunks and their page frames. `growth` adds chunks and
+//!   removes them.
+//! - `alloc` allocates folios, `lookup` converts between page frames and numbers, and `rmap`
+//!   isolates and splits folios.
+//! - `owned` and `owner` have the ownership of one memory and of several.
+//!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
 use super::{
@@ -24,8 +31,7 @@ use crate::{
             MemoryId,
             PgmapOwner, //
         },
-        lock_classes,
-        word::peek_usize, //
+        lock_classes, //
     }, //
 };
 use kernel::{
@@ -46,6 +52,8 @@ mod chunk;
 mod chunks;
 mod growth;
 mod hints;
+mod lookup;
+mod ops;
 mod owned;
 mod owner;
 mod region;
@@ -67,6 +75,7 @@ use hints::{
     HintClass,
     Hints, //
 };
+pub use ops::DevicePageOps;
 pub use owned::OwnedDevicePages;
 pub use owner::Owner;
 pub use rmap::MmapLocks;
@@ -110,59 +119,6 @@ pub struct DeviceRange {
     pub first: usize,
     /// Number of pages.
     pub count: usize,
-}
-
-/// Callbacks of device pages.
-///
-/// The type is `'static`, because the kernel calls it until the pages are dropped, and
-/// `mem::forget` can prevent the drop.
-pub trait DevicePageOps: Send + Sync + Sized + 'static {
-    /// Handles a CPU fault: migrates the page of `fault` to system memory.
-    ///
-    /// After `Ok` the CPU retries the access.
-    ///
-    /// # Errors
-    ///
-    /// - [`FaultError`]: the page was not migrated. It selects what the CPU does.
-    ///
-    /// # Context
-    ///
-    /// The mmap lock is held for reading and the page is locked. May sleep, but must not wait for
-    /// invalidations (`read_begin`).
-    fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError>;
-
-    /// Called before the pages of `range`, a folio, become free.
-    ///
-    /// # Context
-    ///
-    /// Any, including interrupts. Must not sleep.
-    fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
-        let _ = (pages, range);
-    }
-
-    /// Called after the pages of `range`, a folio, have become free. A full barrier precedes the
-    /// call. The pages may already be allocated again.
-    ///
-    /// # Context
-    ///
-    /// As [`Self::freed`].
-    fn pages_released(pages: &DevicePages<Self>, range: DeviceRange) {
-        let _ = (pages, range);
-    }
-
-    /// Called before the pages of `range` are added, to allocate metadata for them.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOMEM`: no memory is available; the pages are not added.
-    ///
-    /// # Context
-    ///
-    /// May sleep. Must not add or remove device memory.
-    fn growing(pages: &DevicePages<Self>, range: DeviceRange) -> Result {
-        let _ = (pages, range);
-        Ok(())
-    }
 }
 
 /// Memory of one device. A driver owns it as [`OwnedDevicePages`].
@@ -411,66 +367,6 @@ impl<T: DevicePageOps> DevicePages<T> {
     pub fn used_in_block(&self, number: usize) -> usize {
         self.chunk(number)
             .map_or(0, |chunk| chunk.free.used_in_block(number % CHUNK_PAGES))
-    }
-
-    /// Returns the device page number of page frame `pfn`, if it belongs to this memory.
-    ///
-    /// # Context
-    ///
-    /// Any but interrupts. May take a spinlock.
-    #[inline]
-    pub fn lookup(&self, pfn: usize) -> Option<usize> {
-        // Fast path: most lookups are for system pages.
-        if pfn < peek_usize(&self.lowest) {
-            None
-        } else {
-            self.lookup_device(pfn)
-        }
-    }
-
-    /// As [`Self::lookup`], for a frame that is not below all frames of this memory.
-    #[inline(never)]
-    fn lookup_device(&self, pfn: usize) -> Option<usize> {
-        let within = |chunk: &Chunk<T>| {
-            let index = pfn.checked_sub(chunk.base()?)?;
-            (index < CHUNK_PAGES).then_some(chunk.index * CHUNK_PAGES + index)
-        };
-        let recent = self.chunks.get(peek_usize(&self.recent));
-        if let Some(number) = recent.and_then(within) {
-            return Some(number);
-        }
-        let found = self.frames.find(pfn, pfn)?;
-        // CAST: The value is the number of a chunk plus one.
-        let chunk = self.chunks.get(found.value.get() as usize - 1)?;
-        self.recent.store(chunk.index, Relaxed);
-        // Recheck: the chunk may have been removed, and added again with other frames.
-        within(chunk)
-    }
-
-    /// Returns a function like [`Self::lookup`] that is faster for frames of the same chunk.
-    pub(crate) fn pfn_lookup(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
-        // First frame and first number of the chunk of the previous lookup.
-        let mut base = usize::MAX;
-        let mut first = 0;
-        move |pfn| {
-            if let Some(index) = pfn.checked_sub(base).filter(|index| *index < CHUNK_PAGES) {
-                return Some(first + index);
-            }
-            let number = self.lookup(pfn)?;
-            first = number - number % CHUNK_PAGES;
-            base = pfn - number % CHUNK_PAGES;
-            Some(number)
-        }
-    }
-
-    /// Returns the page frame number of device page `number`, if its chunk is added. If the page is
-    /// not in use, the chunk may be removed concurrently.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn pfn(&self, number: usize) -> Option<usize> {
-        Some(self.chunk(number)?.base()? + number % CHUNK_PAGES)
     }
 
     /// Returns the blocks of device pages that have pages in use.

@@ -13,15 +13,15 @@
 //! Paths on which the kernel is known to fail are excluded here: merged (KSM) pages are not
 //! isolated, and a huge source requires a huge destination.
 //!
+//! - `entry` has the entries of a migration, `batch` their arrays.
+//! - `isolate` classifies and isolates pages of system memory, `setup` those of a device.
+//! - `migrated` and `moved` have the second state, `reader` the readers.
+//! - `thp` has huge pages.
+//!
 //! C header: [`include/linux/migrate.h`](srctree/include/linux/migrate.h)
 
 use super::{
-    addr::{
-        PageRange,
-        PMD_ORDER,
-        PMD_PAGES, //
-    },
-    cpu_fault::CpuFault,
+    addr::PageRange,
     folio::{
         CpuPages,
         CpuPagesMut,
@@ -32,34 +32,31 @@ use super::{
 };
 use crate::{
     bindings,
-    inject::{
-        fails,
-        is_injecting,
-        FailPoint, //
-    },
-    kernel::identity::{
-        EventOwner,
-        MemoryId,
-        PgmapOwner, //
-    }, //
+    inject::is_injecting, //
 };
 use core::ptr;
-use kernel::{
-    error::to_result,
-    prelude::*, //
-};
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+use kernel::prelude::*;
 
 mod batch;
+mod entry;
 mod isolate;
 mod migrated;
 mod moved;
 mod reader;
+mod setup;
 mod thp;
 
 pub use batch::Batch;
 use batch::{
     MigrateState,
     Restored, //
+};
+pub use entry::{
+    MigrateEntry,
+    Origin,
+    Select,
+    Source, //
 };
 pub use isolate::System;
 pub(crate) use isolate::{
@@ -79,65 +76,6 @@ const MIGRATE_PFN_MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;
 const MIGRATE_PFN_WRITE: usize = bindings::MIGRATE_PFN_WRITE as usize;
 const MIGRATE_PFN_COMPOUND: usize = bindings::MIGRATE_PFN_COMPOUND as usize;
 const MIGRATE_PFN_SHIFT: u32 = bindings::MIGRATE_PFN_SHIFT;
-
-/// Type of the device pages to isolate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Select {
-    /// Pages in device-private memory of the owner.
-    Private,
-    /// Pages in device-coherent memory of the owner.
-    Coherent,
-}
-
-/// The device memory from which pages are isolated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// Type of the memory.
-    pub select: Select,
-    /// Owner of the memory. The core isolates pages of all memories of this owner.
-    pub owner: PgmapOwner,
-    /// The memory. A huge page is isolated as a whole only if it is in this memory.
-    pub tile: MemoryId,
-}
-
-/// Source of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A hole or the zero page: the destination must be cleared.
-    Hole,
-    /// This page frame.
-    Page(usize),
-}
-
-/// An entry that can migrate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MigrateEntry {
-    /// Index of its first page in the range.
-    pub index: usize,
-    /// Number of pages: 1 or [`PMD_PAGES`].
-    pub pages: usize,
-    /// Source of the entry.
-    pub source: Source,
-    /// Whether the CPU may write the page without a fault.
-    pub writable: bool,
-    /// Page frame of the destination, 0 if it has none.
-    pub destination: usize,
-}
-
-impl MigrateEntry {
-    /// Returns the order of the destination folio that the entry requires.
-    ///
-    /// # Context
-    ///
-    /// Any.
-    pub fn order(&self) -> u32 {
-        if self.pages == 1 {
-            0
-        } else {
-            PMD_ORDER
-        }
-    }
-}
 
 /// Pages that are locked and unmapped from all CPUs. CPU faults on them wait.
 ///
@@ -172,119 +110,6 @@ pub struct Isolated<'a, R = ()> {
     // Declared first: the pages are restored before the readers are dropped.
     pages: Restored<'a>,
     readers: R,
-}
-
-impl<'a> Isolated<'a> {
-    /// Isolates the pages of `range` that are in a device's memory, best effort.
-    ///
-    /// `range` must lie in `vma` and in one block. With `compound` a huge page of private memory is
-    /// isolated as one entry; otherwise it is split. The core does not collect huge pages of
-    /// coherent memory. `fault` is the CPU fault being handled, if any. Small pages of other
-    /// memories of the owner are isolated, too.
-    ///
-    /// # Errors
-    ///
-    /// - `EINVAL`: `range` is not within `vma` and one block, or the VMA is special or hugetlb.
-    ///
-    /// # Context
-    ///
-    /// May sleep. Calls notifiers: no lock that a notifier takes may be held.
-    pub fn new(
-        vma: Vma<'a>,
-        range: PageRange,
-        origin: Origin,
-        compound: bool,
-        fault: Option<&CpuFault<'a>>,
-        batch: &'a mut Batch,
-    ) -> Result<Self> {
-        Self::check(vma, range)?;
-        let huge = compound && range.is_pmd() && origin.select == Select::Private;
-        let select = match origin.select {
-            Select::Private => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_PRIVATE,
-            Select::Coherent => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_COHERENT,
-        };
-        let in_one = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND;
-        let (flags, whole) = if huge {
-            // If none is found, a huge page may still be mapped before the core walks the page
-            // table. Such a page must not be isolated as a whole.
-            match ThpIsolation::find(vma, range, origin.tile, fault) {
-                ThpLookup::Nothing => (in_one, None),
-                ThpLookup::Whole(whole) => (select | in_one, Some(whole)),
-                ThpLookup::Other => (select, None),
-            }
-        } else {
-            (select, None)
-        };
-        Self::set_up(vma, range, flags, origin.owner.into(), fault, whole, batch)
-    }
-
-    fn check(vma: Vma<'a>, range: PageRange) -> Result {
-        if range.pages() > PMD_PAGES || range.start() < vma.start() || range.end() > vma.end() {
-            return Err(EINVAL);
-        }
-        if fails(FailPoint::Isolate) {
-            return Err(ENOMEM);
-        }
-        Ok(())
-    }
-
-    fn set_up(
-        vma: Vma<'a>,
-        range: PageRange,
-        flags: u32,
-        owner: EventOwner,
-        fault: Option<&CpuFault<'a>>,
-        whole: Option<ThpIsolation<'a>>,
-        batch: &'a mut Batch,
-    ) -> Result<Self> {
-        let of_cpu = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM
-            | bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_COHERENT;
-        let pages = range.pages();
-        batch.clear(pages)?;
-        let held = || whole.as_ref().map_or(ptr::null_mut(), ThpIsolation::page);
-        let mut raw = bindings::migrate_vma {
-            vma: vma.as_ptr(),
-            src: batch.src.as_mut_ptr(),
-            dst: batch.dst.as_mut_ptr(),
-            start: range.start(),
-            end: range.end(),
-            pgmap_owner: owner.as_ptr(),
-            flags: flags as usize,
-            fault_page: fault.map_or_else(held, CpuFault::page),
-            ..Default::default()
-        };
-        // SAFETY: The mmap lock is held for `'a`, the arrays are as long as the range.
-        to_result(unsafe { bindings::migrate_vma_setup(&mut raw) })?;
-        // INVARIANT: Just set up.
-        let pages = Restored(MigrateState {
-            raw,
-            range,
-            cpu_sources: flags & of_cpu != 0,
-            chosen: false,
-            batch,
-            pages,
-            whole,
-        });
-        Ok(Self { pages, readers: () })
-    }
-
-    /// Calls `isolate` to isolate pages that `readers` keep reading. The readers are passed before
-    /// the isolation, so that they are owned on each return path.
-    ///
-    /// # Errors
-    ///
-    /// - Those of `isolate`; the readers are then dropped.
-    ///
-    /// # Context
-    ///
-    /// As for `isolate`.
-    pub fn read_by<R>(
-        readers: R,
-        isolate: impl FnOnce() -> Result<Self>,
-    ) -> Result<Isolated<'a, R>> {
-        let Self { pages, readers: () } = isolate()?;
-        Ok(Isolated { pages, readers })
-    }
 }
 
 impl<'a, R> Isolated<'a, R> {

@@ -12,6 +12,9 @@
 //! sequence is the same for all events of the mm until none is active, so that a section would
 //! have to wait for events of other notifiers.
 //!
+//! `ops` has the traits of a subscriber, `event` the events. `event_count` counts them, and
+//! `sections` has the read sections.
+//!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
 use super::{
@@ -31,7 +34,6 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    ops::ControlFlow,
     ptr, //
 };
 use kernel::{
@@ -48,14 +50,14 @@ use kernel::{
             AtomicFlag, //
         },
         lock::mutex::MutexGuard,
-        Arc,
-        Mutex, //
+        Arc, //
     },
     types::Opaque, //
 };
 
 mod event;
 mod event_count;
+mod ops;
 mod sections;
 
 pub use event::{
@@ -63,95 +65,11 @@ pub use event::{
     NotifierRange, //
 };
 
+pub use ops::{
+    NotifierOps,
+    NotifierTable, //
+};
 use sections::ReadSections;
-
-/// Callbacks of an interval notifier.
-///
-/// The type is `'static`, because the kernel calls it until the notifier is dropped, and
-/// `mem::forget` can prevent the drop.
-///
-/// # Examples
-///
-/// ```
-/// # use kernel::prelude::*;
-/// use core::ops::ControlFlow;
-/// use kernel::sync::Mutex;
-/// use rust_hmm::mm::notifier::NotifierOps;
-/// use rust_hmm::mm::notifier::NotifierRange;
-///
-/// /// A device that uses one page at a time, and has no TLB.
-/// #[pin_data]
-/// struct OnePage {
-///     #[pin]
-///     addr: Mutex<Option<usize>>,
-/// }
-///
-/// impl NotifierOps for OnePage {
-///     type Pending = ();
-///
-///     fn invalidate(&self, event: &NotifierRange<'_>, _: &mut Option<()>) -> ControlFlow<()> {
-///         if !event.blockable {
-///             return ControlFlow::Break(());
-///         }
-///         self.addr.lock().take_if(|addr| event.range.contains(*addr));
-///         ControlFlow::Continue(())
-///     }
-///
-///     fn finish(&self, (): ()) {}
-/// }
-/// ```
-pub trait NotifierOps: Send + Sync + Sized + 'static {
-    /// Started operations that have to be waited for, such as TLB flushes.
-    type Pending: Send;
-
-    /// Invalidates translations: takes the lock of each [`NotifierTable`] and changes its page
-    /// table.
-    ///
-    /// On return all effects must be complete, except for operations stored in `pending`, which is
-    /// `None` on entry. `pending` is an argument and not a return value because it is large and
-    /// seldom used.
-    ///
-    /// `Break` refuses the event. This is respected only if the event is not blockable. `pending`
-    /// must then be `None`.
-    ///
-    /// # Context
-    ///
-    /// The sequence of the notifier is set. May sleep if [`NotifierRange::blockable`]. Must not
-    /// allocate with reclaim or wait for memory.
-    fn invalidate(
-        &self,
-        event: &NotifierRange<'_>,
-        pending: &mut Option<Self::Pending>,
-    ) -> ControlFlow<()>;
-
-    /// Waits for the operations that [`Self::invalidate`] has started. The operations of other
-    /// notifiers run concurrently.
-    ///
-    /// # Context
-    ///
-    /// No lock of the library is held. May sleep if the event was blockable.
-    fn finish(&self, pending: Self::Pending);
-}
-
-/// A device page table with its lock, which a subscriber takes at each event.
-pub trait NotifierTable<S: NotifierOps> {
-    /// Data protected by the lock: the device page table.
-    type Protected;
-
-    /// Returns the lock.
-    ///
-    /// # Context
-    ///
-    /// May be called with the mmap lock or folio locks held. Must not sleep.
-    fn mutex(&self) -> &Mutex<Self::Protected>;
-
-    /// Returns whether `subscriber` takes that lock at each event that begins from now on.
-    ///
-    /// # Context
-    ///
-    /// As for [`Self::mutex`].
-    fn is_notified_by(&self, subscriber: &S) -> bool;
-}
 
 /// A registered `mmu_interval_notifier` for a range of an address space.
 ///

@@ -12,6 +12,9 @@
 //! In a mirror that has joined the migration of another mirror or of a CPU fault, only pages whose
 //! entry was writable when it joined become writable again, and only when all mirrors were flushed.
 //! `Documentation/faultless.rst` has the proof that the CPU may write these pages.
+//!
+//! `present` replaces entries that the mirror has, for a migration to any memory. `writes` makes
+//! them writable again.
 
 use super::{
     in_flight::InFlightMigration,
@@ -21,12 +24,9 @@ use super::{
     MirrorState, //
 };
 use crate::{
-    debug::{
-        stats::Counter,
-        timing::{
-            Phase,
-            Stopwatch, //
-        }, //
+    debug::timing::{
+        Phase,
+        Stopwatch, //
     },
     kernel::identity::MigrationId,
     memory::Memory,
@@ -43,13 +43,22 @@ use crate::{
     pgtable::{
         DevicePte,
         Flushed,
-        Flushing,
         Format,
         Prealloc, //
     }, //
 };
 use core::ops::Range;
 use kernel::prelude::*;
+
+mod present;
+mod writes;
+
+pub(super) use present::{
+    switch_present,
+    WriteAccess, //
+};
+pub(super) use writes::permit_joined_writes;
+use writes::permit_writes;
 
 /// Result of a commit for one page.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -296,161 +305,6 @@ impl<D: Device> Commit<'_, D> {
         let new = DevicePte::device(memory.entry_number(pfn)?, false);
         Some(new).filter(|new| D::Format::can_hold(*new))
     }
-}
-
-/// When the commit makes replaced entries writable again.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum WriteAccess {
-    /// After the flush, because the mirror announced the migration and all others were flushed.
-    AfterFlush,
-    /// When the mirror leaves the migration, by [`permit_joined_writes`], because it has joined.
-    OnLeave,
-}
-
-/// Replaces the present entries of pages that have moved, and waits for the flush. Calls `each` for
-/// pages that had an entry.
-///
-/// # Context
-///
-/// May sleep. Takes the table lock.
-// Not inlined, so that its variables do not enlarge the stack frames of the callers.
-#[inline(never)]
-pub(super) fn switch_present<'m, D: Device>(
-    inner: &'m MirrorShared<D>,
-    name: MigrationId,
-    moved: &Moved<'_>,
-    write: WriteAccess,
-    mut each: impl FnMut(usize, CommitResult),
-) -> Flushed<'m> {
-    let piece = moved.range();
-    let mut stopwatch = Stopwatch::start();
-    let first = moved.entries().next().map(|first| first.destination);
-    let own_memory = inner.device.memory();
-    let own_memory = own_memory.filter(|own| first.is_some_and(|pfn| own.lookup(pfn).is_some()));
-    // Looked up before the table lock is taken, because this takes the lock of the connection
-    // cache.
-    let tile = match own_memory {
-        Some(_) => None,
-        None => first.and_then(|pfn| inner.reached(pfn)),
-    };
-    let mut guard = inner.lock();
-    let MirrorState {
-        table, in_flight, ..
-    } = &mut *guard;
-    let own = in_flight.get(name, piece.start());
-    // Recheck under the table lock, see `MirrorShared::elsewhere`.
-    let memory = own_memory.or(tile.filter(|tile| !tile.is_gone()));
-    let mut switched = 0;
-    let mut later = PageSet::EMPTY;
-    let mut all = PageSet::EMPTY;
-    all.add(0..piece.pages());
-    let mut unwritten = None;
-    let ((), flush) = inner.change_all(table, piece, |table, batch| {
-        let mut dirty = DirtyBatch::empty();
-        let switching = Commit::<D> {
-            piece,
-            moved,
-            memory,
-            own,
-            owned: own.map_or(PageSet::EMPTY, |own| own.owned_of(piece.start(), &all)),
-        };
-        let split = |span: PageRange| switching.divides(span);
-        table.for_each_split(piece, batch, split, |span, slot| {
-            let Some(first) = piece.index_of(span.start()) else {
-                return;
-            };
-            if let Some(new) = switching.small(span, first, &mut later) {
-                *slot = new;
-                switched += 1;
-                return each(first, CommitResult::Yes { was_valid: true });
-            }
-            let pages = span.pages();
-            let what = switching.other(span, first, slot, &mut dirty, &mut later);
-            if let CommitResult::Yes { .. } = what {
-                switched += pages;
-            }
-            (first..first + pages).for_each(|index| each(index, what));
-        });
-        unwritten = table.unwritten(piece, batch);
-    });
-    if write == WriteAccess::OnLeave {
-        in_flight.keep_writable(name, piece, &later);
-    }
-    drop(guard);
-    stopwatch.end(Phase::Switch);
-    inner.stats.add(Counter::Switched, switched as u64);
-    let flushed = flush.wait(inner);
-    stopwatch.end(Phase::Flush);
-    inner.write_sizes(unwritten);
-    if write == WriteAccess::AfterFlush && !later.is_empty() {
-        permit_writes(inner, name, piece, Some(&later));
-        stopwatch.end(Phase::Switch);
-    }
-    flushed
-}
-
-/// Makes the entries writable again that were writable when the mirror joined the migration `name`
-/// of `range`, as far as their pages have moved and their marks are intact. Called when the
-/// migration was finalized, so that all mirrors were flushed and the CPU page table maps the
-/// destinations.
-///
-/// # Context
-///
-/// May sleep. Takes the table lock.
-pub(super) fn permit_joined_writes<D: Device>(
-    inner: &MirrorShared<D>,
-    name: MigrationId,
-    range: PageRange,
-) {
-    permit_writes(inner, name, range, None);
-}
-
-/// Makes the entries of those `pages` writable whose mark is intact. `pages` has indices in
-/// `piece`; `None` stands for the pages that a joined mirror has recorded, and `piece` is the range
-/// of the migration then. Called after the flush of the replaced entries.
-///
-/// # Context
-///
-/// May sleep. Takes the table lock.
-// Not inlined, so that its variables do not enlarge the stack frame of the copies.
-#[inline(never)]
-fn permit_writes<D: Device>(
-    inner: &MirrorShared<D>,
-    name: MigrationId,
-    piece: PageRange,
-    pages: Option<&PageSet>,
-) {
-    let mut guard = inner.lock();
-    let MirrorState {
-        table, in_flight, ..
-    } = &mut *guard;
-    let Some(own) = in_flight.get(name, piece.start()) else {
-        return;
-    };
-    let pages = pages.unwrap_or(own.writable());
-    // Read the marks under the table lock, so that no concurrent event clears them before the
-    // entries change.
-    let pages = own.owned_of(piece.start(), pages);
-    if pages.is_empty() {
-        return;
-    }
-    let ((), flush) = inner.change(table, None, |table, batch| {
-        table.for_each(piece, batch, |span, slot| {
-            let Some(first) = piece.index_of(span.start()) else {
-                return;
-            };
-            let permitted = match span.pages() {
-                1 => pages.has(first),
-                count => pages.count(first..first + count) == count,
-            };
-            if permitted && slot.is_valid() {
-                *slot = slot.writable();
-            }
-        });
-    });
-    drop(guard);
-    // A flush is necessary only if the format requires break-before-make for added permissions.
-    let _flushed: Flushed<'_> = Flushing::end(flush, inner);
 }
 
 /// Removes the entries of pages that have moved, with or without a mark, and waits for the flush.

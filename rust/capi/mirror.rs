@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! C interface: mirrors.
+//! C interface: mirrors, and device faults.
 //!
-//! A driver in C cannot hold a [`TableGuard`]. `rust_hmm_table_lock()` stores it in the mirror with
-//! the task that called it. Lookups and the unlock compare the current task with that one, so that
-//! a call by another task returns `EPERM`.
+//! `table` has the table lock and lookups, `snapshot` the snapshots.
 
 use super::{
     declared,
@@ -33,16 +31,9 @@ use crate::{
     mirror::{
         Device,
         Mirror,
-        PageLocation,
-        PageMemory,
-        PageMemoryMut,
-        Snapshot,
         TableGuard, //
     },
-    mm::{
-        folio::CpuPages,
-        range_fault::Access, //
-    },
+    mm::range_fault::Access,
     pgtable::Radix4,
     policy::{
         Density,
@@ -66,6 +57,9 @@ use kernel::{
     }, //
 };
 
+mod snapshot;
+mod table;
+
 declared! {
     rust_hmm_mirror_create,
     rust_hmm_mirror_destroy,
@@ -74,10 +68,6 @@ declared! {
     rust_hmm_fault,
     rust_hmm_serve,
     rust_hmm_discard,
-    rust_hmm_table_lock,
-    rust_hmm_table_unlock,
-    rust_hmm_table_lookup,
-    rust_hmm_snapshot,
 }
 
 /// Operations and data of a driver for the device of a mirror.
@@ -330,144 +320,4 @@ unsafe extern "C" fn rust_hmm_discard(
     // SAFETY: By the function's requirements, `mirror` was not destroyed.
     let mirror = &unsafe { this(mirror) }.mirror;
     number(PageRange::new(start, end).and_then(|range| mirror.discard(range)))
-}
-
-/// # Safety
-///
-/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
-#[no_mangle]
-unsafe extern "C" fn rust_hmm_table_lock(mirror: *mut bindings::rust_hmm_mirror) -> ffi::c_int {
-    // SAFETY: By the function's requirements, `mirror` was not destroyed. It stays valid until the
-    // lock is released, because a task that holds the lock cannot destroy it.
-    let this: &'static CMirror = unsafe { this(mirror) };
-    number(this.mirror.lock_table().map(|guard| {
-        // SAFETY: This task holds the table lock.
-        unsafe { *this.guard.get() = Some(guard) };
-        // INVARIANT: `guard` was set, and this task holds the table lock.
-        this.holder.store(current_task(), Relaxed);
-    }))
-}
-
-/// # Safety
-///
-/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
-#[no_mangle]
-unsafe extern "C" fn rust_hmm_table_unlock(mirror: *mut bindings::rust_hmm_mirror) -> ffi::c_int {
-    // SAFETY: By the function's requirements, `mirror` was not destroyed.
-    let this = unsafe { this(mirror) };
-    let Some(guard) = this.held() else {
-        return EPERM.to_errno();
-    };
-    this.holder.store(0, Relaxed);
-    // SAFETY: This task holds the table lock until `guard` is dropped below.
-    let guard = unsafe { (*guard).take() };
-    drop(guard);
-    0
-}
-
-/// Returns a C structure that describes one page.
-fn page(kind: ffi::c_uint, first: usize) -> bindings::rust_hmm_place {
-    bindings::rust_hmm_place {
-        kind,
-        reserved: 0,
-        first,
-        pages: 1,
-    }
-}
-
-/// # Safety
-///
-/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
-#[no_mangle]
-unsafe extern "C" fn rust_hmm_table_lookup(
-    mirror: *mut bindings::rust_hmm_mirror,
-    addr: ffi::c_ulong,
-    flags: u32,
-    place: *mut bindings::rust_hmm_place,
-) -> ffi::c_int {
-    // SAFETY: By the function's requirements, `mirror` was not destroyed.
-    let this = unsafe { this(mirror) };
-    let lookup = || {
-        let guard = this.held().ok_or(EPERM)?;
-        // SAFETY: This task holds the table lock while `guard` is borrowed.
-        let table = unsafe { (*guard).as_ref() }.ok_or(EPERM)?;
-        let cpu =
-            |pages: &CpuPages<'_>| page(bindings::rust_hmm_where_RUST_HMM_CPU, pages.first_pfn());
-        let device = |first| page(bindings::rust_hmm_where_RUST_HMM_DEVICE, first);
-        Ok(if is_write(flags)? {
-            match table.writable(addr).ok_or(ENOENT)? {
-                PageMemoryMut::Cpu(pages) => cpu(&pages),
-                PageMemoryMut::Device(range) => device(range.first),
-            }
-        } else {
-            match table.readable(addr).ok_or(ENOENT)? {
-                PageMemory::Cpu(pages) => cpu(&pages),
-                PageMemory::Device(range) => device(range.first),
-            }
-        })
-    };
-    number(lookup().map(|found| {
-        // SAFETY: By the function's requirements, `place` can be written.
-        unsafe { place.write(found) };
-    }))
-}
-
-/// Converts the state of a page to the C structure.
-fn residency(state: Snapshot) -> bindings::rust_hmm_residency {
-    let nothing = |location| bindings::rust_hmm_residency {
-        location,
-        writable: 0,
-        order: 0,
-        reserved: 0,
-    };
-    // CAST: The values are small constants, and an order.
-    match state {
-        Snapshot::Error => nothing(bindings::rust_hmm_location_RUST_HMM_IS_ERROR as u8),
-        Snapshot::None => nothing(bindings::rust_hmm_location_RUST_HMM_IS_NONE as u8),
-        Snapshot::Page {
-            writable,
-            order,
-            location,
-        } => bindings::rust_hmm_residency {
-            location: match location {
-                PageLocation::System => bindings::rust_hmm_location_RUST_HMM_IS_SYSTEM,
-                PageLocation::Zero => bindings::rust_hmm_location_RUST_HMM_IS_ZERO,
-                PageLocation::Device => bindings::rust_hmm_location_RUST_HMM_IS_DEVICE,
-                PageLocation::Remote => bindings::rust_hmm_location_RUST_HMM_IS_REMOTE,
-            } as u8,
-            writable: writable.into(),
-            order: order as u8,
-            reserved: 0,
-        },
-    }
-}
-
-/// # Safety
-///
-/// The caller must meet the requirements that `include/rust_hmm.h` states for this function.
-#[no_mangle]
-unsafe extern "C" fn rust_hmm_snapshot(
-    mirror: *mut bindings::rust_hmm_mirror,
-    start: ffi::c_ulong,
-    end: ffi::c_ulong,
-    pages: *mut bindings::rust_hmm_residency,
-) -> ffi::c_int {
-    // SAFETY: By the function's requirements, `mirror` was not destroyed.
-    let mirror = &unsafe { this(mirror) }.mirror;
-    let snapshot = || {
-        let range = PageRange::new(start, end)?;
-        // SAFETY: By the function's requirements, `pages` has an element for each page, and nothing
-        // else accesses them. Zero is a valid value.
-        let all = unsafe {
-            pages.write_bytes(0, range.pages());
-            core::slice::from_raw_parts_mut(pages, range.pages())
-        };
-        let mut rest = all.iter_mut();
-        mirror.snapshot(range, |state| {
-            if let Some(page) = rest.next() {
-                *page = residency(state);
-            }
-        })
-    };
-    number(snapshot())
 }

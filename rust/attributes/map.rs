@@ -8,21 +8,15 @@
 //! the next use [`Map::resolve_orphans`] searches their pages: anonymous pages keep their offset
 //! when they are moved, and a VMA keeps its reverse mapping (`anon_vma`). Attributes of pages that
 //! are not found are dropped.
+//!
+//! `change` has the changes of attributes, and `orphans` the attributes that are set aside.
 
 use super::{
     anchor::{
         number_of,
-        pack,
-        unpack,
-        Relocated,
-        VmaAnchor, //
+        unpack, //
     },
-    sets::{
-        SetError,
-        SetNumber,
-        Sets, //
-    },
-    AttributeUpdate,
+    sets::Sets,
     Attributes,
     CommonAttributes, //
 };
@@ -35,8 +29,7 @@ use crate::{
         addr::PageRange,
         range_map::{
             RangeEntry,
-            RangeMap,
-            Wait, //
+            RangeMap, //
         }, //
     }, //
 };
@@ -45,15 +38,23 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{
-                Acquire,
-                Relaxed,
-                Release, //
-            },
+            ordering::Relaxed,
             AtomicFlag, //
         },
         Mutex, //
     }, //
+};
+
+mod change;
+mod orphans;
+
+#[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+use super::{
+    anchor::{
+        Relocated,
+        VmaAnchor, //
+    },
+    AttributeUpdate, //
 };
 
 /// Most pieces that are set aside. Of more pieces, the oldest are dropped.
@@ -113,156 +114,6 @@ impl Map {
             accessed: AtomicFlag::new(false),
             used: AtomicFlag::new(false),
         })
-    }
-
-    /// Changes the attributes of `range` for `device`. `range` lies in a VMA with this `anchor`.
-    ///
-    /// # Errors
-    ///
-    /// After `ENOSPC` or `ENOMEM`, a part of the range may have changed.
-    ///
-    /// - `EINVAL` if the change is invalid.
-    /// - `ENOSPC` if there are too many sets or devices, see [`Sets::MAX_SETS`] and
-    ///   [`Sets::MAX_DEVICES`].
-    /// - `ENOMEM`
-    ///
-    /// # Context
-    ///
-    /// May sleep.
-    pub(crate) fn change(
-        &self,
-        range: PageRange,
-        anchor: VmaAnchor,
-        change: &AttributeUpdate,
-        device: DeviceId,
-    ) -> Result {
-        change.apply(Attributes::DEFAULT)?;
-        let _changing = self.changing.lock();
-        self.used.store(true, Relaxed);
-        if change.accessed_by == Some(true) {
-            self.accessed.store(true, Relaxed);
-        }
-        let (first, last) = numbers(range);
-        // First page and new set of a run of pages. The run is stored when a page with another set
-        // follows, so that the tree gets one range for it.
-        let mut same = None;
-        let store =
-            |(start, new), end: usize| self.ranges.store(start..=end, pack(new, anchor), Wait::Yes);
-        let mut at = first;
-        while at <= last {
-            let found = self.ranges.find(at, last);
-            let (end, old) = match found {
-                Some(piece) if piece.first <= at => (piece.last.min(last), Some(piece.value)),
-                Some(piece) => (piece.first - 1, None),
-                None => (last, None),
-            };
-            let old = number_of(old);
-            let changed = self.inside.lock().sets.changed(old, change, device);
-            let new = match changed {
-                Ok(new) => new,
-                Err(SetError::Error(error)) => return Err(error),
-                Err(SetError::Full) => {
-                    // Store the pending run first: making room frees set numbers that no page has.
-                    if let Some(same) = same.take() {
-                        store(same, at - 1)?;
-                    }
-                    self.changed(old, change, device)?
-                }
-            };
-            if same.is_none_or(|(_, number)| number != new) {
-                if let Some(same) = same.replace((at, new)) {
-                    store(same, at - 1)?;
-                }
-            }
-            at = end + 1;
-        }
-        same.map_or(Ok(()), |same| store(same, last))
-    }
-
-    /// Calls [`Sets::changed`], and makes room for a new set if needed. Context: may sleep;
-    /// `changing` is held.
-    #[cold]
-    fn changed(
-        &self,
-        number: Option<SetNumber>,
-        change: &AttributeUpdate,
-        device: DeviceId,
-    ) -> Result<Option<SetNumber>> {
-        loop {
-            let places = {
-                let mut inside = self.inside.lock();
-                match inside.sets.changed(number, change, device) {
-                    Ok(number) => return Ok(number),
-                    Err(SetError::Error(error)) => return Err(error),
-                    Err(SetError::Full) => inside.sets.places(),
-                }
-            };
-            self.make_room(places)?;
-        }
-    }
-
-    /// Makes room for one more set than the current `places`.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOMEM`
-    /// - `ENOSPC` if all sets are used.
-    ///
-    /// # Context
-    ///
-    /// May sleep; `changing` is held.
-    #[cold]
-    fn make_room(&self, places: usize) -> Result {
-        let Some(larger) = Sets::larger(places)? else {
-            return self.sweep();
-        };
-        let orphans = match places {
-            0 => KVec::with_capacity(MAX_ORPHANS, GFP_KERNEL_ACCOUNT)?,
-            _ => KVec::new(),
-        };
-        let mut inside = self.inside.lock();
-        let former = inside.sets.grow(larger);
-        if places == 0 {
-            // No piece could be set aside before.
-            inside.orphans = orphans;
-        }
-        drop(inside);
-        drop(former);
-        Ok(())
-    }
-
-    /// Frees the numbers of sets that no page has.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOSPC` if there are none.
-    ///
-    /// # Context
-    ///
-    /// May sleep; `changing` is held.
-    fn sweep(&self) -> Result {
-        let mut used = [0u64; Sets::MAX_SETS / u64::BITS as usize + 1];
-        let mut inside = self.inside.lock();
-        let mut note = |piece: &RangeEntry| {
-            let number = unpack(piece.value).0.unwrap_or(0);
-            if let Some(word) = used.get_mut(number / 64) {
-                *word |= 1 << (number % 64);
-            }
-        };
-        inside.orphans.iter().for_each(&mut note);
-        let mut at = 0;
-        while let Some(piece) = self.ranges.find(at, usize::MAX) {
-            note(&piece);
-            let Some(next) = piece.last.checked_add(1) else {
-                break;
-            };
-            at = next;
-        }
-        let is_used = |number: SetNumber| {
-            let word = used.get(number / 64).copied().unwrap_or(0);
-            word & 1 << (number % 64) != 0
-        };
-        inside.sets.retain(is_used)
     }
 
     /// Returns the attributes that `device` has in all of `range`.
@@ -341,132 +192,6 @@ impl Map {
             self.inside.lock().sets.remove_device(device);
         }
     }
-
-    /// Sets the attributes of `range` aside, which is being unmapped or moved.
-    ///
-    /// # Context
-    ///
-    /// Invalidation callbacks; does not allocate with reclaim. Takes a mutex that is below the
-    /// table lock in the lock order.
-    pub(crate) fn orphan(&self, range: PageRange) {
-        let (first, last) = numbers(range);
-        if self.ranges.find(first, last).is_none() {
-            return;
-        }
-        let mut inside = self.inside.lock();
-        let orphans = &mut inside.orphans;
-        let mut at = first;
-        while let Some(piece) = self.ranges.find(at, last) {
-            if orphans.len() >= MAX_ORPHANS {
-                let _oldest = orphans.remove(0);
-            }
-            let part = RangeEntry {
-                first: piece.first.max(first),
-                last: piece.last.min(last),
-                value: piece.value,
-            };
-            // Cannot fail: the capacity is `MAX_ORPHANS`.
-            let _full = orphans.push_within_capacity(part);
-            if part.last == usize::MAX {
-                break;
-            }
-            at = part.last + 1;
-        }
-        // Set before the attributes are removed from the tree: a task that does not find them there
-        // must see that they are set aside. The tree's spinlock orders it, too.
-        self.unsettled.store(true, Release);
-        if self.ranges.store(first..=last, None, Wait::No).is_err() {
-            // The node for the split of a range could not be allocated. Drop all attributes,
-            // because stale ones would be wrong.
-            self.ranges.clear();
-        }
-    }
-
-    /// Searches the pages whose attributes were set aside, and stores the attributes at their new
-    /// addresses. `find(offset, from)` returns the first anonymous VMA that ends behind page `from`
-    /// and has the page with that offset. Attributes are stored only within `watched`, where events
-    /// report further moves of the pages.
-    ///
-    /// # Errors
-    ///
-    /// - The range of a VMA that must be watched, too. The caller then calls this again.
-    ///
-    /// # Context
-    ///
-    /// May sleep; the mmap lock is held.
-    pub(crate) fn resolve_orphans(
-        &self,
-        watched: Option<PageRange>,
-        find: impl Fn(usize, usize) -> Option<Relocated>,
-    ) -> Result<(), PageRange> {
-        let _changing = self.changing.lock();
-        loop {
-            let piece = {
-                let mut inside = self.inside.lock();
-                let Some(piece) = inside.orphans.pop() else {
-                    // Cleared only now, because all attributes that were found are in the tree. The
-                    // tree's spinlock, which `any` takes after it has loaded this, orders it.
-                    self.unsettled.store(false, Relaxed);
-                    return Ok(());
-                };
-                piece
-            };
-            let (set, anchor) = unpack(piece.value);
-            if anchor.tag == 0 {
-                continue;
-            }
-            let mut number = piece.first;
-            while number <= piece.last {
-                let offset = anchor.offset(number);
-                let mut from = 0;
-                let mut step = 1;
-                while let Some(found) = find(offset, from) {
-                    let left = found.pages - (offset - found.offset);
-                    let at = found.first + (offset - found.offset);
-                    if found.anchor.tag == anchor.tag && at != number {
-                        let pages = left.min(piece.last - number + 1);
-                        let to = PageRange::from_pages(at << PAGE_SHIFT, pages).ok();
-                        if let Some(to) = to.filter(|to| !is_within(to, watched)) {
-                            let rest = RangeEntry {
-                                first: number,
-                                ..piece
-                            };
-                            // If concurrent events have used the room, the piece is dropped.
-                            let _ = self.inside.lock().orphans.push_within_capacity(rest);
-                            // The whole VMA, because its other pieces have moved, too.
-                            let all = PageRange::from_pages(found.first << PAGE_SHIFT, found.pages);
-                            return Err(all.unwrap_or(to));
-                        }
-                        // If memory cannot be allocated, the piece is dropped.
-                        let to = at..=at + pages - 1;
-                        let _ = self.ranges.store(to, pack(set, found.anchor), Wait::Yes);
-                        step = pages;
-                        break;
-                    }
-                    from = found.first + found.pages;
-                }
-                number += step;
-            }
-        }
-    }
-
-    /// Returns whether pieces are set aside. Context: any.
-    pub(crate) fn is_unsettled(&self) -> bool {
-        self.unsettled.load(Acquire)
-    }
-
-    /// Drops the pieces that are set aside. Context: may sleep.
-    pub(crate) fn forget_aside(&self) {
-        let _changing = self.changing.lock();
-        let mut inside = self.inside.lock();
-        inside.orphans.truncate(0);
-        self.unsettled.store(false, Relaxed);
-    }
-}
-
-/// Returns whether all of `range` is watched.
-fn is_within(range: &PageRange, watched: Option<PageRange>) -> bool {
-    watched.is_some_and(|watched| watched.intersect(range) == Some(*range))
 }
 
 #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]

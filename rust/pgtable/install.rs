@@ -2,6 +2,8 @@
 
 //! Installation of new entries: links table pages and splits huge leaves with reserved table pages,
 //! and merges aligned runs of entries into huge leaves.
+//!
+//! `huge` has the huge leaves. `tables` finds and links the tables above an entry.
 
 use super::{
     dma::DmaTranslator,
@@ -39,19 +41,10 @@ use kernel::{
     sync::rcu, //
 };
 
-/// Returns whether `entries`, which fill a table, can be merged into one leaf: they must be
-/// consecutive, aligned, and have the same rights.
-fn is_run(entries: &[DevicePte]) -> bool {
-    let Some(first) = entries.first() else {
-        return false;
-    };
-    first.is_valid()
-        && first.number() % entries.len() == 0
-        && entries
-            .iter()
-            .enumerate()
-            .all(|(index, entry)| *entry == first.plus(index))
-}
+mod huge;
+mod tables;
+
+use huge::is_run;
 
 /// Returns the part of `range` that its first table of level 0 covers.
 fn in_first_table<F: Format>(range: PageRange) -> Result<PageRange> {
@@ -325,130 +318,6 @@ impl<F: Format> Table<F> {
             self.for_each(range, batch, |_, _| ());
         }
         result
-    }
-
-    /// Replaces the entry or the table of `span` by the leaf `new`. `run` are the entries of its
-    /// pages, with frame numbers.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "two call sites; they live in different places"
-    )]
-    fn set_huge(
-        &mut self,
-        span: PageRange,
-        old: Slot,
-        new: DevicePte,
-        run: &[DevicePte],
-        prealloc: &mut Prealloc<F>,
-        batch: &mut FlushBatch<F>,
-        dma: &mut DmaTranslator<'_, F>,
-    ) -> Result {
-        let above = self.make_table_above(span.start(), prealloc, batch)?;
-        let guard = rcu::read_lock();
-        let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
-        if !matches!(old, Slot::Leaf(_)) {
-            self.pool.count_huge(1);
-        }
-        let slot = slot_of::<F>(1, span.start());
-        page.store(slot, tree::leaf(new));
-        self.pool
-            .publish(above, 1, span.start(), slot..slot + 1, batch);
-        match old {
-            Slot::Empty => {
-                page.set_used(page.used() + 1);
-                page.widen(slot, slot);
-                self.live += span.pages();
-            }
-            Slot::Leaf(huge) => {
-                if new.is_device() {
-                    dma.retire(span, huge);
-                }
-                batch.record(span, huge, new);
-            }
-            Slot::Table(child) => {
-                // Record each replaced entry, because the run may replace different pages.
-                for (index, now) in run.iter().enumerate() {
-                    let before = match self.pool.page(&guard, child).map(|page| page.load(index)) {
-                        Some(word) => tree::decode(word),
-                        None => Slot::Empty,
-                    };
-                    if let Slot::Leaf(before) = before {
-                        let one = PageRange::from_pages(span.address(index), 1)?;
-                        let seen = dma.seen(one.start(), before);
-                        if now.is_device() {
-                            dma.retire(one, before);
-                        }
-                        batch.record(one, seen, *now);
-                    }
-                }
-                // A concurrent walker may still use the table, so it is flushed even if no
-                // translation was removed.
-                let before = self.pool.page(&guard, child).map_or(0, |page| page.used());
-                self.live = self.live - before as usize + span.pages();
-                batch.detach(&self.pool, span, child);
-            }
-        }
-        Ok(())
-    }
-
-    fn decode(&self, index: u32, level: u32, addr: usize) -> Slot {
-        let guard = rcu::read_lock();
-        self.pool.page(&guard, index).map_or(Slot::Empty, |page| {
-            tree::decode(page.load(slot_of::<F>(level, addr)))
-        })
-    }
-
-    /// Returns the table of level 1 for `addr`, if there is one.
-    fn table_above(&self, addr: usize) -> Result<Option<u32>> {
-        let mut index = self.root;
-        for level in (2..F::LEVELS).rev() {
-            match self.decode(index, level, addr) {
-                Slot::Empty => return Ok(None),
-                Slot::Table(child) => index = child,
-                // Leaves are not installed at these levels.
-                Slot::Leaf(_) => return Err(EINVAL),
-            }
-        }
-        Ok(Some(index))
-    }
-
-    /// Returns the table of level 1 for `addr`, and creates it if necessary.
-    fn make_table_above(
-        &mut self,
-        addr: usize,
-        prealloc: &mut Prealloc<F>,
-        batch: &mut FlushBatch<F>,
-    ) -> Result<u32> {
-        let mut index = self.root;
-        for level in (2..F::LEVELS).rev() {
-            index = match self.decode(index, level, addr) {
-                Slot::Table(child) => child,
-                _ => self.make_table(index, level, addr, prealloc, batch)?,
-            };
-        }
-        Ok(index)
-    }
-
-    /// Links an empty table from the empty entry for `addr` of table `above`.
-    fn make_table(
-        &mut self,
-        above: u32,
-        level: u32,
-        addr: usize,
-        prealloc: &mut Prealloc<F>,
-        batch: &mut FlushBatch<F>,
-    ) -> Result<u32> {
-        let guard = rcu::read_lock();
-        let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
-        let list = prealloc.pages.of(level > 1);
-        let child = self.pool.pop(list).ok_or(ENOMEM)?;
-        let slot = slot_of::<F>(level, addr);
-        page.store(slot, tree::table(child));
-        page.set_used(page.used() + 1);
-        page.widen(slot, slot);
-        self.pool.linked(child, level - 1, addr);
-        self.pool.publish(above, level, addr, slot..slot + 1, batch);
-        Ok(child)
     }
 }
 

@@ -3,19 +3,10 @@
 //! The engine: an edu, which transfers up to 4 KiB between its internal buffer and any bus address,
 //! and raises an interrupt at the end. A copy takes two transfers for each 4 KiB: into the buffer,
 //! and out of it. The interrupt of the last one completes the copy job.
+//!
+//! - `thread`: the thread of the engine; `access`: its accesses to memory of a process.
 
-use crate::{
-    file::Client,
-    gpu::{
-        View,
-        VRAM, //
-    },
-    walk::{
-        self,
-        Miss,
-        Translation, //
-    }, //
-};
+use crate::file::Client;
 use kernel::{
     device::Core,
     io::Io,
@@ -25,7 +16,6 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{
-                Acquire,
                 Relaxed,
                 Release, //
             },
@@ -38,15 +28,9 @@ use kernel::{
         Mutex,
         SpinLock, //
     },
-    time::{
-        delay::fsleep,
-        Delta,
-        Instant,
-        Monotonic, //
-    }, //
+    time::Delta, //
 };
 use rust_hmm::{
-    host_lock::APERTURE,
     kernel::{
         completion::TimedCompletion,
         kthread::Thread, //
@@ -54,10 +38,6 @@ use rust_hmm::{
     memory::{
         CopyJob,
         DmaCopy, //
-    },
-    mirror::{
-        Mirror,
-        PageAddress, //
     },
     mm::{
         addr::PageRange,
@@ -75,6 +55,9 @@ use rust_hmm::{
         }, //
     }, //
 };
+
+mod access;
+mod thread;
 
 /// Whether `pdev` is an edu, by numeric IDs: the kernel crate does not define QEMU's vendor ID.
 pub(crate) fn is_edu(pdev: &pci::Device) -> bool {
@@ -99,8 +82,6 @@ const TRANSFER_BYTES: u64 = 4096;
 
 /// Capacity of the job queue.
 const QUEUE_DEPTH: usize = 4096;
-/// Timeout of a transfer.
-const TRANSFER_TIMEOUT: Delta = Delta::from_secs(20);
 
 #[cfg(not(hmm_series_7_3))]
 type Registers = kernel::devres::Devres<pci::Bar<'static, 0x100>>;
@@ -187,18 +168,6 @@ impl IrqHandler for Engine {
         }
         self.finished.fetch_add(1, Release);
         self.completion.complete();
-    }
-}
-
-impl walk::Bus for EngineRegisters {
-    /// Reads a word of a page table. The tables are in device memory or, without a part of it for
-    /// them, in coherent memory that the engine reads by DMA.
-    fn read(&self, address: u64) -> Result<u64, Miss> {
-        let word = match &self.tables {
-            Some(tables) => tables.read(address),
-            None => self.fetch(address).ok(),
-        };
-        word.ok_or(Miss::Bus(address))
     }
 }
 
@@ -351,273 +320,6 @@ impl Engine {
                 .access_done
                 .wait_interruptible_timeout(&mut in_flight, 10);
         }
-    }
-}
-
-impl EngineRegisters {
-    fn run(self) {
-        let engine = self.engine.clone();
-        loop {
-            self.serve_accesses();
-            let mut work = engine.work.lock();
-            if work.stop {
-                break;
-            }
-            if !work.accesses.is_empty() {
-                continue;
-            }
-            match work.copies.remove(0) {
-                Ok((job, to)) => {
-                    drop(work);
-                    self.copy(job, to);
-                }
-                // A kernel thread gets no signals.
-                Err(_) => drop(engine.wake.wait_interruptible(&mut work)),
-            }
-        }
-        engine.peers.lock().clear();
-        let own = engine.own_interrupt.lock().take();
-        drop(own);
-        let (copies, accesses) = {
-            let mut work = engine.work.lock();
-            (
-                core::mem::take(&mut work.copies),
-                core::mem::take(&mut work.accesses),
-            )
-        };
-        // Dropping a job completes it with an error.
-        drop(copies);
-        for access in accesses {
-            drop(access.client.lock().take());
-            access.page.lock().1 = Err(ENODEV);
-            access.done.complete_all();
-        }
-    }
-
-    /// Starts a transfer. `EINVAL` if an address exceeds the 32 bits that the device supports;
-    /// `ENODEV`.
-    fn begin(&self, from: u64, to: u64, direction: u32) -> Result<u64> {
-        if self.engine.is_deaf.load(Relaxed) {
-            return Err(ENODEV);
-        }
-        let registers = self.engine.registers.try_access().ok_or(ENODEV)?;
-        let before = self.engine.finished.load(Acquire);
-        registers.write32(u32::try_from(from)?, SOURCE);
-        registers.write32(u32::try_from(to)?, DESTINATION);
-        registers.write32(TRANSFER_BYTES as u32, COUNT);
-        registers.write32(START | direction | INTERRUPT, COMMAND);
-        Ok(before)
-    }
-
-    fn end(&self, before: u64) -> Result {
-        let since = Instant::<Monotonic>::now();
-        while self.engine.finished.load(Acquire) == before {
-            if since.elapsed() > TRANSFER_TIMEOUT {
-                pr_err!("qemu_gpu: no interrupt\n");
-                return Err(EIO);
-            }
-            self.engine.completion.wait_timeout(100);
-        }
-        Ok(())
-    }
-
-    fn load(&self, from: u64) -> Result {
-        self.end(self.begin(from, BUFFER_ADDRESS, 0)?)
-    }
-
-    fn store(&self, to: u64) -> Result {
-        self.end(self.begin(BUFFER_ADDRESS, to, FROM_BUFFER)?)
-    }
-
-    /// Returns the bus address of `target`. `to` is the memory of the target if that belongs to
-    /// another GPU.
-    fn address(&self, target: PageAddress, to: Option<&Arc<PciMemory>>) -> Result<u64> {
-        Ok(match (target, to) {
-            (PageAddress::Dma(address), _) => address.raw(),
-            (PageAddress::Device(at), None) => {
-                self.vram.address(at, PAGE_BYTES).ok_or(ENODEV)?.raw()
-            }
-            (PageAddress::Device(at), Some(memory)) => {
-                let peers = self.engine.peers.lock();
-                let peer = peers.iter().find(|peer| peer.is_of(memory));
-                peer.and_then(|peer| peer.address(at, PAGE_BYTES))
-                    .ok_or(ENODEV)?
-                    .raw()
-            }
-        })
-    }
-
-    fn copy(&self, job: CopyJob, to: Option<Arc<PciMemory>>) {
-        // On failure, `DmaCopy::new()` has dropped the job, which fails it.
-        let Ok(copy) = DmaCopy::new(job, &self.engine.dma) else {
-            return;
-        };
-        let at = match self.copy_up_to_last(&copy, to.as_ref()) {
-            Ok(at) => at,
-            Err(error) => return copy.complete(Err(error)),
-        };
-        *self.engine.last.lock() = Some(copy);
-        let stored = self.store(at);
-        // The interrupt handler has completed the copy, unless there was no interrupt.
-        let copy = self.engine.last.lock().take();
-        if let Some(copy) = copy {
-            copy.complete(stored.and(Err(EIO)));
-        }
-    }
-
-    /// Performs all transfers of a copy but the last one, which stores the internal buffer. Returns
-    /// the bus address to which it is stored.
-    fn copy_up_to_last(&self, copy: &DmaCopy, to: Option<&Arc<PciMemory>>) -> Result<u64> {
-        let mut last = None;
-        for index in 0..copy.pages() {
-            if let Some(at) = last.take() {
-                self.store(at)?;
-            }
-            // Accesses use the internal buffer, which is free between two pages.
-            self.serve_accesses();
-            self.delay();
-            if copy.is_cancelled() {
-                return Err(EINTR);
-            }
-            let zeros = self.staging.address(PAGE_SIZE).ok_or(EINVAL)?;
-            let from = copy.source(index)?.unwrap_or(PageAddress::Dma(zeros));
-            let from = self.address(from, None)?;
-            let to = self.address(copy.destination(index)?, to)?;
-            for offset in transfers() {
-                if let Some(at) = last.replace(to + offset) {
-                    self.store(at)?;
-                }
-                self.load(from + offset)?;
-            }
-        }
-        last.ok_or(EINVAL)
-    }
-
-    /// Simulates a longer copy, and serves accesses meanwhile.
-    fn delay(&self) {
-        let since = Instant::<Monotonic>::now();
-        while since.elapsed() < self.engine.delay {
-            self.serve_accesses();
-            fsleep(Delta::from_millis(1));
-        }
-    }
-
-    fn serve_accesses(&self) {
-        loop {
-            // The queue is empty if all accesses were served.
-            let Ok(access) = self.engine.work.lock().accesses.remove(0) else {
-                return;
-            };
-            let mut page = access.page.lock();
-            let (contents, outcome) = &mut *page;
-            let client = access.client.lock().take();
-            *outcome = match &client {
-                Some(client) => self.access(client, &access, contents),
-                None => Err(EINVAL),
-            };
-            drop((client, page));
-            access.done.complete_all();
-        }
-    }
-
-    /// Walks the device page table of `mirror` to `addr`. Returns `None` if the access faults.
-    fn translate(&self, mirror: &Mirror<View>, addr: usize, write: bool) -> Option<Translation> {
-        let root = mirror.table_root()?;
-        let addr = u64::try_from(addr).ok()?;
-        let found = walk::Format::Radix4.walk(self, root, addr);
-        found.ok().filter(|found| found.writable || !write)
-    }
-
-    /// Returns the bus address of a translated device page.
-    fn bus_address(&self, found: Translation) -> Result<u64> {
-        Ok(match found.address.checked_sub(VRAM) {
-            Some(at) => {
-                let at = self
-                    .vram
-                    .address(DeviceAddress::START.plus(at), TRANSFER_BYTES);
-                at.ok_or(ENODEV)?.raw()
-            }
-            None => found.address,
-        })
-    }
-
-    /// Reads the word at the DMA address `address`, with the table that contains it.
-    fn fetch(&self, address: u64) -> Result<u64> {
-        let to = self.staging.address(2 * PAGE_SIZE).ok_or(EINVAL)?;
-        let offset = address % TRANSFER_BYTES;
-        self.load(address - offset)?;
-        self.store(to.raw())?;
-        let mut word = [0; size_of::<u64>()];
-        self.staging
-            .read(2 * PAGE_SIZE + usize::try_from(offset)?, &mut word)?;
-        Ok(u64::from_ne_bytes(word))
-    }
-
-    /// Moves a device page between `staging` and `at`, through the internal buffer.
-    fn transfer(&self, staging: u64, at: u64, write: bool) -> Result {
-        let (from, to) = if write { (staging, at) } else { (at, staging) };
-        self.load(from)?;
-        self.store(to)
-    }
-
-    /// Accesses a page of locked memory, which is pinned while its region is held, so that no flush
-    /// waits for the access.
-    fn access_locked(&self, mirror: &Mirror<View>, access: &Access, staging: u64) -> Result {
-        let region = mirror.locked(access.addr).ok_or(EFAULT)?;
-        let at = region.dma(&self.engine.dma, access.addr).ok_or(EFAULT)?;
-        for offset in transfers() {
-            self.transfer(staging + offset, at.raw() + offset, access.write)?;
-        }
-        Ok(())
-    }
-
-    /// Accesses a page by the page table. Returns whether the device had a translation of each of
-    /// its device pages. As hardware that fetches entries by the cache line, the walker translates
-    /// all of them before the first is used.
-    fn access_mirrored(
-        &self,
-        mirror: &Mirror<View>,
-        access: &Access,
-        staging: u64,
-    ) -> Result<bool> {
-        let mut addresses = [0; (PAGE_BYTES / TRANSFER_BYTES) as usize];
-        let parts = (access.addr..).step_by(TRANSFER_BYTES as usize);
-        for (address, addr) in addresses.iter_mut().zip(parts) {
-            let Some(found) = self.translate(mirror, addr, access.write) else {
-                return Ok(false);
-            };
-            *address = self.bus_address(found)?;
-        }
-        for (offset, at) in transfers().zip(addresses) {
-            self.transfer(staging + offset, at, access.write)?;
-        }
-        Ok(true)
-    }
-
-    /// Performs an access. Returns whether the device had a translation.
-    fn access(&self, client: &Client, access: &Access, contents: &mut [u8]) -> Result<bool> {
-        let staging = self.staging.address(0).ok_or(EINVAL)?.raw();
-        if access.write {
-            self.staging.write(0, contents)?;
-        }
-        let mirror = client.mirror();
-        if access.addr & APERTURE != 0 {
-            self.access_locked(mirror, access, staging)?;
-        } else {
-            // Set before the walk. If the walk does not see a table change, the flush of that
-            // change starts later, finds this access and waits for it.
-            *self.engine.in_flight.lock() = Some((mirror.device().tag(), access.addr));
-            let result = self.access_mirrored(mirror, access, staging);
-            *self.engine.in_flight.lock() = None;
-            self.engine.access_done.notify_all();
-            if !result? {
-                return Ok(false);
-            }
-        }
-        if !access.write {
-            self.staging.read(0, contents)?;
-        }
-        Ok(true)
     }
 }
 

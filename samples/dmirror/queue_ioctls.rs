@@ -15,7 +15,7 @@ use crate::{
         RawCommandDesc, //
     },
     locked_window::LockedWindow,
-    queues::Work,
+    queues::work::Work,
     FILE_OPS, //
 };
 use kernel::{

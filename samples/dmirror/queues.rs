@@ -5,33 +5,24 @@
 //! A mutex protects the tables. Queues and fences are dropped without it, because the drop of a
 //! queue waits for its operations. The slot of a fence is reserved before its operation is
 //! submitted, so that a failure cannot leave an operation without a number.
+//!
+//! - `fences`: the fences of a file; `work`: the operations of a queue.
 
 use crate::{
     blit::Locked,
-    client::Client,
-    device::View,
-    hardware::{
-        command::CommandDesc,
-        status::ECANCELED, //
-    },
-    uapi, //
+    client::Client, //
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{
-            ordering::Relaxed,
-            Atomic, //
-        },
+        atomic::ordering::Relaxed,
         Arc,
         Mutex,
         SetOnce, //
-    },
-    time::Delta, //
+    }, //
 };
 use rust_hmm::{
     kernel::{
-        cancel::CancelToken,
         dma_fence::DmaFence,
         fence::{
             DriverFence,
@@ -41,72 +32,26 @@ use rust_hmm::{
             FenceWatch,
             WatchedFence, //
         },
-        identity::FenceType,
-        miscdevice::{
-            PollFlags,
-            Poller, //
-        }, //
+        identity::FenceType, //
     },
-    managed::{
-        finish_allocation_async,
-        Allocation, //
-    },
-    mirror::Mirror,
-    mm::addr::PageRange,
-    queue::{
-        HasMirror,
-        Queue,
-        TransferReport,
-        WorkerPool, //
-    }, //
+    queue::Queue, //
 };
+use work::{
+    Findings,
+    Work, //
+};
+
+mod fences;
+pub(crate) mod work;
 
 /// Maximum number of queues of a file.
 const MAX_QUEUES: usize = 16;
 
-/// Maximum number of fences of a file.
-const MAX_FENCES: usize = 4096;
-
 /// Capacity of a queue.
 const QUEUE_DEPTH: usize = 2048;
 
-/// Interval at which a running operation checks for cancellation.
-const CANCEL_POLL_INTERVAL: Delta = Delta::from_millis(50);
-
 /// Identifies this type of device by its address.
 static KIND: u8 = 0;
-
-/// Results of an operation. They are final when its fence is signalled.
-#[derive(Clone)]
-pub(crate) struct Findings {
-    /// Numbers of migrated pages, and timestamps.
-    pub(crate) report: Arc<TransferReport>,
-    /// Result of an engine's command.
-    value: Arc<Atomic<u64>>,
-}
-
-impl Findings {
-    fn new() -> Result<Self> {
-        Ok(Self {
-            report: Arc::new(TransferReport::new(), GFP_KERNEL_ACCOUNT)?,
-            value: Arc::new(Atomic::new(0), GFP_KERNEL_ACCOUNT)?,
-        })
-    }
-
-    /// Returns the result of an engine's command.
-    pub(crate) fn value(&self) -> u64 {
-        self.value.load(Relaxed)
-    }
-}
-
-/// An operation of a queue.
-pub(crate) enum Work {
-    Migrate(PageRange),
-    Prefetch(PageRange),
-    Evict(PageRange),
-    Copy { to: PageRange, from: PageRange },
-    Engine(CommandDesc),
-}
 
 /// A fence, with its DMA fence or its signalling side.
 struct Side {
@@ -218,132 +163,6 @@ impl Queues {
         Ok(found.ok_or(ENOENT)?.1.clone())
     }
 
-    /// Reserves a number for a fence. Called before an operation is queued, because afterwards no
-    /// error can be returned.
-    pub(crate) fn number(&self) -> Result<Number<'_>> {
-        let findings = Findings::new()?;
-        let mut tables = self.tables.lock();
-        let places = tables.reserved + 1;
-        if tables.fences.len() + places > MAX_FENCES {
-            return Err(EMFILE);
-        }
-        tables.fences.reserve(places, GFP_KERNEL_ACCOUNT)?;
-        tables.reserved = places;
-        Ok(Number {
-            queues: self,
-            findings,
-        })
-    }
-
-    /// Imports the DMA fence of a sync file. `EMFILE`; `ENOMEM`.
-    pub(crate) fn import(&self, dma: DmaFence) -> Result<u64> {
-        let number = self.number()?;
-        // All imports of a DMA fence share one fence, so that it has one callback only.
-        let existing = {
-            let tables = self.tables.lock();
-            let mut sides = tables.fences.iter().map(|named| &named.side);
-            let same = sides.find(|side| side.dma.as_ref() == Some(&dma));
-            same.map(|side| side.fence.clone())
-        };
-        let fence = match existing {
-            Some(fence) => fence,
-            None => Fence::of(&dma)?,
-        };
-        Ok(number.name(Side {
-            fence,
-            dma: Some(dma),
-            host: None,
-        }))
-    }
-
-    /// Imports fence `id` of another file. `EMFILE`; `ENOMEM`; `ENOENT`.
-    pub(crate) fn share(&self, other: &Self, id: u64) -> Result<u64> {
-        let side = {
-            let mut tables = other.tables.lock();
-            let Side { fence, dma, .. } = &tables.named(id)?.side;
-            Side {
-                fence: fence.clone(),
-                dma: dma.clone(),
-                host: None,
-            }
-        };
-        Ok(self.number()?.name(side))
-    }
-
-    /// Creates a fence that the host signals.
-    pub(crate) fn create_fence(&self) -> Result<u64> {
-        let pending = DriverFence::new(FenceType::NONE)?;
-        let side = Side {
-            fence: pending.fence(),
-            dma: None,
-            host: Some(pending),
-        };
-        Ok(self.number()?.name(side))
-    }
-
-    /// Signals a fence of the host. `ENOENT`; `EINVAL` if the host did not create it, or it was
-    /// already signalled.
-    pub(crate) fn signal(&self, id: u64, result: Result) -> Result {
-        let host = self.tables.lock().named(id)?.side.host.take();
-        host.ok_or(EINVAL)?.signal(result);
-        Ok(())
-    }
-
-    /// Returns fence `id` and the results of its operation. `ENOENT`.
-    pub(crate) fn fence(&self, id: u64) -> Result<(Fence, Findings)> {
-        let mut tables = self.tables.lock();
-        let named = tables.named(id)?;
-        Ok((named.side.fence.clone(), named.findings.clone()))
-    }
-
-    /// Returns the DMA fence of fence `id`.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOENT`
-    /// - `EOPNOTSUPP`: it is not a DMA fence: its operation may fault, take an mmap lock or wait
-    ///   for user space.
-    pub(crate) fn dma_fence(&self, id: u64) -> Result<DmaFence> {
-        let mut tables = self.tables.lock();
-        let dma = tables.named(id)?.side.dma.clone();
-        dma.ok_or(Error::from_errno(uapi::EOPNOTSUPP))
-    }
-
-    /// Makes `poll()` report the end of a fence, until [`Self::reported`] or its release. `ENOENT`;
-    /// `ENOMEM`.
-    pub(crate) fn watch(&self, id: u64) -> Result {
-        if self.watch.as_ref().is_none() {
-            // If a concurrent task has populated it, this one is dropped.
-            self.watch.populate(FenceWatch::new()?);
-        }
-        let watch = self.watch.as_ref().ok_or(EBUSY)?;
-        let (fence, _) = self.fence(id)?;
-        let watched = WatchedFence::new(fence, watch.clone())?;
-        // Dropped without the lock.
-        let _before = self.tables.lock().named(id)?.watched.replace(watched);
-        Ok(())
-    }
-
-    /// Stops reporting a fence in `poll()` after user space has read its outcome.
-    pub(crate) fn reported(&self, id: u64) {
-        // Dropped without the lock.
-        let _watched = {
-            let mut tables = self.tables.lock();
-            tables.named(id).ok().and_then(|named| named.watched.take())
-        };
-    }
-
-    /// Whether a fence of [`Self::watch`] has ended; `None` if `watch()` was never called.
-    pub(crate) fn poll(&self, waiter: &Poller<'_>) -> Option<PollFlags> {
-        let watch = self.watch.as_ref()?;
-        waiter.add(watch.changed());
-        Some(if watch.is_ready() {
-            PollFlags::PRIORITY
-        } else {
-            PollFlags::NOTHING
-        })
-    }
-
     /// Queues a blit that depends on the DMA fences `after`. Returns the number of its DMA fence.
     pub(crate) fn blit(
         &self,
@@ -365,16 +184,6 @@ impl Queues {
             dma: Some(dma),
             host: None,
         }))
-    }
-
-    /// Releases a fence. A fence of the host that was not signalled is cancelled. `ENOENT`.
-    pub(crate) fn release(&self, id: u64) -> Result {
-        let mut tables = self.tables.lock();
-        let at = tables.at(id)?;
-        let gone = tables.fences.remove(at);
-        drop(tables);
-        drop(gone);
-        Ok(())
     }
 
     /// Creates a fence that is signalled when all queued operations are completed.
@@ -423,92 +232,5 @@ impl Queues {
         // Fences of the host first: cancelling them ends queued operations that wait for them.
         drop(fences);
         drop(queues);
-    }
-}
-
-/// Reservation of a number for a fence. Dropping it cancels the reservation.
-pub(crate) struct Number<'a> {
-    queues: &'a Queues,
-    findings: Findings,
-}
-
-impl Number<'_> {
-    /// Assigns the number to a fence.
-    fn name(self, side: Side) -> u64 {
-        let tables = &mut *self.queues.tables.lock();
-        tables.last_fence += 1;
-        let id = tables.last_fence;
-        let named = Named {
-            id,
-            side,
-            findings: self.findings.clone(),
-            watched: None,
-        };
-        // Cannot fail: the element was reserved.
-        let _full = tables.fences.push_within_capacity(named);
-        id
-    }
-
-    /// Queues the population of a new managed allocation. The memory is unmapped if that cannot be
-    /// queued, or fails.
-    pub(crate) fn allocated(
-        self,
-        client: &Arc<Client>,
-        queue: &Queue,
-        memory: Allocation,
-    ) -> Result<u64> {
-        let after = KVec::new();
-        let owner = client.clone();
-        let fence = finish_allocation_async(queue, after, owner, memory, &self.findings.report)?;
-        Ok(self.name(fence.into()))
-    }
-}
-
-impl Drop for Number<'_> {
-    fn drop(&mut self) {
-        self.queues.tables.lock().reserved -= 1;
-    }
-}
-
-impl HasMirror for Client {
-    type Device = View;
-
-    fn mirror(&self) -> &Mirror<View> {
-        Self::mirror(self)
-    }
-
-    fn worker_pool(&self) -> Option<&WorkerPool> {
-        Some(&self.device().worker_pool)
-    }
-
-    fn copy(self: &Arc<Self>, to: PageRange, from: PageRange, stop: &CancelToken) -> Result {
-        self.run(CommandDesc::copy(to, from)?, stop).map(|_| ())
-    }
-}
-
-impl Client {
-    /// Runs a command on any engine and waits until it has ended. Returns its result.
-    fn run(self: &Arc<Self>, spec: CommandDesc, stop: &CancelToken) -> Result<u64> {
-        let id = loop {
-            stop.check()?;
-            match self.submit(None, spec) {
-                // The engine's queue is full: wait for other commands to end.
-                Err(error) if error == EBUSY => kernel::time::delay::fsleep(Delta::from_millis(1)),
-                result => break result?,
-            }
-        };
-        let status = self.status(id)?;
-        while let Err(error) = status.wait(Some(CANCEL_POLL_INTERVAL)) {
-            if error != ETIMEDOUT || stop.is_set() {
-                // A concurrent task may have stopped and released it already.
-                let _gone = self.stop(id);
-            }
-        }
-        let report = status.report();
-        self.forget(id);
-        match report.ended {
-            Some(result) => result.map(|()| report.result),
-            None => Err(Error::from_errno(ECANCELED)),
-        }
     }
 }

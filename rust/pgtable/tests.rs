@@ -31,6 +31,7 @@ use kernel::{
 mod image;
 mod sizes;
 mod suite;
+mod walkers;
 
 /// A small one: three levels of 6 bits, entries of 32 bits, leaves of 4 KiB and 256 KiB, a leaf's
 /// kind in its top bits.

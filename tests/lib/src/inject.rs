@@ -2,24 +2,29 @@
 //! Fault injection: points of the library, and the kernel's failing allocations and user copies,
 //! limited to calls of our modules.
 
-use crate::abi::PAGE_SIZE;
-use crate::child::pipe;
-use crate::errno::Errno;
-use crate::managed::Managed;
-use crate::mapping::Mapping;
 use crate::procfs::Settings;
+use addresses::joint_span;
 use std::fs;
-use std::io::{
-    self,
-    Read,
-    Write, //
-};
-use std::os::fd::AsRawFd;
+use std::io;
 use std::path::{
     Path,
     PathBuf, //
 };
 use std::sync::OnceLock;
+
+mod addresses;
+mod copies;
+
+pub use addresses::{
+    module_area,
+    module_span, //
+};
+pub use copies::{
+    kernel_reads,
+    kernel_reads_managed,
+    kernel_writes,
+    kernel_writes_managed, //
+};
 
 const POINTS: &str = "/sys/kernel/debug/rust_hmm/inject";
 const DEBUGFS: &str = "/sys/kernel/debug";
@@ -124,18 +129,6 @@ pub fn clear_points() -> io::Result<()> {
     points()?.iter().try_for_each(|point| set_point(point, "0"))
 }
 
-/// Smallest address range in a text like `/proc/modules` that contains all modules `names`.
-pub fn module_span(text: &str, names: &[&str]) -> Option<(u64, u64)> {
-    let range = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let size: u64 = words.get(1)?.parse().ok()?;
-        let start = u64::from_str_radix(words.get(5)?.strip_prefix("0x")?, 16).ok()?;
-        names.contains(words.first()?).then_some((start, start + size))
-    };
-    let hull = |a: (u64, u64), b: (u64, u64)| (a.0.min(b.0), a.1.max(b.1));
-    text.lines().filter_map(range).reduce(hull).filter(|(start, _)| *start != 0)
-}
-
 /// The kernel's fault injection, prepared for our modules. Dropping it restores the previous
 /// settings.
 #[derive(Debug)]
@@ -178,65 +171,6 @@ impl Spared {
         let missing = || format!("this kernel does not have {} in a row", self.names().join(", "));
         span.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing()))
     }
-}
-
-/// Maximum length of such a range.
-const NEAR: u64 = 1 << 14;
-
-/// Addresses and names of the symbols in a text like `/proc/kallsyms`.
-fn symbols(text: &str) -> impl Iterator<Item = (u64, &str)> + Clone {
-    text.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        let address = u64::from_str_radix(words.next()?, 16).ok()?;
-        Some((address, words.nth(1)?))
-    })
-}
-
-/// Address of symbol `name` in such a text.
-fn address_of(text: &str, name: &str) -> Option<u64> {
-    symbols(text).find(|(_, symbol)| *symbol == name).map(|(address, _)| address)
-}
-
-/// Address range of function `name` in such a text: up to the next symbol.
-fn function_span(text: &str, name: &str) -> Option<(u64, u64)> {
-    let start = address_of(text, name)?;
-    let end = symbols(text).map(|(address, _)| address).filter(|address| *address > start).min()?;
-    Some((start, end))
-}
-
-/// Address range of the adjacent functions `names`.
-fn joint_span(text: &str, names: &[&str]) -> Option<(u64, u64)> {
-    let spans = names.iter().map(|name| function_span(text, name));
-    let (start, end) = spans.reduce(|a, b| Some((a?.0.min(b?.0), a?.1.max(b?.1)))).flatten()?;
-    (end - start < NEAR).then_some((start, end))
-}
-
-/// Distance from the kernel's code within which modules are loaded, on each architecture.
-const REACH: u64 = 1 << 31;
-
-/// Address range of modules that are loaded on the same side of the kernel's code as `module`.
-/// `text` is one like `/proc/kallsyms`.
-fn area_around(text: &str, module: (u64, u64)) -> Option<(u64, u64)> {
-    let start = address_of(text, "_stext")?;
-    let end = address_of(text, "_etext")?;
-    if module.1 <= start {
-        Some((start.saturating_sub(REACH), start))
-    } else if module.0 >= end {
-        Some((end, end.saturating_add(REACH)))
-    } else {
-        None
-    }
-}
-
-/// Address range into which this kernel loads modules. Any of `names` must be loaded.
-///
-/// It is for code of a module that is being loaded, whose own range is not known yet.
-pub fn module_area(names: &[&str]) -> io::Result<(u64, u64)> {
-    let modules = fs::read_to_string("/proc/modules")?;
-    let symbols = fs::read_to_string("/proc/kallsyms")?;
-    let area = module_span(&modules, names).and_then(|span| area_around(&symbols, span));
-    let missing = || format!("no addresses of {} and of the kernel", names.join(", "));
-    area.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing()))
 }
 
 impl Kernel {
@@ -396,73 +330,6 @@ impl Armed {
     }
 }
 
-fn whole_pages(map: &Mapping, page: usize) -> *mut libc::c_void {
-    assert!(page < map.pages(), "the page is outside of the mapping");
-    map.page_addr(page) as *mut _
-}
-
-fn managed_page(memory: &Managed, page: usize) -> *mut libc::c_void {
-    assert!(page < memory.pages(), "the page is outside of the memory");
-    (memory.addr() + page * PAGE_SIZE) as *mut _
-}
-
-/// Makes the kernel read a page of a mapping, as a system call does, so that a failed fault is an
-/// error and not a signal.
-pub fn kernel_reads(map: &Mapping, page: usize) -> Result<Vec<u8>, Errno> {
-    // SAFETY: a page of the mapping.
-    unsafe { reads(whole_pages(map, page)) }
-}
-
-/// Like [`kernel_reads`], for managed memory.
-pub fn kernel_reads_managed(memory: &Managed, page: usize) -> Result<Vec<u8>, Errno> {
-    // SAFETY: a page of the memory.
-    unsafe { reads(managed_page(memory, page)) }
-}
-
-/// # Safety
-///
-/// A page of memory begins at `at`.
-unsafe fn reads(at: *const libc::c_void) -> Result<Vec<u8>, Errno> {
-    let (read, write) = pipe()?;
-    let mut read = fs::File::from(read);
-    // SAFETY: the kernel reads a page.
-    let ret = unsafe { libc::write(write.as_raw_fd(), at, PAGE_SIZE) };
-    let done = Errno::check(ret as i64)? as usize;
-    if done < PAGE_SIZE {
-        return Err(Errno::EFAULT);
-    }
-    let mut bytes = vec![0; PAGE_SIZE];
-    read.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Makes the kernel write a page of a mapping.
-pub fn kernel_writes(map: &Mapping, page: usize, bytes: &[u8]) -> Result<(), Errno> {
-    // SAFETY: a page of the mapping, to which there are no references.
-    unsafe { writes(whole_pages(map, page), bytes) }
-}
-
-/// Like [`kernel_writes`], for managed memory.
-pub fn kernel_writes_managed(memory: &Managed, page: usize, bytes: &[u8]) -> Result<(), Errno> {
-    // SAFETY: a page of the memory, to which there are no references.
-    unsafe { writes(managed_page(memory, page), bytes) }
-}
-
-/// # Safety
-///
-/// A page of memory begins at `at`, to which there are no references.
-unsafe fn writes(at: *mut libc::c_void, bytes: &[u8]) -> Result<(), Errno> {
-    assert_eq!(bytes.len(), PAGE_SIZE);
-    let (read, write) = pipe()?;
-    fs::File::from(write).write_all(bytes)?;
-    // SAFETY: the kernel writes a page.
-    let ret = unsafe { libc::read(read.as_raw_fd(), at, PAGE_SIZE) };
-    match Errno::check(ret as i64)? as usize {
-        PAGE_SIZE => Ok(()),
-        _ => Err(Errno::EFAULT),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -473,66 +340,5 @@ mod tests {
         assert_eq!(parse_state("3 7 12\n"), Some(state));
         assert_eq!(parse_state("3 7"), None);
         assert_eq!(parse_state("3 x 7"), None);
-    }
-
-    #[test]
-    fn spans_hold_all_modules() {
-        let text = "rust_dmirror 4096 0 - Live 0xffffffffc0204000 (O)\n\
-                    rust_hmm 8192 1 rust_dmirror, Live 0xffffffffc0200000\n\
-                    other 4096 0 - Live 0xffffffffc0300000\n";
-        let span = (0xffff_ffff_c020_0000, 0xffff_ffff_c020_5000);
-        assert_eq!(module_span(text, &["rust_hmm", "rust_dmirror"]), Some(span));
-        assert_eq!(module_span("rust_hmm 8192 1 - Live 0x0\n", &["rust_hmm"]), None);
-        assert_eq!(module_span(text, &["none"]), None);
-    }
-
-    #[test]
-    fn functions_end_at_the_next_symbol() {
-        let text = "ffffffff81000100 t after\n\
-                    ffffffff81000000 T before\n\
-                    ffffffff81000040 t wanted\n\
-                    ffffffffc0200000 t wanted_too\t[rust_hmm]\n";
-        let span = (0xffff_ffff_8100_0040, 0xffff_ffff_8100_0100);
-        assert_eq!(function_span(text, "wanted"), Some(span));
-        assert_eq!(function_span(text, "want"), None);
-    }
-
-    #[test]
-    fn modules_are_on_one_side_of_the_kernel() {
-        let text = "ffffffff81000000 T _stext\n\
-                    ffffffff82000000 T _etext\n";
-        let below = (0xffff_ffff_0100_0000, 0xffff_ffff_8100_0000);
-        let above = (0xffff_ffff_8200_0000, u64::MAX);
-        let at = |start: u64| area_around(text, (start, start + 0x1000));
-        assert_eq!(at(0xffff_ffff_80ff_f000), Some(below));
-        assert_eq!(at(0xffff_ffff_a000_0000), Some(above));
-        assert_eq!(at(0xffff_ffff_8100_0000), None);
-        assert_eq!(area_around("ffffffff81000000 T _stext\n", below), None);
-    }
-
-    #[test]
-    fn adjacent_functions_are_merged() {
-        let text = "ffffffff81000000 T one\n\
-                    ffffffff81000040 t two\n\
-                    ffffffff81000100 t three\n\
-                    ffffffff81100000 t far\n\
-                    ffffffff81100100 t end\n";
-        let span = (0xffff_ffff_8100_0000, 0xffff_ffff_8100_0100);
-        assert_eq!(joint_span(text, &["one", "two"]), Some(span));
-        assert_eq!(joint_span(text, &["two", "one"]), Some(span));
-        assert_eq!(joint_span(text, &["one", "far"]), None);
-        assert_eq!(joint_span(text, &["one", "none"]), None);
-    }
-
-    #[test]
-    fn kernel_reads_and_writes_pages() {
-        let map = Mapping::anon(2).unwrap();
-        let bytes = crate::pattern::buffer(3, 1, 1);
-        kernel_writes(&map, 1, &bytes).unwrap();
-        assert_eq!(map.check_pages(3, 1, 1), Ok(()));
-        assert_eq!(kernel_reads(&map, 1).unwrap(), bytes);
-        map.protect(crate::Prot::None).unwrap();
-        assert_eq!(kernel_reads(&map, 1), Err(Errno::EFAULT));
-        assert_eq!(kernel_writes(&map, 1, &bytes), Err(Errno::EFAULT));
     }
 }

@@ -20,7 +20,7 @@ use crate::placement::{
 };
 use crate::pull::RawPull;
 use crate::queue::{
-    RawFence,
+    fence::RawFence,
     RawQueue, //
 };
 use std::fmt::Write as _;

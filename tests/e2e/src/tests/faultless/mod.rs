@@ -5,6 +5,7 @@
 //! Documentation/faultless.rst explains H1 to H17.
 
 mod basic;
+mod cpu_faults;
 mod holes;
 mod kernel;
 mod races;

@@ -3,6 +3,7 @@
 
 use crate::harness::Test;
 
+mod dma_fence;
 mod fence;
 mod graph;
 mod order;
@@ -18,13 +19,15 @@ pub const TESTS: &[Test] = &[
     Test::new("queue", "eventfd_and_poll_report_signalled_fences", fence::observed).only_rust(OURS),
     Test::new("queue", "fence_is_polled_thousands_of_times", fence::watched).only_rust(OURS),
     Test::new("queue", "fence_has_at_most_four_eventfds", fence::eventfds).only_rust(OURS),
-    Test::new("queue", "blits_of_locked_memory_have_dma_fences", fence::dma_fences).only_rust(OURS),
-    Test::new("queue", "fence_export_without_a_descriptor_fails", fence::no_descriptor)
+    Test::new("queue", "blits_of_locked_memory_have_dma_fences", dma_fence::dma_fences)
         .only_rust(OURS),
-    Test::new("queue", "only_dma_fences_are_exported", fence::not_exported).only_rust(OURS),
-    Test::new("queue", "bad_blits_are_refused", fence::bad_blits).only_rust(OURS),
+    Test::new("queue", "fence_export_without_a_descriptor_fails", dma_fence::no_descriptor)
+        .only_rust(OURS),
+    Test::new("queue", "only_dma_fences_are_exported", dma_fence::not_exported).only_rust(OURS),
+    Test::new("queue", "bad_blits_are_refused", dma_fence::bad_blits).only_rust(OURS),
     Test::new("queue", "fences_outlive_the_device_file", fence::outlives).only_rust(OURS),
-    Test::new("queue", "merged_and_failed_dma_fences_are_imported", fence::foreign).only_rust(OURS),
+    Test::new("queue", "merged_and_failed_dma_fences_are_imported", dma_fence::foreign)
+        .only_rust(OURS),
     Test::new("queue", "operation_without_a_fence_number_is_refused", fence::numbered)
         .only_rust(OURS),
     Test::new("queue", "bad_input_is_refused", fence::bad_input).only_rust(OURS),

@@ -4,20 +4,29 @@
 use hmm::child::Ended;
 use hmm::{
     Alarms,
-    Child,
-    Counters,
-    Device,
-    Errno, //
+    Child, //
+};
+use leftovers::{
+    leftover,
+    traces, //
 };
 use std::fmt::{
     self,
     Display, //
 };
 use std::io::Write;
-use std::path::PathBuf;
 use std::time::{
     Duration,
     Instant, //
+};
+
+mod leftovers;
+mod test;
+
+pub use test::{
+    Ctx,
+    Driver,
+    Test, //
 };
 
 /// Reason for which a test ends early.
@@ -86,191 +95,6 @@ macro_rules! check_eq {
     }};
 }
 
-/// Driver that serves the device under test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Driver {
-    /// `rust_dmirror`.
-    Rust,
-    /// The kernel's own `test_hmm`.
-    C,
-    /// `qemu_gpu`: emulated hardware. It has the ioctls of `test_hmm` and some of our extensions.
-    Hw,
-}
-
-/// Context of a test: the device and the options.
-#[derive(Clone, Debug)]
-pub struct Ctx {
-    /// Driver that serves the device.
-    pub driver: Driver,
-    /// Index of the device under test.
-    pub device: u32,
-    /// Index of a second device of the same kind.
-    pub second: u32,
-    /// Directory of the module files.
-    pub modules: PathBuf,
-    /// Rounds of the test that loads and unloads modules.
-    pub cycles: u32,
-    /// Whether to run tests that the C driver is known to fail.
-    pub defects: bool,
-}
-
-impl Ctx {
-    /// Opens the device under test.
-    pub fn open(&self) -> Result<Device, Stop> {
-        Device::open(self.device).what("open the device")
-    }
-
-    /// Reads the counters, which only our driver has.
-    pub fn counters(&self, device: &Device) -> Result<Option<Counters>, Stop> {
-        match self.driver {
-            Driver::Rust => device.counters().map(Some).what("read the counters"),
-            Driver::C | Driver::Hw => Ok(None),
-        }
-    }
-
-    /// Returns whether the device under test has coherent memory.
-    pub fn coherent(&self) -> bool {
-        self.device >= 2
-    }
-}
-
-/// A test and the conditions under which it runs.
-#[derive(Clone, Copy)]
-pub struct Test {
-    /// Group of tests of one subject.
-    pub group: &'static str,
-    /// Name in the group.
-    pub name: &'static str,
-    run: fn(&Ctx) -> Outcome,
-    /// Reason for which the C driver fails it.
-    defect: Option<&'static str>,
-    /// Reason for which it needs our driver's extensions.
-    only_rust: Option<&'static str>,
-    /// Whether it also runs on `qemu_gpu`.
-    hw: bool,
-    /// Whether it runs on `qemu_gpu` only.
-    only_hw: bool,
-    /// Whether it needs private device memory.
-    private: bool,
-    /// Whether it has the mock device skip flushes, which causes stale translations.
-    skips_flushes: bool,
-    /// Whether it compares durations of a few percent.
-    timed: bool,
-    seconds: u64,
-    alarm: Option<&'static str>,
-}
-
-impl Test {
-    /// A test for every driver and every kind of device memory.
-    pub const fn new(group: &'static str, name: &'static str, run: fn(&Ctx) -> Outcome) -> Test {
-        let defect = None;
-        let only_rust = None;
-        let alarm = None;
-        let hw = false;
-        let only_hw = false;
-        let private = false;
-        let skips_flushes = false;
-        let timed = false;
-        let seconds = 60;
-        Test {
-            group,
-            name,
-            run,
-            defect,
-            only_rust,
-            hw,
-            only_hw,
-            private,
-            skips_flushes,
-            timed,
-            seconds,
-            alarm,
-        }
-    }
-
-    /// Marks a test that fails with the C driver, because of the driver or the kernel.
-    pub const fn defect(mut self, why: &'static str) -> Test {
-        self.defect = Some(why);
-        self
-    }
-
-    /// Marks a test that needs an extension of our driver.
-    pub const fn only_rust(mut self, why: &'static str) -> Test {
-        self.only_rust = Some(why);
-        self
-    }
-
-    /// Marks a test of extensions that both the mock device and `qemu_gpu` have.
-    pub const fn hw(mut self) -> Test {
-        self.hw = true;
-        self
-    }
-
-    /// Marks a test of hardware.
-    pub const fn only_hw(mut self) -> Test {
-        self.only_hw = true;
-        self
-    }
-
-    /// Marks a test that raises this alarm of the library, at least once.
-    pub const fn alarm(mut self, name: &'static str) -> Test {
-        self.alarm = Some(name);
-        self
-    }
-
-    /// Returns whether this driver and this kind of memory have the features that the test needs.
-    /// Other tests are not part of the plan.
-    pub fn is_for(&self, ctx: &Ctx) -> bool {
-        if self.private && ctx.coherent() {
-            return false;
-        }
-        match ctx.driver {
-            Driver::Rust => !self.only_hw,
-            Driver::Hw => self.hw || self.only_rust.is_none(),
-            Driver::C => {
-                !self.only_hw && self.only_rust.is_none() && (ctx.defects || self.defect.is_none())
-            }
-        }
-    }
-
-    /// Marks a test of private memory. The CPU accesses coherent memory in place, so nothing
-    /// migrates back.
-    pub const fn private(mut self) -> Test {
-        self.private = true;
-        self
-    }
-
-    /// Marks a test in which the mock device skips flushes. Its stale translations are expected.
-    pub const fn skips_flushes(mut self) -> Test {
-        self.skips_flushes = true;
-        self.alarm("stale-translation")
-    }
-
-    /// Marks a test that compares durations which differ by a few percent. It needs a machine whose
-    /// clock counts instructions (QEMU's `-icount`), because any other work on the host would
-    /// change the result.
-    pub const fn timed(mut self) -> Test {
-        self.timed = true;
-        self
-    }
-
-    /// Returns whether the test compares durations.
-    pub const fn is_timed(&self) -> bool {
-        self.timed
-    }
-
-    /// Sets the time limit, for tests that take longer than a minute.
-    pub const fn seconds(mut self, seconds: u64) -> Test {
-        self.seconds = seconds;
-        self
-    }
-
-    /// Returns `group.name`.
-    pub fn full_name(&self) -> String {
-        format!("{}.{}", self.group, self.name)
-    }
-}
-
 /// Result of a test after its child process has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
@@ -309,77 +133,6 @@ fn run_in_child(test: &Test, ctx: &Ctx, scale: u64) -> Verdict {
             None => Verdict::Failed(text),
         },
         (Ended::Signal(_), Err(text)) => Verdict::Failed(text),
-    }
-}
-
-/// Number of device nodes that can exist: two of private and two of coherent memory.
-const DEVICES: u32 = 4;
-
-/// Time within which killed processes must free their device memory.
-const RELEASE_TIME: Duration = Duration::from_secs(20);
-
-/// Counters of one device that outlive the files of a test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Trace {
-    index: u32,
-    pages_used: u64,
-    /// Sum of all engines since the module was loaded.
-    stale_hits: u64,
-}
-
-/// Reads the counters of every device that exists.
-fn traces() -> Result<Vec<Trace>, String> {
-    let mut traces = Vec::new();
-    for index in 0..DEVICES {
-        let device = match Device::open(index) {
-            Ok(device) => device,
-            Err(Errno::ENOENT) => continue,
-            Err(error) => return Err(format!("open device {index}: {error}")),
-        };
-        let trace = || -> Result<Trace, Errno> {
-            let engines = 0..device.info()?.engines;
-            let stale = engines.map(|engine| Ok(device.engine_counters(engine)?.stale_hits));
-            let stale_hits = stale.sum::<Result<u64, Errno>>()?;
-            Ok(Trace { index, pages_used: device.counters()?.device_pages_used, stale_hits })
-        };
-        traces.push(trace().map_err(|error| format!("counters of device {index}: {error}"))?);
-    }
-    Ok(traces)
-}
-
-/// Returns the rule that the counters of a device violate after a test, if any. Stale hits are
-/// allowed only if the test `skips_flushes`.
-fn broken(before: &[Trace], after: &[Trace], skips_flushes: bool) -> Option<String> {
-    let indices = |traces: &[Trace]| traces.iter().map(|trace| trace.index).collect::<Vec<_>>();
-    let had = indices(before);
-    let has = indices(after);
-    if had != has {
-        return Some(format!("devices {had:?} existed before the test, {has:?} after it"));
-    }
-    for (before, after) in before.iter().zip(after) {
-        // If a counter has decreased, the module was reloaded and the counter began at zero.
-        let stale = match after.stale_hits.checked_sub(before.stale_hits) {
-            Some(grown) => grown,
-            None => after.stale_hits,
-        };
-        if stale > 0 && !skips_flushes {
-            return Some(format!("device {} used {stale} stale translations", after.index));
-        }
-    }
-    let used = after.iter().find(|trace| trace.pages_used > 0)?;
-    Some(format!("{} pages of device {} are still in use", used.pages_used, used.index))
-}
-
-/// Checks that no device memory stays in use after the processes of a test have exited, and that no
-/// device has used a stale translation.
-fn leftover(before: &[Trace], test: &Test) -> Result<(), String> {
-    let deadline = Instant::now() + RELEASE_TIME;
-    loop {
-        match broken(before, &traces()?, test.skips_flushes) {
-            None => return Ok(()),
-            Some(why) if Instant::now() > deadline => return Err(why),
-            Some(_) => std::thread::sleep(Duration::from_millis(50)),
-        }
     }
 }
 
@@ -431,6 +184,7 @@ pub fn run(tests: &[Test], ctx: &Ctx, scale: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     fn ctx(driver: Driver, device: u32) -> Ctx {
         let modules = PathBuf::new();
@@ -458,23 +212,6 @@ mod tests {
         assert!(matches!(late, Verdict::Failed(why) if why.contains("limit 1 s")));
         let abort = verdict(|_| std::process::abort());
         assert_eq!(abort, Verdict::Failed("killed by signal 6".into()));
-    }
-
-    #[test]
-    fn every_device_is_checked() {
-        let trace = |index, pages_used, stale_hits| Trace { index, pages_used, stale_hits };
-        let before = [trace(0, 0, 5), trace(1, 0, 0)];
-        let verdict = |after: [Trace; 2], skips| broken(&before, &after, skips);
-        assert_eq!(verdict(before, false), None);
-        let stale = [trace(0, 0, 5), trace(1, 0, 1)];
-        assert!(verdict(stale, false).is_some_and(|why| why.contains("device 1 used 1 stale")));
-        assert_eq!(verdict(stale, true), None);
-        // After a reload the counter begins at zero.
-        assert!(verdict([trace(0, 0, 2), trace(1, 0, 0)], false).is_some());
-        assert_eq!(verdict([trace(0, 0, 0), trace(1, 0, 0)], false), None);
-        let used = [trace(0, 0, 5), trace(1, 7, 0)];
-        assert!(verdict(used, false).is_some_and(|why| why.contains("7 pages of device 1")));
-        assert!(broken(&before, &before[..1], false).is_some_and(|why| why.contains("existed")));
     }
 
     #[test]

@@ -21,189 +21,36 @@ use hmm::{
     rng::Rng,
     PAGE_SIZE, //
 };
-use std::{
-    ffi::{
-        CStr,
-        OsStr, //
-    },
-    os::unix::ffi::OsStrExt,
-    path::Path,
-    sync::atomic::Ordering::Relaxed, //
+use nodes::{
+    close,
+    ENGINES,
+    LARGE,
+    TEMPLATE, //
 };
+use ops::serve_one_in;
+use std::sync::atomic::Ordering::Relaxed;
 
-/// File descriptors of the nodes; each may be open or closed.
-pub const FDS: [i32; 12] = [100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111];
+pub mod nodes;
+mod ops;
 
-/// Number of descriptors of the mock device. Those of the nodes of [`SMALL`] follow.
-pub const LARGE: usize = FDS.len() - SMALL.len();
-
-/// The nodes of the small drivers, if they are loaded.
-pub const SMALL: [&CStr; 6] = [
-    c"/dev/hmm_c_mirror",
-    c"/dev/hmm_mirror_only",
-    c"/dev/hmm_lpae",
-    c"/dev/hmm_lpae_16k",
-    c"/dev/rust_template",
-    c"/dev/rust_engines",
-];
-/// Number of nodes with the calls of [`Op::Sample`], and indices of nodes with other calls.
-const SAMPLES: usize = 4;
-const TEMPLATE: usize = 4;
-const ENGINES: usize = 5;
+pub use nodes::{
+    open_node,
+    small_nodes,
+    FDS, //
+};
+pub use ops::{
+    Drawn,
+    Op,
+    ALL,
+    NAMES,
+    OPS, //
+};
 
 /// Contents of the victim's memory, which no other process writes.
 pub const CANARY: u64 = 0x5ec2_e700_c0ff_ee42;
 
 /// Signal that interrupts a call.
 pub const INTERRUPT: i32 = libc::SIGUSR1;
-
-macro_rules! ops {
-    ($($op:ident $name:literal $weight:literal,)*) => {
-        /// Kinds of calls.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Op {
-            $(#[doc = $name] $op,)*
-        }
-        /// Names, as in the headers.
-        pub const NAMES: [&str; OPS] = [$($name,)*];
-        /// All of them.
-        pub const ALL: [Op; OPS] = [$(Op::$op,)*];
-        const WEIGHTS: [u64; OPS] = [$($weight,)*];
-        /// Number of kinds.
-        pub const OPS: usize = [$($weight,)*].len();
-    };
-}
-
-ops! {
-    Read "HMM_DMIRROR_READ" 30,
-    Write "HMM_DMIRROR_WRITE" 30,
-    MigrateToDev "HMM_DMIRROR_MIGRATE_TO_DEV" 30,
-    MigrateToSys "HMM_DMIRROR_MIGRATE_TO_SYS" 30,
-    Snapshot "HMM_DMIRROR_SNAPSHOT" 40,
-    Exclusive "HMM_DMIRROR_EXCLUSIVE" 30,
-    CheckExclusive "HMM_DMIRROR_CHECK_EXCLUSIVE" 40,
-    Release "HMM_DMIRROR_RELEASE" 10,
-    Flags "HMM_DMIRROR_FLAGS" 10,
-    ReadUnlocked "HMM_DMIRROR_READ_UNLOCKED" 30,
-    Info "DMIRROR_INFO" 60,
-    Counters "DMIRROR_COUNTERS" 60,
-    Submit "DMIRROR_SUBMIT" 60,
-    Wait "DMIRROR_WAIT" 120,
-    Stop "DMIRROR_STOP" 80,
-    Engine "DMIRROR_ENGINE" 60,
-    Migrate "DMIRROR_MIGRATE" 40,
-    Set "DMIRROR_SET" 20,
-    Discard "DMIRROR_DISCARD" 40,
-    SetAttributes "DMIRROR_SET_ATTRIBUTES" 30,
-    GetAttributes "DMIRROR_GET_ATTRIBUTES" 20,
-    Placement "DMIRROR_PLACEMENT" 10,
-    Policy "DMIRROR_POLICY" 10,
-    Memory "DMIRROR_MEMORY" 5,
-    Unplug "DMIRROR_UNPLUG" 10,
-    QueueCreate "DMIRROR_QUEUE_CREATE" 10,
-    QueueDestroy "DMIRROR_QUEUE_DESTROY" 5,
-    QueueSubmit "DMIRROR_QUEUE_SUBMIT" 40,
-    QueueRecord "DMIRROR_QUEUE_RECORD" 20,
-    QueueWait "DMIRROR_QUEUE_WAIT" 20,
-    QueueWaits "DMIRROR_QUEUE_WAITS" 10,
-    FenceCreate "DMIRROR_FENCE_CREATE" 20,
-    FenceSignal "DMIRROR_FENCE_SIGNAL" 40,
-    FenceCheck "DMIRROR_FENCE_CHECK" 20,
-    FenceSync "DMIRROR_FENCE_SYNC" 2,
-    FenceRelease "DMIRROR_FENCE_RELEASE" 20,
-    FenceExport "DMIRROR_FENCE_EXPORT" 10,
-    FenceImport "DMIRROR_FENCE_IMPORT" 20,
-    FenceNotify "DMIRROR_FENCE_NOTIFY" 20,
-    Blit "DMIRROR_BLIT" 20,
-    Lock "DMIRROR_LOCK" 20,
-    Unlock "DMIRROR_UNLOCK" 20,
-    Locked "DMIRROR_LOCKED" 20,
-    Pull "DMIRROR_PULL" 10,
-    Alloc "DMIRROR_ALLOC" 5,
-    Events "DMIRROR_EVENTS" 20,
-    Template "rust_template" 20,
-    Engines "rust_engines" 20,
-    Sample "other drivers" 60,
-    Unknown "unknown ioctl" 90,
-    Mmap "mmap" 1,
-    Mremap "mremap" 1,
-    Munmap "munmap" 1,
-    Poll "poll" 20,
-    ReadFd "read" 20,
-    WriteFd "write" 20,
-    Lseek "lseek" 20,
-    Other "other calls on the file" 30,
-    Open "open" 2,
-    Dup "dup" 3,
-    Close "close" 1,
-    Pass "SCM_RIGHTS" 2,
-}
-
-impl Op {
-    /// Whether its argument begins with its size.
-    pub fn is_extension(self) -> bool {
-        (Op::Info as usize..=Op::Events as usize).contains(&(self as usize))
-    }
-}
-
-/// The kinds of calls that are drawn, with their weights.
-#[derive(Clone, Copy, Debug)]
-pub struct Drawn {
-    weights: [u64; OPS],
-    total: u64,
-    /// The loaded ones of the nodes with the calls of [`Op::Sample`], as a bit mask.
-    samples: u32,
-}
-
-impl Drawn {
-    /// The calls of the loaded drivers, and those that no driver implements.
-    pub fn new(hardware: bool) -> Drawn {
-        let is_there = |op| match op {
-            Op::Template => is_loaded(TEMPLATE),
-            Op::Engines => is_loaded(ENGINES),
-            Op::Lock | Op::Unlock | Op::Locked | Op::Pull => true,
-            Op::Sample => !hardware && (0..SAMPLES).any(is_loaded),
-            op => !(hardware && op.is_extension()),
-        };
-        let weights = std::array::from_fn(|op| if is_there(ALL[op]) { WEIGHTS[op] } else { 0 });
-        let loaded = (0..SAMPLES).filter(|index| is_loaded(*index));
-        let samples = loaded.fold(0, |mask, index| mask | (1 << index));
-        Drawn { weights, total: weights.iter().sum(), samples }
-    }
-
-    /// Index of a loaded node with the calls of [`Op::Sample`].
-    fn sample(&self, rng: &mut Rng) -> usize {
-        let mut left = rng.below(self.samples.count_ones().max(1) as usize);
-        let mut mask = self.samples;
-        while left > 0 {
-            mask &= mask - 1;
-            left -= 1;
-        }
-        mask.trailing_zeros() as usize % SAMPLES
-    }
-
-    fn draw(&self, rng: &mut Rng) -> Op {
-        let mut at = rng.below_u64(self.total);
-        for (op, weight) in ALL.iter().zip(self.weights) {
-            if at < weight {
-                return *op;
-            }
-            at -= weight;
-        }
-        Op::Read
-    }
-}
-
-/// Valid calls of these kinds take long: makes only one in so many valid.
-fn serve_one_in(op: Op) -> usize {
-    match op {
-        Op::Read | Op::Write | Op::ReadUnlocked | Op::Snapshot => 12,
-        Op::MigrateToDev | Op::MigrateToSys | Op::Migrate | Op::Exclusive => 24,
-        Op::Release => 40,
-        Op::Submit => 6,
-        _ => 1,
-    }
-}
 
 /// Address at which [`Op::Mmap`] maps nodes.
 const MAPS: usize = arena::HOLE - (64 << 20);
@@ -234,43 +81,6 @@ pub struct Caller {
     pub blits: [u64; FDS.len()],
     /// A test parameter to reset: descriptor and number.
     pub undo: Option<(i32, u64)>,
-}
-
-fn open_path(path: &CStr, flags: i32) -> isize {
-    let flags = libc::O_RDWR | libc::O_CLOEXEC | flags;
-    let path = path.as_ptr() as usize;
-    sys::call3(libc::SYS_openat, libc::AT_FDCWD as usize, path, flags as usize)
-}
-
-/// Opens the node of descriptor `which`, or node `device` of the mock. Returns a negative number on
-/// an error. Half of them are opened with `O_NONBLOCK`.
-pub fn open_node(which: usize, device: u64) -> isize {
-    let flags = if which % 2 == 0 { libc::O_NONBLOCK } else { 0 };
-    let small = which.checked_sub(LARGE).map(|index| open_path(SMALL[index], flags));
-    if let Some(node) = small.filter(|node| *node >= 0) {
-        return node;
-    }
-    let mut path = *b"/dev/hmm_dmirror0\0";
-    path[16] = b'0' + device as u8;
-    CStr::from_bytes_with_nul(&path).map_or(-1, |path| open_path(path, flags))
-}
-
-/// Paths of the nodes of the small drivers that exist.
-pub fn small_nodes() -> impl Iterator<Item = &'static Path> {
-    SMALL.iter().map(|path| small_path(path)).filter(|path| path.exists())
-}
-
-fn small_path(path: &CStr) -> &Path {
-    Path::new(OsStr::from_bytes(path.to_bytes()))
-}
-
-/// Whether the small driver with index `which` is loaded.
-fn is_loaded(which: usize) -> bool {
-    small_path(SMALL[which]).exists()
-}
-
-fn close(fd: isize) -> isize {
-    sys::call3(libc::SYS_close, fd as usize, 0, 0)
 }
 
 impl Caller {

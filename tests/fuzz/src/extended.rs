@@ -345,7 +345,8 @@ mod tests {
             let names = source.split(before).skip(1).filter_map(|rest| rest.split('"').next());
             nodes.extend(names.map(|node| format!("/dev/{node}")));
         }
-        let known = crate::calls::SMALL.iter().map(|path| path.to_string_lossy().into_owned());
+        let known =
+            crate::calls::nodes::SMALL.iter().map(|path| path.to_string_lossy().into_owned());
         assert_eq!(nodes, known.collect());
     }
 

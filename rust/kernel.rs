@@ -26,7 +26,7 @@
 //! - `word` has inlined atomic accesses, `zeroed` has arrays of words.
 //! - `limit` has the rate limit of log messages.
 //! - `names` has enumerations whose variants have names.
-//! - `test_timer` and `test_fence` have a timer and a callback of DMA fences for KUnit tests.
+//! - `test_timer` and `test_fence` have timers and a callback of DMA fences for KUnit tests.
 
 pub mod cancel;
 pub mod completion;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Timer of KUnit tests whose handler runs in hard interrupt context.
+//! Timers of KUnit tests whose handlers run in interrupt context.
 
 use crate::bindings;
+use core::marker::PhantomData;
 use kernel::{
     impl_has_hr_timer,
     prelude::*,
@@ -11,26 +12,37 @@ use kernel::{
             HrTimer,
             HrTimerCallback,
             HrTimerCallbackContext,
+            HrTimerMode,
             HrTimerRestart,
-            RelativePinnedHardMode, //
+            RelativePinnedHardMode,
+            RelativePinnedMode, //
         },
         Monotonic, //
     }, //
 };
 
+/// The handler runs in hard interrupt context, also with `PREEMPT_RT`. The closure takes no
+/// `spinlock_t`, which sleeps there.
+pub(crate) type HardMode = RelativePinnedHardMode<Monotonic>;
+
+/// The handler is run like the interrupt handler of a driver: in hard interrupt context, or by a
+/// thread with `PREEMPT_RT`. The closure may take a `spinlock_t`, as that of a DMA fence.
+pub(crate) type DriverMode = RelativePinnedMode<Monotonic>;
+
 /// A timer whose handler calls a closure once.
 #[pin_data]
-pub(crate) struct TestTimer {
+pub(crate) struct TestTimer<M: HrTimerMode> {
     #[pin]
     timer: HrTimer<Self>,
     /// Freed by the owner of the timer, and not in the interrupt.
     run: KBox<dyn FnMut(bool) + Send>,
+    _mode: PhantomData<fn() -> M>,
 }
 
 // SAFETY: Only the handler uses `run`, through an exclusive reference.
-unsafe impl Sync for TestTimer {}
+unsafe impl<M: HrTimerMode> Sync for TestTimer<M> {}
 
-impl TestTimer {
+impl<M: HrTimerMode + 'static> TestTimer<M> {
     /// Creates a timer that calls `run`, and passes whether it does so in hard interrupt context.
     ///
     /// # Errors
@@ -41,12 +53,13 @@ impl TestTimer {
         let timer = pin_init!(Self {
             timer <- HrTimer::new(),
             run,
+            _mode: PhantomData,
         });
         KBox::pin_init(timer, GFP_KERNEL)
     }
 }
 
-impl HrTimerCallback for TestTimer {
+impl<M: HrTimerMode + 'static> HrTimerCallback for TestTimer<M> {
     type Pointer<'a> = Pin<KBox<Self>>;
 
     fn run(this: Pin<&mut Self>, _context: HrTimerCallbackContext<'_, Self>) -> HrTimerRestart {
@@ -58,7 +71,7 @@ impl HrTimerCallback for TestTimer {
 }
 
 impl_has_hr_timer! {
-    impl HasHrTimer<Self> for TestTimer {
-        mode: RelativePinnedHardMode<Monotonic>, field: self.timer
+    impl{M: HrTimerMode} HasHrTimer<Self> for TestTimer<M> {
+        mode: M, field: self.timer
     }
 }

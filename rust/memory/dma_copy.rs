@@ -106,7 +106,8 @@ impl DmaCopy {
     ///
     /// # Context
     ///
-    /// Any but NMI, including hard interrupts.
+    /// Any but NMI, as `dma_map_phys()`: also hard interrupts, but not with `PREEMPT_RT`, where
+    /// handlers of drivers are threads.
     pub fn new(job: CopyJob, device: &Arc<DmaDevice>) -> Result<Self> {
         let (pages, source, destination) = job.ends();
         let source = match source {
@@ -182,8 +183,8 @@ impl DmaCopy {
     ///
     /// # Context
     ///
-    /// Any but NMI, including hard interrupts, as `dma_unmap_phys()`. If this drops the last
-    /// reference of the [`DmaDevice`], a worker unregisters the device.
+    /// Any but NMI, as [`Self::new`]. If this drops the last reference of the [`DmaDevice`], a
+    /// worker unregisters the device.
     pub fn complete(self, result: Result) {
         let Self {
             source,

@@ -77,7 +77,8 @@ impl DriverFence {
     ///
     /// # Context
     ///
-    /// Any, including hard interrupts.
+    /// Any in which a `spinlock_t` may be taken: also hard interrupts, but not with `PREEMPT_RT`,
+    /// where handlers of drivers are threads.
     pub fn signal(self, result: Result) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is not dropped, so that the fence is moved out once.

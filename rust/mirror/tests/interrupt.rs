@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Code of KUnit tests that runs in hard interrupt context.
+//! Code of KUnit tests that runs in interrupt context.
 
 use super::*;
-use crate::kernel::test_timer::TestTimer;
+use crate::kernel::test_timer::{
+    DriverMode,
+    TestTimer, //
+};
 use kernel::{
     sync::atomic::ordering::Acquire,
     time::{
@@ -13,12 +16,13 @@ use kernel::{
     }, //
 };
 
-/// Calls `run` in hard interrupt context. Returns its result.
+/// Calls `run` in the context of an interrupt handler of a driver: a hard interrupt, or a thread
+/// with `PREEMPT_RT`. Returns its result.
 ///
 /// # Errors
 ///
 /// - `ENOMEM`
-/// - `ETIMEDOUT`: there was no hard interrupt.
+/// - `ETIMEDOUT`: there was no interrupt.
 pub(super) fn in_interrupt<R: Copy + Unpin + Send + 'static>(
     mut run: impl FnMut() -> R + Send + 'static,
 ) -> Result<R> {
@@ -26,8 +30,8 @@ pub(super) fn in_interrupt<R: Copy + Unpin + Send + 'static>(
     let is_done = Arc::new(Atomic::new(false), GFP_KERNEL)?;
     let theirs = result.clone();
     let done = is_done.clone();
-    let timer = TestTimer::new(move |is_interrupt| {
-        if !is_interrupt {
+    let timer = TestTimer::<DriverMode>::new(move |is_interrupt| {
+        if !is_interrupt && !cfg!(CONFIG_PREEMPT_RT) {
             return;
         }
         let value = run();

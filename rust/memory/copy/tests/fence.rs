@@ -10,7 +10,11 @@ use crate::{
             FenceContext, //
         },
         identity::FenceType,
-        test_fence::FenceCallback, //
+        test_fence::FenceCallback,
+        test_timer::{
+            DriverMode,
+            TestTimer, //
+        }, //
     },
     mm::{
         folio::CpuPagesMut,
@@ -20,6 +24,7 @@ use crate::{
         }, //
     }, //
 };
+
 /// Copies the page of `job` with the CPU.
 fn copy(job: &CopyJob) -> Result {
     let copy = job.copy();
@@ -89,7 +94,8 @@ mod suite {
                     }
                 };
                 let signaller = if by_interrupt {
-                    (Some(TestTimer::new(move |_| signal())?.start(after)), None)
+                    let timer = TestTimer::<DriverMode>::new(move |_| signal())?;
+                    (Some(timer.start(after)), None)
                 } else {
                     let thread = spawn(move || {
                         fsleep(after);

@@ -33,13 +33,27 @@ use kernel::{
 };
 
 /// Returns whether reclaim can damage the CPU PTEs of exclusive pages, on this architecture.
-fn reclaim_damages_exclusive() -> bool {
+pub(crate) fn reclaim_damages_exclusive() -> bool {
     // SAFETY: The helper has no preconditions.
     unsafe { bindings::rust_hmm_reclaim_damages_exclusive() }
 }
 
+/// Lets reclaim ignore references of the mapping at `addr`, as `MADV_RANDOM` does.
+///
+/// # Errors
+///
+/// * `EINTR`: a fatal signal is pending.
+///
+/// # Context
+///
+/// May sleep: takes the mmap lock for writing.
+pub(crate) fn ignore_references(mm: &MmWithUser, addr: usize) -> Result {
+    // SAFETY: `mm` is valid and has a user.
+    to_result(unsafe { bindings::rust_hmm_vma_drop_recency(mm.as_raw(), addr) })
+}
+
 /// Returns whether reclaim walks the CPU PTEs of the mapping at `addr`.
-fn reclaim_walks(mmap: &MmapGuard<'_>, addr: usize) -> bool {
+pub(crate) fn reclaim_walks(mmap: &MmapGuard<'_>, addr: usize) -> bool {
     mmap.vma_lookup(addr).is_some_and(|vma| {
         // SAFETY: The mmap lock is held as long as `vma` is borrowed.
         unsafe { bindings::rust_hmm_vma_has_recency(vma.as_ptr()) }
@@ -95,8 +109,7 @@ impl<'a> ExclusivePage<'a> {
         if !reclaim_damages_exclusive() || !reclaim_walks(&MmapGuard::lock_here(mm)?, addr) {
             return Ok(());
         }
-        // SAFETY: `mm` is valid and has a user.
-        to_result(unsafe { bindings::rust_hmm_vma_drop_recency(mm.as_raw(), addr) })
+        ignore_references(mm, addr)
     }
 
     /// Makes the page at `addr` exclusive to the device. The notifier event carries `id`.

@@ -111,6 +111,9 @@ impl<D: Device> Mirror<D> {
         tiles: TilePages,
         pulled: &mut usize,
     ) -> Result {
+        // Before the first event: `Device::event` may be the caller, and would be called
+        // recursively.
+        reentry::may_wait()?;
         let write = access == Access::Write;
         let inner = self.inner();
         inner.emit(&Event::FaultBegin { range, write });
@@ -131,7 +134,6 @@ impl<D: Device> Mirror<D> {
         tiles: TilePages,
         pulled: &mut usize,
     ) -> Result {
-        reentry::may_wait()?;
         let mut buffer = PfnBuffer::new()?;
         let mut prealloc = self.prealloc();
         let space = self.space()?;

@@ -88,6 +88,8 @@ pub(super) struct Probe {
     gate: Arc<Gate>,
     /// Set during [`Probe::ask`], whose calls may cause events. Their callbacks must make no calls.
     asking: AtomicFlag,
+    /// Number of callbacks that were called by a call of the API within a callback.
+    nested: Atomic<u32>,
     /// If present, the next copy sets it, and does not complete until it is cancelled.
     #[pin]
     pub(super) stop: Mutex<Option<CancelToken>>,
@@ -177,6 +179,7 @@ impl Probe {
             return;
         };
         if self.asking.xchg(true, Relaxed) {
+            self.nested.add(1, Relaxed);
             return;
         }
         let (called, refused) = call_all(&mirror, range);
@@ -202,11 +205,12 @@ impl Probe {
         })
     }
 
-    /// Returns whether the API was called from `from`, all calls were refused, and walkers could be
-    /// entered.
+    /// Returns whether the API was called from `from`, all calls were refused and have called no
+    /// callback, and walkers could be entered.
     pub(super) fn was_refused(&self, from: From) -> bool {
         let [called, refused, entered] = self.counts(from);
-        called > 0 && called == refused && entered * CALL_COUNT == called
+        let is_nested = self.nested.load(Relaxed) > 0;
+        called > 0 && called == refused && entered * CALL_COUNT == called && !is_nested
     }
 }
 
@@ -348,6 +352,7 @@ pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
             fence: DriverFence::new(FenceType::NONE)?.fence(),
             gate: Gate::new(Counted::new(&Ends::new()?))?,
             asking: AtomicFlag::new(false),
+            nested: Atomic::new(0),
             stop <- kernel::new_mutex!(None),
             kept <- kernel::new_mutex!(None),
         }? Error),

@@ -73,6 +73,34 @@ use sections::ReadSections;
 
 /// A registered `mmu_interval_notifier` for a range of an address space.
 ///
+/// # Examples
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use rust_hmm::mm::notifier::IntervalNotifier;
+/// use rust_hmm::mm::notifier::NotifierOps;
+/// use rust_hmm::mm::notifier::NotifierTable;
+///
+/// /// Makes one attempt to install a page. Returns whether no event has begun since `find`.
+/// fn attempt<S: NotifierOps, T: NotifierTable<S>>(
+///     notifier: &IntervalNotifier<S>,
+///     table: &T,
+///     find: impl FnOnce() -> Result<usize>,
+///     install: impl FnOnce(&mut T::Protected, usize),
+/// ) -> Result<bool>
+/// where
+///     T::Protected: Unpin,
+/// {
+///     let seq = notifier.read_begin()?;
+///     let pfn = find()?;
+///     let Ok(mut guard) = notifier.lock_if_valid(table, seq) else {
+///         return Ok(false);
+///     };
+///     install(&mut guard, pfn);
+///     Ok(true)
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// `sub` is inserted for the address space `mm`, and `slot` is only used by the holder of

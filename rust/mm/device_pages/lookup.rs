@@ -17,6 +17,19 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// # Context
     ///
     /// Any but interrupts. May take a spinlock.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rust_hmm::mm::device_pages::DevicePageOps;
+    /// use rust_hmm::mm::device_pages::DevicePages;
+    ///
+    /// /// Returns whether the first `count` pages of the memory have consecutive page frames.
+    /// fn is_contiguous<T: DevicePageOps>(pages: &DevicePages<T>, count: usize) -> bool {
+    ///     let first = pages.pfn(0);
+    ///     (0..count).all(|at| first.and_then(|pfn| pages.lookup(pfn + at)) == Some(at))
+    /// }
+    /// ```
     #[inline]
     pub fn lookup(&self, pfn: usize) -> Option<usize> {
         // Fast path: most lookups are for system pages.

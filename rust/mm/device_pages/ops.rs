@@ -14,6 +14,24 @@ use kernel::prelude::*;
 ///
 /// The type is `'static`, because the kernel calls it until the pages are dropped, and
 /// `mem::forget` can prevent the drop.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::mm::device_pages::CpuFault;
+/// use rust_hmm::mm::device_pages::DevicePageOps;
+/// use rust_hmm::mm::device_pages::DevicePages;
+/// use rust_hmm::mm::device_pages::FaultError;
+///
+/// /// Memory whose contents are lost when the CPU accesses them.
+/// struct Scratch;
+///
+/// impl DevicePageOps for Scratch {
+///     fn migrate_to_ram(_: &DevicePages<Self>, _: CpuFault<'_>) -> Result<(), FaultError> {
+///         Err(FaultError::Lost)
+///     }
+/// }
+/// ```
 pub trait DevicePageOps: Send + Sync + Sized + 'static {
     /// Handles a CPU fault: migrates the page of `fault` to system memory.
     ///

@@ -42,6 +42,18 @@ pub enum Source {
 }
 
 /// An entry that can migrate.
+///
+/// # Examples
+///
+/// ```
+/// use rust_hmm::mm::migrate::MigrateEntry;
+/// use rust_hmm::mm::migrate::Source;
+///
+/// /// Returns the number of pages whose destination has to be cleared.
+/// fn cleared(entries: impl Iterator<Item = MigrateEntry>) -> usize {
+///     entries.filter(|entry| entry.source == Source::Hole).map(|entry| entry.pages).sum()
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MigrateEntry {
     /// Index of its first page in the range.

@@ -49,6 +49,25 @@ impl<'a> Isolated<'a> {
     /// # Context
     ///
     /// May sleep. Calls notifiers: no lock that a notifier takes may be held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::prelude::*;
+    /// use rust_hmm::mm::addr::PageRange;
+    /// use rust_hmm::mm::migrate::Batch;
+    /// use rust_hmm::mm::migrate::Isolated;
+    /// use rust_hmm::mm::migrate::Origin;
+    /// use rust_hmm::mm::vma::Vma;
+    ///
+    /// /// Returns the number of pages of `range` that are in the memory of `origin` and can move.
+    /// fn movable(vma: Vma<'_>, range: PageRange, origin: Origin) -> Result<usize> {
+    ///     let mut batch = Batch::new()?;
+    ///     let isolated = Isolated::new(vma, range, origin, true, None, &mut batch)?;
+    ///     // The drop of `isolated` puts the pages back.
+    ///     Ok(isolated.entries().map(|entry| entry.pages).sum())
+    /// }
+    /// ```
     pub fn new(
         vma: Vma<'a>,
         range: PageRange,

@@ -13,6 +13,7 @@
 #include <linux/hmm.h>
 #include <linux/irqflags.h>
 #include <linux/kdev_t.h>
+#include <linux/kmemleak.h>
 #include <linux/kmsg_dump.h>
 #include <linux/major.h>
 #include <linux/migrate.h>
@@ -230,6 +231,12 @@ void rust_hmm_kunit_revive_current(void)
 {
 	disallow_signal(SIGKILL);
 	flush_signals(current);
+}
+
+/* Tells kmemleak that the test does not free @object. */
+void rust_hmm_kunit_expect_leak(const void *object)
+{
+	kmemleak_ignore(object);
 }
 
 void rust_hmm_kunit_mmap_write_lock(struct mm_struct *mm)

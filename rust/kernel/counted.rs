@@ -150,6 +150,13 @@ impl<T: Sync> CountedBox<T> {
         })
     }
 
+    /// Tells kmemleak that a test leaks the object on purpose.
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+    pub(crate) fn expect_leak(&self) {
+        // SAFETY: The place is allocated by the type invariant.
+        unsafe { crate::bindings::rust_hmm_kunit_expect_leak(self.place.as_ptr().cast()) };
+    }
+
     #[inline(always)]
     fn counted(&self) -> &Counted<T> {
         // SAFETY: The place is ours by the type invariant.

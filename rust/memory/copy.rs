@@ -124,6 +124,12 @@ impl CopyContext {
         self.stop = stop;
     }
 
+    /// Tells kmemleak that a test leaks a batch on purpose.
+    #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
+    pub(super) fn expect_leak(&self) {
+        self.state.expect_leak();
+    }
+
     /// Begins a step without jobs. Returns `None` if a previous batch was leaked, because its jobs
     /// still mark entries in the shared state.
     pub(crate) fn begin<'a>(

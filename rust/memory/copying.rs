@@ -168,6 +168,7 @@ mod tests {
         assert!(copies.begin(&NoDriver, place).is_none());
         job.complete(Ok(()));
         assert!(copies.begin(&NoDriver, place).is_none());
+        copies.expect_leak();
         Ok(())
     }
 }

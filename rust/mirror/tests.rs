@@ -76,6 +76,7 @@ mod file;
 mod gone;
 mod host_lock;
 mod interrupt;
+mod isolation;
 mod joined;
 mod killed;
 mod messages;

@@ -29,6 +29,7 @@ use kernel::{
 };
 
 mod image;
+mod memory;
 mod sizes;
 mod suite;
 mod walkers;

@@ -233,7 +233,7 @@ void rust_hmm_kunit_revive_current(void)
 	flush_signals(current);
 }
 
-/* Tells kmemleak that the test does not free @object. */
+/* Makes kmemleak ignore @object, which the test leaks on purpose. */
 void rust_hmm_kunit_expect_leak(const void *object)
 {
 	kmemleak_ignore(object);

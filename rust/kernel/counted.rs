@@ -150,7 +150,7 @@ impl<T: Sync> CountedBox<T> {
         })
     }
 
-    /// Tells kmemleak that a test leaks the object on purpose.
+    /// Makes kmemleak ignore the object, which a test leaks on purpose.
     #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(crate) fn expect_leak(&self) {
         // SAFETY: The place is allocated by the type invariant.

@@ -11,7 +11,7 @@
 //! callback of a fence. A job only sets a bit and drops its reference, which wakes the waiter if it
 //! is the last one. The task that waits frees the state. See [`crate::kernel::counted`].
 //!
-//! - `job` has the jobs, `wait` what a task does while it waits for them.
+//! - `job` is the side of the driver. `wait` reports late jobs and cancels jobs during a wait.
 //! - `raw` has jobs of drivers in C.
 
 use super::MemoryOps;
@@ -124,7 +124,7 @@ impl CopyContext {
         self.stop = stop;
     }
 
-    /// Tells kmemleak that a test leaks a batch on purpose.
+    /// Makes kmemleak ignore the state, which a test leaks on purpose.
     #[cfg(CONFIG_RUST_HMM_KUNIT_TEST)]
     pub(super) fn expect_leak(&self) {
         self.state.expect_leak();

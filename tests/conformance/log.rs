@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is known after the stages of a log so far, and which stages the model allows next.
+//! The state of the model after the stages of a log so far, and the stages that it allows next.
 
 use super::line::{
     Line,

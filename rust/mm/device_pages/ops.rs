@@ -39,7 +39,8 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     ///
-    /// - [`FaultError`]: the page was not migrated. It selects what the CPU does.
+    /// - [`FaultError`]: the page was not migrated. The variant determines the result of the CPU
+    ///   fault.
     ///
     /// # Context
     ///

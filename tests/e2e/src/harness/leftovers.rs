@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a test must not leave behind: device memory in use, and uses of stale translations.
+//! Checks after a test: no device memory is in use, and no stale translation was used.
 
 use super::test::Test;
 use hmm::{

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A test, the drivers and memory that it is for, and what it is given.
+//! A test with the drivers and the kind of memory that it supports, and the context of its run.
 
 use super::{
     Outcome,

@@ -178,11 +178,11 @@ impl FaultServiceShared {
                 let _signal = self.wake.wait_interruptible(&mut serving);
                 continue;
             };
+            drop(serving);
             if !self.buffer.is_empty() {
                 // Wake another thread for the faults that this one left in the buffer.
                 self.wake.notify_one();
             }
-            drop(serving);
             self.batches.add(1, Relaxed);
             self.serve(batch, &mut faults);
             serving = self.serving.lock();
@@ -273,8 +273,8 @@ impl FaultThreads {
     ) -> Option<Arc<FaultTicket<Client>>> {
         let wait = self.shared.buffer.put(engine, packet)?;
         // Taking the lock orders this after the check of a thread that found the buffer empty, so
-        // that its wakeup is not lost.
-        let _serving = self.shared.serving.lock();
+        // that its wakeup is not lost. Release it first, because the thread takes it at once.
+        drop(self.shared.serving.lock());
         self.shared.wake.notify_one();
         Some(wait)
     }

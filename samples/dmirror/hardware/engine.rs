@@ -230,8 +230,8 @@ impl<P> Engine<P> {
     /// Wakes the thread, so that it checks its commands.
     pub(crate) fn wake(&self) {
         // Taking the lock orders this after the check of the thread that found no ready command, so
-        // that its wakeup is not lost.
-        let _queue = self.queue.lock();
+        // that its wakeup is not lost. Release it first, because the thread takes it at once.
+        drop(self.queue.lock());
         self.wake.notify_one();
     }
 

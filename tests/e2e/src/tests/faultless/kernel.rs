@@ -30,7 +30,6 @@ use hmm::{
     Errno,
     Mapping,
     Prot,
-    HUGE_PAGES,
     PAGE_SIZE, //
 };
 use std::time::{
@@ -53,7 +52,7 @@ const PART: usize = 64;
 /// held for reading. The commit must not give it back.
 fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    let map = Mapping::anon_aligned(1)?;
+    let map = Mapping::anon_small(PAGES)?;
     let protection = match WriteProtect::new(&map) {
         Err(Errno::ENOSYS | Errno::EINVAL) => {
             return Err(Stop::Skip("this kernel's userfaultfd cannot write-protect".to_string()))
@@ -113,7 +112,8 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let fresh = || -> Result<Mapping, Stop> {
         let made = small.made()?;
-        let map = Mapping::anon_huge(1)?;
+        let map = Mapping::anon_small(PAGES)?;
+        map.allow_huge()?;
         map.fill(1);
         check!(small.made()? >= made + 16, "hardly any folio of 64 KiB");
         Ok(map)
@@ -141,10 +141,10 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
         map.unmap_pages(5, 20)?;
         device_sees_pages(&device, &map, 1, 25, 100, "of folios mapped in part")?;
         device.migrate(map.addr(), 5, Way::ToDevice)?;
-        device.migrate(map.page_addr(25), HUGE_PAGES - 25, Way::ToDevice)?;
+        device.migrate(map.page_addr(25), map.pages() - 25, Way::ToDevice)?;
         device_sees_pages(&device, &map, 1, 25, 100, "of folios mapped in part, there")?;
         map.check_pages(1, 0, 5).what("CPU read of folios mapped in part")?;
-        map.check_pages(1, 25, HUGE_PAGES - 25).what("CPU read of folios mapped in part")?;
+        map.check_pages(1, 25, map.pages() - 25).what("CPU read of folios mapped in part")?;
         // Folios that are shared by fork().
         let map = fresh()?;
         device_sees(&device, &map, 1, "before the fork")?;
@@ -166,7 +166,7 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
 /// zero, and CPU and device agree on its contents.
 fn pageout(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    let map = Mapping::anon_aligned(1)?;
+    let map = Mapping::anon_small(PAGES)?;
     let mover = Mover::start_slow(&device, &map)?;
     map.fill(1);
     // The mover isolates the pages most of the time, and pages that migrate back are dirty.

@@ -41,6 +41,9 @@ use std::time::{
 };
 
 const OURS: &str = "the C driver has no engines";
+/// Pages of a race: as many as a huge page of 2 MiB has. With pages of 16 KiB, a huge page has four
+/// times as many, which make each round longer and races no likelier.
+const PAGES: usize = 512;
 /// Delay of each copy.
 const DELAY_NS: u64 = 20_000;
 
@@ -56,10 +59,10 @@ pub fn open(ctx: &Ctx) -> Result<Device, Stop> {
     Ok(device)
 }
 
-/// Opens the device with a copy delay, and starts a mover on a block with the pattern 1.
+/// Opens the device with a copy delay, and starts a mover on pages with the pattern 1.
 pub fn moving(ctx: &Ctx) -> Result<(Device, Mapping, Mover), Stop> {
     let device = open(ctx)?;
-    let map = Mapping::anon_aligned(1)?;
+    let map = Mapping::anon_small(PAGES)?;
     let mover = Mover::start(&device, &map)?;
     map.fill(1);
     Ok((device, map, mover))
@@ -130,8 +133,8 @@ pub fn disturbed(
     mut disturb: impl FnMut(&Device, &Mapping, &Mover, u64) -> Outcome,
 ) -> Outcome {
     let device = open(ctx)?;
-    let steady = Mapping::anon_aligned(1)?;
-    let map = Mapping::anon_aligned(1)?;
+    let steady = Mapping::anon_small(PAGES)?;
+    let map = Mapping::anon_small(PAGES)?;
     let beside = Mover::start(&device, &steady)?;
     let mover = Mover::start(&device, &map)?;
     steady.fill(3);

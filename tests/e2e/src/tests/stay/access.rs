@@ -27,7 +27,6 @@ use hmm::{
     Mapping,
     Prot,
     HUGE_PAGES,
-    HUGE_SIZE,
     PAGE_SIZE, //
 };
 use std::time::Duration;
@@ -92,10 +91,12 @@ fn huge_leaves(map: &Mapping) -> Result<usize, Stop> {
 pub(super) fn broken_run(ctx: &Ctx) -> Outcome {
     let small = SmallThp::start().what("have folios of 64 KiB")?;
     let device = ctx.open()?;
-    let map = Mapping::anon_huge(1)?;
+    // As many pages as a huge page of 2 MiB has.
+    let map = Mapping::anon_small(512)?;
+    map.allow_huge()?;
     map.fill(1);
     check!(
-        small.made()? >= (HUGE_SIZE >> 16) as u64,
+        small.made()? >= (map.len() >> 16) as u64,
         "{} folios of 64 KiB were made",
         small.made()?
     );

@@ -5,7 +5,6 @@
 //! other agents can change the contents at any time.
 
 use crate::abi::{
-    HUGE_PAGES,
     HUGE_SIZE,
     PAGE_SIZE, //
 };
@@ -113,7 +112,7 @@ impl Mapping {
         Self::anon_prot(npages, Prot::ReadWrite)
     }
 
-    /// As [`Mapping::anon`], for at most [`HUGE_PAGES`] pages that do not cross
+    /// As [`Mapping::anon`], for at most [`HUGE_PAGES`](crate::HUGE_PAGES) pages that do not cross
     /// a multiple of [`HUGE_SIZE`], so that a migration is a single step.
     pub fn anon_in_block(npages: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -151,14 +150,8 @@ impl Mapping {
 
     /// As [`Mapping::anon_huge`], aligned in the same way, without huge pages.
     pub fn anon_aligned(count: usize) -> Result<Self, Errno> {
-        Self::anon_small(count * HUGE_PAGES)
-    }
-
-    /// Private anonymous memory of `count` pages, aligned as [`Mapping::anon_huge`], without huge
-    /// pages.
-    pub fn anon_small(count: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let map = Self::create(count * PAGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)?;
+        let map = Self::create(count * HUGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)?;
         map.forbid_huge()?;
         Ok(map)
     }

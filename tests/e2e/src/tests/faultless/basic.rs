@@ -119,7 +119,7 @@ fn thp_reads_never_fault(ctx: &Ctx) -> Outcome {
 
 fn ordinary_migration_faults_readers(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    let map = Mapping::anon_small(2 * PAGES)?;
+    let map = Mapping::anon_aligned(2)?;
     let (moved, switched, faults, stalls) = trips(&device, &map, false)?;
     check!(moved > 0 && switched == 0, "{moved} moved, {switched} switched");
     check!(faults > 0 && stalls > 0, "{faults} faults, {stalls} stalls: the counter is dead");

@@ -52,7 +52,7 @@ const PART: usize = 64;
 /// held for reading. The commit must not give it back.
 fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    let map = Mapping::anon_small(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     let protection = match WriteProtect::new(&map) {
         Err(Errno::ENOSYS | Errno::EINVAL) => {
             return Err(Stop::Skip("this kernel's userfaultfd cannot write-protect".to_string()))
@@ -112,7 +112,7 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let fresh = || -> Result<Mapping, Stop> {
         let made = small.made()?;
-        let map = Mapping::anon_small(PAGES)?;
+        let map = Mapping::anon_in_block(PAGES)?;
         map.allow_huge()?;
         map.fill(1);
         check!(small.made()? >= made + 16, "hardly any folio of 64 KiB");
@@ -166,7 +166,7 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
 /// zero, and CPU and device agree on its contents.
 fn pageout(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    let map = Mapping::anon_small(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     let mover = Mover::start_slow(&device, &map)?;
     map.fill(1);
     // The mover isolates the pages most of the time, and pages that migrate back are dirty.

@@ -62,7 +62,7 @@ pub fn open(ctx: &Ctx) -> Result<Device, Stop> {
 /// Opens the device with a copy delay, and starts a mover on pages with the pattern 1.
 pub fn moving(ctx: &Ctx) -> Result<(Device, Mapping, Mover), Stop> {
     let device = open(ctx)?;
-    let map = Mapping::anon_small(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     let mover = Mover::start(&device, &map)?;
     map.fill(1);
     Ok((device, map, mover))
@@ -133,8 +133,8 @@ pub fn disturbed(
     mut disturb: impl FnMut(&Device, &Mapping, &Mover, u64) -> Outcome,
 ) -> Outcome {
     let device = open(ctx)?;
-    let steady = Mapping::anon_small(PAGES)?;
-    let map = Mapping::anon_small(PAGES)?;
+    let steady = Mapping::anon_in_block(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     let beside = Mover::start(&device, &steady)?;
     let mover = Mover::start(&device, &map)?;
     steady.fill(3);

@@ -63,7 +63,7 @@ pub const TESTS: &[Test] = &[
 fn h11_munmap(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     races(2, |_| {
-        let map = Mapping::anon_small(PAGES)?;
+        let map = Mapping::anon_in_block(PAGES)?;
         let mover = Mover::start(&device, &map)?;
         map.fill(1);
         device_sees(&device, &map, 1, "at first")?;
@@ -83,8 +83,8 @@ fn h11_munmap(ctx: &Ctx) -> Outcome {
 fn h11_mremap(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     races(2, |_| {
-        let map = Mapping::anon_small(PAGES)?;
-        let target = Mapping::anon_small(PAGES)?;
+        let map = Mapping::anon_in_block(PAGES)?;
+        let target = Mapping::anon_in_block(PAGES)?;
         let mover = Mover::start(&device, &map)?;
         map.fill(1);
         device_sees(&device, &map, 1, "at first")?;
@@ -157,7 +157,7 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
         let board = Board::new()?;
         let mut child = Child::spawn(|| -> Outcome {
             let own = open(ctx)?;
-            let map = Mapping::anon_small(PAGES)?;
+            let map = Mapping::anon_in_block(PAGES)?;
             let _mover = Mover::spawn(&board, &own, &map, false)?;
             map.fill(1);
             let _job = watch(&own, &map, 1)?;
@@ -245,7 +245,7 @@ fn thp_split(ctx: &Ctx) -> Outcome {
 }
 
 fn close_in_flight(ctx: &Ctx) -> Outcome {
-    let map = Mapping::anon_small(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     let pause = |round| std::thread::sleep(Duration::from_millis(3 + 4 * (round % 6)));
     let mut tally = Tally::default();
     let mut closed_under = 0;

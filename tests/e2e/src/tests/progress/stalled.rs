@@ -44,11 +44,11 @@ const LEAST: u128 = 90;
 /// not compared, because it depends on the state of memory before the test.
 const PAIRS: usize = 3;
 
-/// Runs `phase` in turn without and with a stall. Compares the phase without a stall that
-/// `selected` selects of any two with the slowest one with it. `phase` returns the time for one
+/// Runs `phase` in turn without and with a stall, and compares the slowest phase with a stall with
+/// the fastest or slowest one without it, as `normal_of` selects. `phase` returns the time for one
 /// unit of work.
 fn compare(
-    selected: fn(Duration, Duration) -> Duration,
+    normal_of: fn(Duration, Duration) -> Duration,
     mut phase: impl FnMut(bool) -> Result<Duration, Stop>,
 ) -> Outcome {
     let mut normal = None;
@@ -61,7 +61,7 @@ fn compare(
             took[1].as_micros()
         );
         if pair != 0 {
-            normal = Some(normal.map_or(took[0], |normal| selected(normal, took[0])));
+            normal = Some(normal.map_or(took[0], |normal| normal_of(normal, took[0])));
             stalled = stalled.max(took[1]);
         }
     }

@@ -92,7 +92,7 @@ pub(super) fn broken_run(ctx: &Ctx) -> Outcome {
     let small = SmallThp::start().what("have folios of 64 KiB")?;
     let device = ctx.open()?;
     // As many pages as a huge page of 2 MiB has.
-    let map = Mapping::anon_small(512)?;
+    let map = Mapping::anon_in_block(512)?;
     map.allow_huge()?;
     map.fill(1);
     check!(

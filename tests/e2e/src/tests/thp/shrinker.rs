@@ -79,8 +79,8 @@ const PAUSE_AT_REST: Duration = Duration::from_millis(1);
 
 /// Numbers of attempts and time after which the shrinker rests. On a slow kernel it may hold the
 /// page at each attempt and delay the attempts.
-const ATTEMPTS: u32 = 30;
-const TIME: Duration = Duration::from_secs(5);
+const ATTEMPTS: u32 = 100;
+const TIME: Duration = Duration::from_secs(15);
 
 /// Migrates a huge page, at the end without the shrinker.
 fn migrates_when_released(device: &Device, round: u64, shrinker: &Shrinker) -> Outcome {

@@ -36,6 +36,21 @@ const DRIVER: &str = "rust_dmirror";
 /// After this many failures only some are tried, see [`following`].
 const EACH: u64 = 40;
 
+/// What happens to the pages that are left by an unplug without memory.
+#[derive(Clone, Copy, PartialEq)]
+enum Rest {
+    /// Another unplug saves them.
+    Saved,
+    /// The CPU accesses them all, then another unplug finds none.
+    Read,
+}
+
+/// Result of an unplug during which a failure was requested.
+struct Outcome {
+    injected: bool,
+    error: Option<Errno>,
+}
+
 /// Loads the driver again, so that its devices exist.
 fn load(modules: &Path) -> Result<(), String> {
     if module::is_loaded(DRIVER) {
@@ -59,9 +74,18 @@ fn found(map: &Mapping) -> Result<(usize, usize), String> {
     Ok((map.pages() - lost, lost))
 }
 
-/// Unplugs a device while the `n`-th use of `source` fails. Returns whether the failure was
-/// injected and whether the call returned an error.
-fn one_failure(device: u32, source: &Source, n: u64) -> Result<(bool, bool), String> {
+/// Checks that no page is lost but `lost` ones.
+fn check_found(map: &Mapping, lost: usize) -> Result<(), String> {
+    match found(map)? {
+        (_, missing) if missing == lost => Ok(()),
+        (there, missing) => {
+            Err(format!("{there} pages are there, {missing} not; {lost} were lost"))
+        }
+    }
+}
+
+/// Unplugs a device while the `n`-th use of `source` fails.
+fn one_failure(device: u32, source: &Source, n: u64, rest: Rest) -> Result<Outcome, String> {
     let device = Device::open(device).map_err(context("open"))?;
     let map = Mapping::anon(SMALL).map_err(context("map"))?;
     map.fill(OLD);
@@ -88,12 +112,25 @@ fn one_failure(device: u32, source: &Source, n: u64) -> Result<(bool, bool), Str
         Ok((_, lost)) if lost != 0 && !injected => return Err(format!("{lost} pages lost")),
         Ok((_, lost)) => lost as usize,
         Err(error) if !injected => return Err(format!("without a failure: {error}")),
-        // No page was saved during the call. Each one migrates back on a CPU fault.
+        // No page was saved during the call: see `Rest`.
         Err(Errno::ENOMEM) => 0,
         // The user copy failed before the unplug, or after it.
         Err(Errno::EFAULT) if usercopy => 0,
         Err(error) => return Err(format!("{error} is not documented")),
     };
+    if result == Err(Errno::ENOMEM) {
+        let expected = match rest {
+            Rest::Saved => SMALL as u64,
+            Rest::Read => {
+                check_found(&map, 0)?;
+                0
+            }
+        };
+        match device.unplug(0, 0) {
+            Ok((saved, 0)) if saved == expected => {}
+            other => return Err(format!("the second unplug, of {expected} pages: {other:?}")),
+        }
+    }
     // The device is unplugged, unless the arguments of the call could not be read.
     match device.unplug(0, 0) {
         Err(Errno::ENODEV) => {}
@@ -105,30 +142,30 @@ fn one_failure(device: u32, source: &Source, n: u64) -> Result<(bool, bool), Str
         Err(Errno::ENODEV) => {}
         other => return Err(format!("a removed device reads: {other:?}")),
     }
-    match found(&map)? {
-        (_, missing) if missing == lost => {}
-        (there, missing) => {
-            return Err(format!("{there} pages are there, {missing} not; {lost} were lost"))
-        }
-    }
+    check_found(&map, lost)?;
     drop(map);
     device.close().map_err(context("close"))?;
-    Ok((injected, result.is_err()))
+    Ok(Outcome { injected, error: result.err() })
 }
 
 fn all_failures(modules: &Path, device: u32, source: &Source) -> Result<Count, String> {
     let mut count = Count::default();
     let mut n = 1;
+    let mut rest = Rest::Saved;
     loop {
         load(modules)?;
-        let (injected, error) =
-            one_failure(device, source, n).map_err(|error| format!("failure {n}: {error}"))?;
+        let Outcome { injected, error } = one_failure(device, source, n, rest)
+            .map_err(|error| format!("failure {n}: {error}"))?;
         count.injected += u64::from(injected);
-        count.errors += u64::from(error);
+        count.errors += u64::from(error.is_some());
         if !injected {
             return Ok(count);
         }
-        n = following(n, EACH);
+        if error == Some(Errno::ENOMEM) && rest == Rest::Saved {
+            rest = Rest::Read;
+        } else {
+            (n, rest) = (following(n, EACH), Rest::Saved);
+        }
     }
 }
 

@@ -36,21 +36,6 @@ const DRIVER: &str = "rust_dmirror";
 /// After this many failures only some are tried, see [`following`].
 const EACH: u64 = 40;
 
-/// What happens to the pages that are left by an unplug without memory.
-#[derive(Clone, Copy, PartialEq)]
-enum Rest {
-    /// Another unplug saves them.
-    Saved,
-    /// The CPU accesses them all, then another unplug finds none.
-    Read,
-}
-
-/// Result of an unplug during which a failure was requested.
-struct Outcome {
-    injected: bool,
-    error: Option<Errno>,
-}
-
 /// Loads the driver again, so that its devices exist.
 fn load(modules: &Path) -> Result<(), String> {
     if module::is_loaded(DRIVER) {
@@ -60,32 +45,36 @@ fn load(modules: &Path) -> Result<(), String> {
     module::load(&path, &module::boot_parameters(DRIVER)).map_err(context("load"))
 }
 
-/// Reads all pages by the CPU. Returns the number of pages with their old contents and the number
-/// of pages that cannot be read.
-fn found(map: &Mapping) -> Result<(usize, usize), String> {
-    let mut lost = 0;
+/// Reads all pages by the CPU, and checks that they have their old contents, but `lost` ones that
+/// cannot be read.
+fn check_contents(map: &Mapping, lost: usize) -> Result<(), String> {
+    let mut missing = 0;
     for page in 0..map.pages() {
         match inject::kernel_reads(map, page) {
             Ok(bytes) => pattern::check(OLD, page, &bytes).map_err(context("contents"))?,
-            Err(Errno::EFAULT) => lost += 1,
+            Err(Errno::EFAULT) => missing += 1,
             Err(error) => return Err(format!("page {page}: {error}")),
         }
     }
-    Ok((map.pages() - lost, lost))
-}
-
-/// Checks that no page is lost but `lost` ones.
-fn check_found(map: &Mapping, lost: usize) -> Result<(), String> {
-    match found(map)? {
-        (_, missing) if missing == lost => Ok(()),
-        (there, missing) => {
-            Err(format!("{there} pages are there, {missing} not; {lost} were lost"))
-        }
+    if missing == lost {
+        Ok(())
+    } else {
+        Err(format!("{missing} pages cannot be read; {lost} were lost"))
     }
 }
 
-/// Unplugs a device while the `n`-th use of `source` fails.
-fn one_failure(device: u32, source: &Source, n: u64, rest: Rest) -> Result<Outcome, String> {
+/// Checks that `device` counts as unplugged.
+fn check_gone(device: &Device, map: &Mapping) -> Result<(), String> {
+    match device.read(map.addr(), &mut vec![0; map.len()]) {
+        Err(Errno::ENODEV) => Ok(()),
+        other => Err(format!("a removed device reads: {other:?}")),
+    }
+}
+
+/// Unplugs a device while the `n`-th use of `source` fails. If that leaves the pages on the device,
+/// unplugs it again, for even `n` after the CPU has accessed all pages. Returns whether the failure
+/// was injected and whether the call returned an error.
+fn one_failure(device: u32, source: &Source, n: u64) -> Result<(bool, bool), String> {
     let device = Device::open(device).map_err(context("open"))?;
     let map = Mapping::anon(SMALL).map_err(context("map"))?;
     map.fill(OLD);
@@ -112,23 +101,23 @@ fn one_failure(device: u32, source: &Source, n: u64, rest: Rest) -> Result<Outco
         Ok((_, lost)) if lost != 0 && !injected => return Err(format!("{lost} pages lost")),
         Ok((_, lost)) => lost as usize,
         Err(error) if !injected => return Err(format!("without a failure: {error}")),
-        // No page was saved during the call: see `Rest`.
+        // No page was saved during the call.
         Err(Errno::ENOMEM) => 0,
         // The user copy failed before the unplug, or after it.
         Err(Errno::EFAULT) if usercopy => 0,
         Err(error) => return Err(format!("{error} is not documented")),
     };
     if result == Err(Errno::ENOMEM) {
-        let expected = match rest {
-            Rest::Saved => SMALL as u64,
-            Rest::Read => {
-                check_found(&map, 0)?;
-                0
-            }
+        check_gone(&device, &map)?;
+        let on_device = if n % 2 == 0 {
+            check_contents(&map, 0)?;
+            0
+        } else {
+            moved.moved
         };
         match device.unplug(0, 0) {
-            Ok((saved, 0)) if saved == expected => {}
-            other => return Err(format!("the second unplug, of {expected} pages: {other:?}")),
+            Ok((saved, 0)) if saved == on_device => {}
+            other => return Err(format!("unplug of {on_device} left pages: {other:?}")),
         }
     }
     // The device is unplugged, unless the arguments of the call could not be read.
@@ -137,35 +126,26 @@ fn one_failure(device: u32, source: &Source, n: u64, rest: Rest) -> Result<Outco
         Ok((_, 0)) if result == Err(Errno::EFAULT) => {}
         again => return Err(format!("unplugged again: {again:?} after {result:?}")),
     }
-    let mut bytes = vec![0; map.len()];
-    match device.read(map.addr(), &mut bytes) {
-        Err(Errno::ENODEV) => {}
-        other => return Err(format!("a removed device reads: {other:?}")),
-    }
-    check_found(&map, lost)?;
+    check_gone(&device, &map)?;
+    check_contents(&map, lost)?;
     drop(map);
     device.close().map_err(context("close"))?;
-    Ok(Outcome { injected, error: result.err() })
+    Ok((injected, result.is_err()))
 }
 
 fn all_failures(modules: &Path, device: u32, source: &Source) -> Result<Count, String> {
     let mut count = Count::default();
     let mut n = 1;
-    let mut rest = Rest::Saved;
     loop {
         load(modules)?;
-        let Outcome { injected, error } = one_failure(device, source, n, rest)
-            .map_err(|error| format!("failure {n}: {error}"))?;
+        let (injected, error) =
+            one_failure(device, source, n).map_err(|error| format!("failure {n}: {error}"))?;
         count.injected += u64::from(injected);
-        count.errors += u64::from(error.is_some());
+        count.errors += u64::from(error);
         if !injected {
             return Ok(count);
         }
-        if error == Some(Errno::ENOMEM) && rest == Rest::Saved {
-            rest = Rest::Read;
-        } else {
-            (n, rest) = (following(n, EACH), Rest::Saved);
-        }
+        n = following(n, EACH);
     }
 }
 
